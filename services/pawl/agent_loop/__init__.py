@@ -1,10 +1,11 @@
-"""The agent loop: drives agent runs and serves their users.
+"""The agent loop, which drives agent runs and serves their users.
 
-It owns no durable state. Workers claim runs from the ledger, call the model, check and run tool calls through the
-registry, and commit each step. The public API writes messages, decisions and results as commands, and streams the log.
+It does not own any durable state. Workers claim runs from the ledger, call the model, check and run tool calls through
+the registry, and commit each step. The public API writes messages, decisions and results as commands, and streams the
+log.
 
-Guarantees: any replica serves any client and drives any run, and can be killed at any time. Acknowledged requests are
-in the ledger. If a worker dies, another one continues its runs from their last steps.
+Guarantees: any replica can serve any client and drive any run, and can be killed at any time. Every acknowledged
+request is in the ledger. If a worker dies, another one continues its runs from the last committed step.
 """
 
 import pawl.chassis  # noqa: F401  # before gRPC is imported

@@ -124,10 +124,10 @@ async def _worker(
         renew_seconds=settings.lease_renew_seconds,
     )
     if not settings.serves_clients:
-        # With this role, no client-serving process claims the runs that its requests make due, so claim them without
-        # delay.
+        # In this role, the processes that serve clients do not claim the runs that their requests make due, so claim
+        # those runs without delay.
         limits = replace(limits, remote_work_delay_seconds=0.0)
-    # A new id for each start, so that an earlier process's leases are not this one's.
+    # Use a new id for each start, so that this process does not own an earlier one's leases.
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
     await worker.listen(bus)
     service.background.start("claims", worker.claim_forever)
@@ -146,7 +146,7 @@ async def _worker(
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
-    """Serve. When the process shall stop, hand the runs over while the clients are drained."""
+    """Serve. On shutdown, hand over the runs while clients are drained."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()

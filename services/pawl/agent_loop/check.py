@@ -1,4 +1,4 @@
-"""`pawl model check URL`: tests a model server and prints the settings that fit it."""
+"""Implements `pawl model check URL`, which tests a model server and prints suitable settings."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Report:
     settings: dict[str, str] = field(default_factory=dict)
 
     def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
-        """Add a finding: something that works, that differs, or that runs require and that fails."""
+        """Add a finding: something works, differs, or fails although runs require it."""
         self.lines.append(f"{mark:<6}{text}")
 
     @property
@@ -149,7 +149,7 @@ class Probe:
             return
 
     async def _form(self) -> None:
-        """Check whether it follows a response format. Runs validate answers themselves."""
+        """Check whether the server follows a response format. Runs validate answers themselves."""
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:
@@ -218,7 +218,7 @@ async def first_model(base_url: str, api_key: str) -> str:
 
 
 async def check(base_url: str, api_key: str, model: str) -> Report:
-    """Test a model server. Without `model`, use the first listed one."""
+    """Test a model server. If `model` is empty, use the first listed one."""
     model = model or await first_model(base_url, api_key)
     if not model:
         report = Report()

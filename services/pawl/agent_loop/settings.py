@@ -1,4 +1,4 @@
-"""Settings of the agent loop."""
+"""The agent loop's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client for programs without asyncio. A thread with an event loop runs the asyncio client."""
+"""The client for programs that do not use asyncio. A thread with an event loop runs the asyncio client."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Run `work` in the loop and return its result. An interrupt such as Ctrl-C cancels it.
+        """Run `work` in the loop and return its result. Interrupts such as Ctrl-C cancel it.
 
         Raises:
-            RuntimeError: the client is closed, or this is the thread of the loop.
+            RuntimeError: the client is closed, or this is the loop's thread.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("an async callback cannot call the blocking client: use a function that is not async")
@@ -69,7 +69,7 @@ class LoopThread:
 
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes all event loops of a process for an event of one of them; the others find nothing to read.
+    # gRPC wakes all event loops in a process for an event in any of them; the others do not find anything to read.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
 
@@ -123,12 +123,12 @@ def _iterating(
 def _as(
     _original: Callable[Concatenate[A, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Give a method the type parameters of another one."""
+    """Give a method another method's type parameters."""
     return lambda method: method
 
 
 class SyncSession:
-    """A front-end session without asyncio: see `AsyncSession`. A context manager and an iterator over frames."""
+    """A front-end session without asyncio; see `AsyncSession`. A context manager and an iterator over frames."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
         self._thread = thread
@@ -150,7 +150,7 @@ class SyncSession:
 
 
 class Client:
-    """The client of a suite without asyncio, with the parameters and methods of `AsyncClient`.
+    """The client for a suite without asyncio, with the same parameters and methods as `AsyncClient`.
 
     A context manager. Thread-safe.
     """
@@ -167,7 +167,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Cancel what still runs, and close the connections. Idempotent."""
+        """Cancel everything that is still running and close the connections. Idempotent."""
         self._thread.close(self._asyncio.__aexit__)
 
     whoami = _plain(AsyncClient.whoami)
@@ -230,5 +230,5 @@ class Client:
 
     @_as(AsyncClient.session)
     def session(self, **options: Any) -> SyncSession:
-        """Return a front-end session, a context manager: see `AsyncSession`."""
+        """Return a front-end session, which is a context manager; see `AsyncSession`."""
         return SyncSession(self._thread, self._asyncio.session(**options))

@@ -47,14 +47,14 @@ Item: TypeAlias = call_pb2.Call | run_pb2.Run
 
 
 class AsyncClient(TriggerVerbs, JobVerbs):
-    """The asyncio client of a suite. `Target` describes addresses, keys and retries.
+    """The asyncio client for a suite. `Target` describes addresses, keys and retries.
 
-    Methods raise the classes of pawl.errors. Each request gets a new `request_id` unless you give one. A request with
-    the same `request_id` takes effect once, also from another process, for at least 24 hours.
+    Methods raise the classes in pawl.errors. Each request gets a new `request_id` unless you pass one. For at least 24
+    hours, requests with the same `request_id` take effect only once, even from another process.
     """
 
     async def whoami(self) -> whoami_pb2.WhoAmIResponse:
-        """Return your identity, your permissions and the features of the deployment."""
+        """Return your identity, your permissions and the deployment's features."""
         return await self.again(self.agents.WhoAmI, whoami_pb2.WhoAmIRequest())
 
     # Runs.
@@ -73,12 +73,12 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         request_id: str = "",
         tools: Sequence[Tool[..., Any]] = (),
     ) -> run_pb2.Run:
-        """Start a run; return when it is durable. The run continues even if the client disconnects.
+        """Start a run and return once it is durable. The run continues even if the client disconnects.
 
         The run starts in the conversation with this id or your key, or in a new conversation. A key creates its
-        conversation if needed. `parts` follow the text of the message: `image(...)`, `file(...)` and more texts.
-        `tools` are front-end tools for this run only. Their calls wait for `submit`, or for a session attached to the
-        run that has tools of these names.
+        conversation if needed. `parts` are added after the message's text: `image(...)`, `file(...)` and more text.
+        `tools` are front-end tools for this run only. Their calls wait for `submit`, or for a session that is attached
+        to the run and has tools with these names.
         """
         request = agent_pb2.StartRunRequest(
             conversation_id=conversation_id,
@@ -106,7 +106,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         policy: types_pb2.MessagePolicy.ValueType = types_pb2.MESSAGE_POLICY_UNSPECIFIED,
         request_id: str = "",
     ) -> agent_pb2.SendMessageResponse:
-        """Send a message to a conversation; `policy` says what happens while a run is active."""
+        """Send a message to a conversation; `policy` determines what happens if a run is active."""
         request = agent_pb2.SendMessageRequest(
             conversation_id=conversation_id,
             text=text,
@@ -120,20 +120,20 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return await self.once(self.agents.SendMessage, request)
 
     async def cancel(self, run_id: str, reason: str = "", *, jobs: bool = False, request_id: str = "") -> run_pb2.Run:
-        """Cancel a run, with `jobs` also the jobs it started; return it. A run that has ended is unchanged."""
+        """Cancel a run and return it. With `jobs`, also cancel the jobs it started. An ended run is unchanged."""
         request = agent_pb2.CancelRunRequest(run_id=run_id, reason=reason, cancel_jobs=jobs, request_id=request_id)
         return (await self.once(self.agents.CancelRun, request)).run
 
     async def top_up(self, run_id: str, tokens: int, *, request_id: str = "") -> run_pb2.Run:
-        """Add tokens to the budget of a run; return the run."""
+        """Add tokens to a run's budget and return the run."""
         request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=natural(tokens, "tokens"), request_id=request_id)
         return (await self.once(self.agents.TopUpRun, request)).run
 
     async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
         """Return a run with its open calls.
 
-        With `wait_seconds` (at most 50) it waits until the run needs input or has ended. With `after_seq`, the
-        `last_seq` of the run you have, it waits until the run has changed since then.
+        With `wait_seconds` (at most 50), it waits until the run needs input or has ended. With `after_seq`, which is
+        the `last_seq` of the run you have, it waits until the run has changed since then.
         """
         after_seq = natural(after_seq, "after_seq")
         request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
@@ -146,7 +146,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def result(self, run_id: str) -> run_pb2.Run:
         """Wait until a run has ended, and return it with `output_text`, or with `failure` if it failed.
 
-        It also waits while the run waits for people; use `get` or `pending` to see for whom.
+        It keeps waiting while the run waits for users; use `get` or `pending` to see which ones.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:
@@ -157,11 +157,11 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return run
 
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
-        """Yield the events of a run after `after_seq`, each once, until the run ends.
+        """Yield a run's events after `after_seq`, each once, until the run ends.
 
-        A gap replaces events that are no longer stored. After a lost connection it continues with any replica, after
-        the last event seen. Reading on after an event at which the run waits or ends marks it as seen, so that delayed
-        notifications of it are not sent.
+        A gap replaces events that are no longer stored. If the connection is lost, it continues with any replica, after
+        the last event seen. If you read on after an event at which the run waits or ends, that event is marked as seen,
+        and delayed notifications of it are not sent.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -184,8 +184,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def text(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[Piece, None]:
         """Yield the text that the model writes, until the run ends.
 
-        A piece may replace earlier text (`Piece.takes_back`). `after_seq` is the `seq` of the last piece you have;
-        later pieces follow. If events are no longer stored, the text is yielded again in full.
+        A piece may replace earlier text (`Piece.takes_back`). `after_seq` is the `seq` of the last piece you have; only
+        later pieces are yielded. If events are no longer stored, the text is yielded again in full.
         """
         reader, after_seq = TextReader(), natural(after_seq, "after_seq")
         async with aclosing(self.watch(run_id)) as events:
@@ -217,13 +217,13 @@ class AsyncClient(TriggerVerbs, JobVerbs):
                 yield run
 
     async def calls(self, run_id: str) -> AsyncGenerator[call_pb2.Call, None]:
-        """Yield the calls of a run in order, with full results."""
+        """Yield a run's calls in order, with full results."""
         async for page in self.pages(self.agents.ListCalls, agent_pb2.ListCallsRequest(run_id=run_id)):
             for call in page.calls:
                 yield call
 
     async def messages(self, conversation_id: str) -> AsyncGenerator[message_pb2.Message, None]:
-        """Yield the messages of a conversation in order."""
+        """Yield a conversation's messages in order."""
         request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
         async for page in self.pages(self.agents.ListMessages, request):
             for message in page.messages:
@@ -237,9 +237,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         shared: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[conversation_pb2.Conversation, None]:
-        """Yield your conversations that match the words of `query`, or `shared` ones of other users, most recent first.
+        """Yield your conversations that match the words in `query`, or other users' `shared` ones, most recent first.
 
-        `archived=None` yields both kinds. A conversation must have all of the `labels`.
+        `archived=None` yields both archived and other conversations. A conversation must have all of the `labels`.
         """
         request = requests_pb2.ListConversationsRequest(query=query, archived=archived, shared=shared, labels=labels)
         async for page in self.pages(self.conversations.ListConversations, request):
@@ -264,9 +264,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         labels: Mapping[str, str] | None = None,
         request_id: str = "",
     ) -> conversation_pb2.Conversation:
-        """Set the title, archive state or labels of a conversation; None leaves a value unchanged.
+        """Set a conversation's title, archive state or labels. None leaves a value unchanged.
 
-        An empty title restores the original one. `labels` replace all labels.
+        An empty title restores the original one. `labels` replaces all existing labels.
         """
         request = requests_pb2.UpdateConversationRequest(
             conversation_id=conversation_id, title=title, archived=archived, request_id=request_id
@@ -278,9 +278,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def fork(
         self, conversation_id: str, number: int = 0, *, request_id: str = ""
     ) -> conversation_pb2.Conversation:
-        """Copy a conversation up to message `number` into a new one; return the new one. Continue it with `send`.
+        """Copy a conversation up to message `number` into a new one and return that one. Continue it with `send`.
 
-        The message must end an answer whose calls all have results; 0 is the last such message.
+        The message must end an answer whose calls all have results; 0 means the last such message.
         """
         request = requests_pb2.ForkConversationRequest(
             conversation_id=conversation_id, number=natural(number, "number"), request_id=request_id
@@ -295,7 +295,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         conversation_key: str = "",
         request_id: str = "",
     ) -> conversation_pb2.Conversation:
-        """Create a conversation from a chat completions history; return it. See `history`.
+        """Create a conversation from a chat-completions history and return it. See `history`.
 
         Raises:
             InvalidHistory: a strict model server would refuse the history; the message lists the faults.
@@ -316,8 +316,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     ) -> conversation_pb2.Conversation:
         """Let all users of your store read a conversation, or make it private again.
 
-        With `shows_arguments` they also see its calls, with `write` their messages start runs of their own in it.
-        Without `write`, open runs of other users are cancelled. `private` applies from their next call on.
+        With `shows_arguments`, they can also see its calls. With `write`, they can send messages, which start their own
+        runs in it. Without `write`, other users' open runs are cancelled. `private` applies from their next call on.
         """
         sharing = conversation_pb2.SHARING_WRITE if write else conversation_pb2.SHARING_READ
         sharing = conversation_pb2.SHARING_PRIVATE if private else sharing
@@ -327,7 +327,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return (await self.once(self.conversations.UpdateConversation, request)).conversation
 
     async def erase(self, conversation_id: str, *, wait: bool = False) -> conversation_pb2.Erasure:
-        """Erase a conversation permanently; return the progress, or with `wait` return when it is complete.
+        """Erase a conversation permanently and return the progress. With `wait`, return once it is complete.
 
         The erasure continues if the client disconnects. Call it again to get the progress.
         """
@@ -339,9 +339,10 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             await asyncio.sleep(_ERASURE_SECONDS)
 
     async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
-        """Yield the calls of an erased conversation that had started, whose tools received their arguments.
+        """Yield an erased conversation's calls that had started, so that their tools have received the arguments.
 
-        The list is complete once the erasure has ended. A conversation that is not erased yet is erased: see `erase`.
+        The list is complete once the erasure has ended. If the conversation has not been erased yet, this erases it;
+        see `erase`.
         """
         request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id)
         async for page in self.pages(self.conversations.EraseConversation, request):
@@ -351,7 +352,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     # Pending calls and runs.
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
-        """Yield what waits for you or matches the filter: calls, oldest first, then runs that wait for tokens."""
+        """Yield all that waits for you or matches the filter: calls, oldest first, then runs that wait for tokens."""
         async for page in self.pages(self.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
             for call in page.calls:
                 yield call
@@ -361,7 +362,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def watch_pending(
         self, wanted: agent_pb2.PendingFilter | None = None
     ) -> AsyncGenerator[Mapping[str, Item], None]:
-        """Yield all pending items by call id or run id, first immediately and then after each change. Never ends."""
+        """Yield all pending items by call id or run id, immediately and then after each change. Never ends."""
         waiting: dict[str, Item] = {}
         is_whole = False
 
@@ -383,7 +384,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
                     yield dict(waiting)
 
     async def decide(self, decision: types_pb2.CallDecision, *, request_id: str = "") -> run_pb2.Run:
-        """Decide about a call: `decide(approve(call))`; also `edit`, `reject` and `answer`.
+        """Decide on a call: `decide(approve(call))`; also `edit`, `reject` and `answer`.
 
         A decision is final, takes effect once, and applies to exactly the call that you read.
         """
@@ -392,7 +393,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return (await self.once(self.agents.Decide, request)).run
 
     async def decide_all(self, decisions: Sequence[types_pb2.CallDecision]) -> list[types_pb2.Receipt]:
-        """Decide about calls of several runs; return a receipt for each. A refused one does not affect the others."""
+        """Decide on calls of several runs; return a receipt for each. A refused decision does not affect the others."""
         decisions = [*map(checked, decisions)]
         receipts: list[types_pb2.Receipt] = []
         for start in range(0, len(decisions), _BATCH):
@@ -401,7 +402,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return receipts
 
     async def submit(self, result: types_pb2.ToolResult, *, request_id: str = "") -> run_pb2.Run:
-        """Submit the result of a front-end call without a session: `submit(result(call, value))`."""
+        """Submit a front-end call's result without a session: `submit(result(call, value))`."""
         if not isinstance(result, types_pb2.ToolResult):
             raise InvalidField("submit takes a result: submit(result(call, value))", field="result")
         request = agent_pb2.SubmitToolResultsRequest(run_id=result.run_id, results=[result], request_id=request_id)
@@ -419,7 +420,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> AsyncSession:
-        """Return a front-end session, an async context manager: see `AsyncSession`."""
+        """Return a front-end session, which is an async context manager; see `AsyncSession`."""
         return AsyncSession(
             self,
             tools=tools,
@@ -433,13 +434,13 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     # Documents.
 
     async def documents(self) -> AsyncGenerator[document_pb2.Document, None]:
-        """Yield your documents and those of the store, by name, without their texts."""
+        """Yield your documents and the store's, sorted by name, without their text."""
         async for page in self.pages(self.document_store.ListDocuments, document_pb2.ListDocumentsRequest()):
             for document in page.documents:
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return a document of yours with its text, or with `shared` one of the store."""
+        """Return one of your documents with its text. With `shared`, return one of the store's."""
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 
@@ -448,7 +449,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     ) -> document_pb2.PutDocumentResponse:
         """Create or replace a document that the model can read.
 
-        `language` selects the full-text search: simple, english, german and so on.
+        `language` sets the language for full-text search: simple, english, german and so on.
         """
         request = document_pb2.PutDocumentRequest(name=name, text=text, language=language, owner=_owner(shared=shared))
         return await self.again(self.document_store.PutDocument, request)
@@ -456,7 +457,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def upload(
         self, path: str | Path, *, name: str = "", language: str = "", shared: bool = False
     ) -> document_pb2.PutDocumentResponse:
-        """Upload a text file as a document; the default name is the file name. See `put_document`.
+        """Upload a text file as a document. The default name is the file's name. See `put_document`.
 
         Raises:
             OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Creates decisions about calls and results of front-end calls, and checks their receipts."""
+"""Creates decisions on calls and results of front-end calls, and checks their receipts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_S
 
 
 def approve(call: call_pb2.Call, note: str = "", *, for_series: bool = False) -> types_pb2.CallDecision:
-    """Run the call as shown, or with `for_series` the whole series (`call.approval.series`). The note goes to the log.
+    """Run the call as shown. With `for_series`, run the whole series (`call.approval.series`). The note is logged.
 
     Raises:
-        InvalidField: the call has no series.
+        InvalidField: the call does not belong to a series.
     """
     return _decision(call, call_pb2.DECISION_KIND_APPROVE, for_series=for_series, reason=note)
 
@@ -31,13 +31,13 @@ def edit(
     for_series: bool = False,
     series: call_pb2.Series | None = None,
 ) -> types_pb2.CallDecision:
-    """Run the call with these arguments, a mapping or JSON text, instead of its own. The note goes to the log.
+    """Run the call with these arguments (a mapping or JSON text) instead of its own. The note is logged.
 
-    With `for_series` the decision is for the whole series. A `series` changes its interval, limit and end; without an
-    end it keeps the end that is shown.
+    With `for_series`, the decision applies to the whole series. A `series` changes its interval, limit and end; if it
+    has no end, the end that is shown is kept.
 
     Raises:
-        InvalidField: the call has no series.
+        InvalidField: the call does not belong to a series.
     """
     content = arguments if isinstance(arguments, bytes) else strict_json.dumps_canonical(dict(arguments))
     fields = {"arguments_json": content, "reason": note, "edited_series": series}
@@ -74,7 +74,7 @@ def checked(decision: object) -> types_pb2.CallDecision:
 
 
 def check_taken(receipt: types_pb2.Receipt) -> None:
-    """Raise unless the receipt's request is in effect.
+    """Raise an error unless the receipt's request is in effect.
 
     Raises:
         PawlError: it is not in effect; the class follows from the receipt's reason.
@@ -97,7 +97,7 @@ def _decision(
 
 
 def _read(call: object) -> call_pb2.Call:
-    """Return the call if it is one. An id alone would not say which version of the call the decision is about."""
+    """Return the call if it is one. An id alone would not identify the version of the call that was decided on."""
     if isinstance(call, call_pb2.Call):
         return call
     raise InvalidField("give the call itself, as returned by pending() or get()", field="call")

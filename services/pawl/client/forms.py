@@ -1,4 +1,4 @@
-"""Message parts, and structured answers."""
+"""Creates message parts and handles structured answers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import message_pb2, run_pb2
 
 SCHEMA_BYTES_MAX: Final = 64 * 1024
-# Limit for an image, and for all parts of a message together.
+# Limit for an image, and for all parts of a message in total.
 IMAGE_BYTES_MAX: Final = 1024 * 1024
 _NUMBER_MAX: Final = 2**63 - 1
 
 
 def image(content: bytes | str | Path) -> message_pb2.Part:
-    """Return an image as a message part, from bytes or a file.
+    """Return a message part for an image, from bytes or a file.
 
     Raises:
         OSError: the file cannot be read.
@@ -32,15 +32,15 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
 
 
 def file(document_name: str, *, shared: bool = False) -> message_pb2.Part:
-    """Return a document of yours as a message part, or with `shared` one of the store. The model receives its text."""
+    """Return a message part for one of your documents, or the store's if `shared`. The model receives its text."""
     return message_pb2.Part(file=message_pb2.FilePart(document_name=document_name, shared=shared))
 
 
 def parts_of(given: Sequence[object] | message_pb2.Part) -> list[message_pb2.Part]:
-    """Convert texts and parts to message parts.
+    """Convert strings and parts to message parts.
 
     Raises:
-        InvalidField: an item is neither a text nor a part.
+        InvalidField: an item is neither a string nor a part.
     """
     parts = []
     for each in [given] if isinstance(given, str | message_pb2.Part) else given:
@@ -52,7 +52,7 @@ def parts_of(given: Sequence[object] | message_pb2.Part) -> list[message_pb2.Par
 
 
 def natural(number: object, field: str) -> int:
-    """Return a number from 0 to 2**63 - 1.
+    """Return a number between 0 and 2**63 - 1.
 
     Raises:
         InvalidField: the number is out of range.
@@ -75,15 +75,15 @@ def read_file(path: Path, bytes_max: int) -> bytes:
 def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = False) -> run_pb2.ResponseFormat:
     """Return a response format with a JSON Schema, for `RunOptions(response_format=form(schema))`.
 
-    With `strict` the model server enforces the schema; some servers then support only part of JSON Schema.
+    With `strict`, the model server enforces the schema; some servers then support only part of JSON Schema.
     """
     content = schema if isinstance(schema, bytes) else strict_json.dumps_canonical(dict(schema))
     return run_pb2.ResponseFormat(name=name, schema_json=content, strict=strict)
 
 
 def output(run: run_pb2.Run) -> Any:
-    """Return the structured answer of a run as a value.
+    """Return a run's structured answer as a value.
 
-    None while the run is active, when it failed, or when the model refused (`output_text` has the refusal).
+    None while the run is active, if it failed, or if the model refused (`output_text` has the refusal).
     """
     return msgspec.json.decode(run.output_json) if run.output_json else None

@@ -1,4 +1,4 @@
-"""Front-end tools: their definitions, and the execution of their calls."""
+"""Defines front-end tools and executes their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pawl.tool_registry.sdk.values import plain
 from pawl.tools import ExecutionContext, Tool, ToolContext, ToolDefinitionError, ToolError
 
 _RESULT_BYTES_MAX: Final = 1024 * 1024
-# More than a model is shown. A longer error would exceed the limit for results, and the model would only see its size.
+# This is more than a model is shown. A longer error would exceed the limit for results, and the model would only see
+# its size.
 _ERROR_CHARACTERS_MAX: Final = 64 * 1024
 
 Progress = Callable[[float | None, str], None]
@@ -42,7 +43,7 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
 
 
 def context_of(call: call_pb2.Call, cancelled: threading.Event, report: Progress) -> ToolContext:
-    """Return the context for the function of a call. It has no secrets, and cannot ask users."""
+    """Return the context for a call's function. It does not have secrets and cannot ask users."""
     names = ("store_id", "user_id", "conversation_id", "run_id", "call_id")
     known: dict[str, Any] = {name: getattr(call, name) for name in names}
     if call.HasField("deadline_time"):
@@ -54,7 +55,7 @@ def context_of(call: call_pb2.Call, cancelled: threading.Event, report: Progress
 async def perform(
     tool: Tool[..., Any] | None, call: call_pb2.Call, context: ToolContext, threads: Executor
 ) -> tuple[bytes, bool]:
-    """Run a call; return the content of its result, and whether it is an error for the model.
+    """Run a call; return its result's content and whether it is an error for the model.
 
     Any exception becomes such an error. Functions that are not async run in `threads`.
     """

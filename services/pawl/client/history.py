@@ -1,4 +1,4 @@
-"""Converts chat completions histories for ImportConversation."""
+"""Converts chat-completions histories for ImportConversation."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class _ChatMessage(msgspec.Struct):
 
 
 def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.HistoryMessage]:
-    """Convert chat completions messages to the contract. The service validates their meaning.
+    """Convert chat-completions messages to the contract's. The service validates their meaning.
 
-    Several texts in one content are joined with an empty line.
+    Multiple text parts in one message are joined with an empty line.
 
     Raises:
-        InvalidHistory: messages have another form; the message lists up to 20 faults.
+        InvalidHistory: the messages are malformed; the error message lists up to 20 faults.
     """
     read: list[conversation_pb2.HistoryMessage] = []
     faults: list[str] = []

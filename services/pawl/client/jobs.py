@@ -40,7 +40,8 @@ _LATE_MICROSECONDS: Final = 10_000_000
 def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.JobCondition:
     """Return a job condition from a CEL expression or a mapping.
 
-    A mapping is `{"path": "/price", "below": 20}`, or with `above`, `equals`, `"changed": True` or `cel`.
+    A mapping looks like `{"path": "/price", "below": 20}`, or has `above`, `equals`, `"changed": True` or `cel`
+    instead.
 
     Raises:
         InvalidField: the condition is invalid; the error names `field`.
@@ -76,7 +77,7 @@ def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
 
 
 def _reports(given: str | Mapping[str, float]) -> dict[str, Any]:
-    """Return the report fields of a request: `"change"` or `{"every": 10}`."""
+    """Return a request's report fields for `"change"` or `{"every": 10}`, for example."""
     fields = job_reports.read(given) if given else {"reports": "UNSPECIFIED"}
     return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
 
@@ -104,10 +105,10 @@ class JobVerbs(Target):
         failures_told: int = 0,
         request_id: str = "",
     ) -> pb.BackgroundJob:
-        """Start a job and return it. Its results are reported to its conversation, which is new if none is given.
+        """Start a job and return it. Its results are reported to its conversation, which is a new one if none is given.
 
-        With an interval the call is repeated. For `until` and `when` see `condition` and `monitor`; `reports` is a word
-        such as `"change"`, or `{"every": 10}`.
+        If there is an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports`
+        is a word such as `"change"`, or `{"every": 10}`.
         """
         request = pb.StartJobRequest(
             tool_name=tool_name,
@@ -132,7 +133,7 @@ class JobVerbs(Target):
     async def list_jobs(
         self, conversation_id: str = "", *, open_only: bool = False
     ) -> AsyncGenerator[pb.BackgroundJob, None]:
-        """Yield your jobs, newest first; with `conversation_id` only those that report to it."""
+        """Yield your jobs, newest first. With `conversation_id`, only those that report to it."""
         request = pb.ListJobsRequest(conversation_id=conversation_id, open_only=open_only)
         async for page in self.pages(self.jobs.ListJobs, request):
             for job in page.jobs:
@@ -148,7 +149,7 @@ class JobVerbs(Target):
         return (await self.once(self.jobs.StopJob, request)).job
 
     async def pause_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Pause a job and return it. No iteration starts while it is paused; a running one finishes."""
+        """Pause a job and return it. Iterations do not start while it is paused, but a running one finishes."""
         return (await self.once(self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def resume_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
@@ -158,22 +159,22 @@ class JobVerbs(Target):
     async def stop_jobs(
         self, conversation_id: str, reason: str = "", *, request_id: str = ""
     ) -> Sequence[pb.BackgroundJob]:
-        """Stop all open jobs of a conversation; return the stopped ones, newest first."""
+        """Stop all of a conversation's open jobs; return the stopped ones, newest first."""
         request = pb.StopJobsRequest(conversation_id=conversation_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJobs, request)).jobs
 
     async def complete_call(self, token: str, result: Any = None, *, error: str = "") -> bool:
-        """Complete a call by its completion token, with a JSON value or an error. True if it already had this end."""
+        """Complete a call by its completion token, with a JSON value or an error. Return True for a duplicate."""
         request = completion_pb2.CompleteCallRequest(token=token, error=error)
         if not error:
             request.result_json = strict_json.dumps_canonical(result)
         return (await self.again(self.completions.CompleteCall, request)).duplicate
 
     async def follow(self, conversation_id: str, from_run_id: str = "") -> AsyncGenerator[run_pb2.Run, None]:
-        """Yield your open runs of a conversation, then new ones within seconds of their start, each once. Never ends.
+        """Yield your open runs in a conversation, then new ones within seconds of their start, each once. Never ends.
 
-        With `from_run_id` it also yields ended runs, starting at that run, so that none is missed. Runs that the model
-        starts to react to background results are included.
+        With `from_run_id`, it also yields ended runs, starting with that run, so that none is missed. Runs that the
+        model starts to react to background results are included.
         """
         if from_run_id:
             first = (await self.again(self.agents.GetRun, agent_pb2.GetRunRequest(run_id=from_run_id))).run

@@ -11,7 +11,7 @@ from pawl.event.v1 import schedule_pb2
 
 
 class ScheduleVerbs(Target):
-    """Methods for schedules, which start runs at set times."""
+    """Methods for schedules, which start runs at scheduled times."""
 
     async def create_schedule(self, definition: schedule_pb2.ScheduleDefinition) -> schedule_pb2.Schedule:
         """Create a schedule. Creating the same schedule again returns it."""
@@ -26,15 +26,15 @@ class ScheduleVerbs(Target):
         ).schedule
 
     async def get_schedule(self, name: str) -> schedule_pb2.Schedule:
-        """Return a schedule with its next 10 due times and its last 20 fires."""
+        """Return a schedule with its next 10 scheduled times and its last 20 firings."""
         return (await self.again(self.scheduler.GetSchedule, pb.GetScheduleRequest(name=name))).schedule
 
     async def list_schedules(self) -> Sequence[schedule_pb2.Schedule]:
-        """Return your schedules by name, without their fires."""
+        """Return your schedules, sorted by name, without their firings."""
         return (await self.again(self.scheduler.ListSchedules, pb.ListSchedulesRequest())).schedules
 
     async def pause_schedule(self, name: str, note: str = "") -> schedule_pb2.Schedule:
-        """Pause a schedule. Times due while it is paused are skipped."""
+        """Pause a schedule. It skips scheduled times while it is paused."""
         return (await self.again(self.scheduler.PauseSchedule, pb.PauseScheduleRequest(name=name, note=note))).schedule
 
     async def resume_schedule(self, name: str) -> schedule_pb2.Schedule:
@@ -42,14 +42,14 @@ class ScheduleVerbs(Target):
         return (await self.again(self.scheduler.ResumeSchedule, pb.ResumeScheduleRequest(name=name))).schedule
 
     async def trigger_schedule(self, name: str, *, request_id: str = "") -> schedule_pb2.ScheduleFire:
-        """Fire a schedule now; return the fire with its outcome."""
+        """Fire a schedule now; return the firing with its outcome."""
         request = pb.TriggerScheduleRequest(name=name, request_id=request_id)
         return (await self.once(self.scheduler.TriggerSchedule, request)).fire
 
     async def backfill_schedule(
         self, name: str, begin: datetime, end: datetime, *, request_id: str = ""
     ) -> Sequence[schedule_pb2.ScheduleFire]:
-        """Fire a schedule for its past due times from `begin` (inclusive) to `end` (exclusive), at most 100."""
+        """Fire a schedule for its past scheduled times, at most 100, from `begin` (inclusive) to `end` (exclusive)."""
         request = pb.BackfillScheduleRequest(name=name, request_id=request_id)
         request.begin_time.FromDatetime(begin.astimezone(UTC))
         request.end_time.FromDatetime(end.astimezone(UTC))

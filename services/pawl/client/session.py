@@ -1,13 +1,13 @@
-"""The client of the Session stream. It reconnects to any replica; nothing is lost or duplicated.
+"""The client for the Session stream. It reconnects to any replica; nothing is lost or duplicated.
 
     async with AsyncClient() as pawl, pawl.session(tools=[show]) as session:
         run_id = await session.start("show me the plan")
         async for frame in session:
             ...
 
-Every frame has an id and is kept until its receipt arrives. After a reconnect the kept frames are sent again with the
-same ids, and each run is attached again after the last `seq` seen. So each command takes effect once, and each event is
-delivered once.
+Every frame has an id and is kept until its receipt arrives. After a reconnect, the kept frames are sent again with the
+same ids, and each run is attached again after the last `seq` seen. Each command therefore takes effect once, and each
+event is delivered once.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from pawl.tools import Tool
 
 _HEARTBEAT_SECONDS: Final = 10.0
-# A healthy replica accepts a stream immediately; each consecutive failure doubles this.
+# A healthy replica accepts a stream immediately. Each consecutive failure doubles this timeout.
 _OPENING_SECONDS: Final = 2.0
 _PROGRESS_BYTES_MAX: Final = 1024
-# Limit of agent-loop for a frame, unless its PAWL_MESSAGE_BYTES_MAX is lower.
+# agent-loop's limit for a frame, unless its PAWL_MESSAGE_BYTES_MAX is lower.
 FRAME_BYTES_MAX: Final = 1280 * 1024
-# Cancelled means that another program uses the client id. Both would end each other's streams forever.
+# Cancelled means that another program uses the client id. The two would end each other's streams forever.
 _PERMANENT: Final = (Cancelled, InvalidArgument, PermissionDenied, TooLarge, Unauthenticated, Unimplemented, StartError)
 
 
@@ -74,20 +74,20 @@ def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinit
 
 
 class AsyncSession:
-    """A front-end session: an async context manager and an iterator over event, gap and end frames of attached runs.
+    """A front-end session: an async context manager and an iterator over attached runs' event, gap and end frames.
 
-    Methods raise RuntimeError outside of the `with` block.
+    Methods raise RuntimeError outside the `with` block.
 
     `tools` are functions decorated with `pawl.tools.tool`. Runs started by the session have these tools and no other
     front-end tools. The session executes their calls: async functions as tasks, others in threads, at most `calls_max`
-    at a time. It also executes calls of tools with these names in other attached runs, if those were started with tools
-    or the registry has the tools. A program that keeps its `client_id` over restarts gets its calls back. `addresses`
-    default to those of `target`.
+    at a time. It also executes calls of tools with these names in other attached runs, if those runs were started with
+    tools or the registry has the tools. A program that keeps its `client_id` across restarts gets its calls back.
+    `addresses` defaults to those of `target`.
 
     `on_connected` is called with the address of each connection, `on_lost` when a connection is lost. A replica for
-    which `on_connected` raises counts as unavailable. When no replica has answered for the `retry_seconds` of the
-    client, or one refuses permanently, every method raises the error of the last connection (PawlError). Leaving the
-    session raises Cancelled in every waiting method.
+    which `on_connected` raises counts as unavailable. If no replica has answered for the client's `retry_seconds`, or
+    one refuses permanently, every method raises the last connection's error (PawlError). Leaving the session raises
+    Cancelled in every waiting method.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class AsyncSession:
         self._results: dict[str, tuple[bytes, bool]] = {}
         self._tool_tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix="pawl-tool")
-        # Bounded by the logs of the attached runs. A receipt after an event must not wait for the reader.
+        # Limited by the size of the attached runs' logs. A receipt after an event must not wait for the reader.
         self._incoming: deque[wire.SessionResponse | PawlError] = deque()
         self._news = asyncio.Event()
         self._outgoing: asyncio.Queue[wire.SessionRequest] | None = None
@@ -152,8 +152,8 @@ class AsyncSession:
         """Return the next event, gap or end frame. Safe to cancel.
 
         Raises:
-            PawlError: the session is over; or, once per run, a replica refused to continue the run in the metadata
-                `run_id`, which gets no more frames.
+            PawlError: the session has ended; or, once per run, a replica refused to continue the run in the metadata
+                `run_id`, which does not get any more frames.
         """
         if not self._incoming:
             self._check_entered()
@@ -180,7 +180,7 @@ class AsyncSession:
     ) -> str:
         """Start a run, queued after other runs of its conversation, and attach to it.
 
-        Returns the id of the run when it is durable.
+        Returns the run's id once it is durable.
         """
         start = wire.Start(
             conversation_id=conversation_id,
@@ -194,7 +194,7 @@ class AsyncSession:
         return (await self._send(wire.SessionRequest(start=start))).run_id
 
     async def attach(self, run_id: str, after_seq: int = 0) -> None:
-        """Receive the events of a run after `after_seq`, and its front-end calls."""
+        """Receive a run's events after `after_seq`, and its front-end calls."""
         await self._send(
             wire.SessionRequest(attach=wire.Attach(run_id=run_id, after_seq=natural(after_seq, "after_seq")))
         )
@@ -208,7 +208,7 @@ class AsyncSession:
         await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
-        """Send a frame, over as many connections as needed, and return its receipt; raise PawlError if refused."""
+        """Send a frame over as many connections as needed and return its receipt. Raise PawlError if refused."""
         self._check_entered()
         if self._failure is not None:
             raise self._failure
@@ -228,7 +228,7 @@ class AsyncSession:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> NoReturn:
-        """Connect to one replica after another until one refuses permanently or none answers; raise that error."""
+        """Connect to one replica after another until one refuses permanently or none responds, and raise the error."""
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
         addresses = itertools.cycle(self._addresses)
@@ -254,7 +254,7 @@ class AsyncSession:
             failures += 1
 
     def _end(self, connection: asyncio.Task[NoReturn]) -> None:
-        """Fail all waiting methods with the reason why the session is over."""
+        """Fail all waiting methods with the reason why the session has ended."""
         failure = None if connection.cancelled() else connection.exception()
         self._failure = error = failure or Cancelled("the session was left")
         self._news.set()
@@ -264,7 +264,7 @@ class AsyncSession:
         self._unacknowledged.clear()
 
     async def _connect(self, address: str, failures: int) -> None:
-        """Use one connection until it ends. A replica that does not accept the stream in time is skipped."""
+        """Use one connection until it ends. Skip a replica that does not accept the stream in time."""
         async with self._target.connect(address) as channel:
             stream: Any = AgentServiceStub(channel).Session(metadata=self._target.metadata)
             async with asyncio.timeout(min(_OPENING_SECONDS * 2**failures, SILENCE_SECONDS_MAX)):
@@ -287,7 +287,7 @@ class AsyncSession:
             return await stream.read()
 
     def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
-        """Return the first frames of a new connection: attachments, then all frames without a receipt."""
+        """Return a new connection's first frames: attachments, then all frames that have no receipt yet."""
         outgoing: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
         self._reattaching = {next(self._frame_ids): run_id for run_id in self._last_seq}
         for frame_id, run_id in self._reattaching.items():
@@ -341,7 +341,7 @@ class AsyncSession:
             future.set_result(receipt)
 
     def _check_attached(self, run_id: str, receipt: types_pb2.Receipt) -> None:
-        """Report a run that could not be attached again to the reader, who would otherwise wait forever."""
+        """If a run could not be attached again, report it to the reader, who would otherwise wait forever."""
         try:
             check_taken(receipt)
         except PawlError as error:
@@ -361,7 +361,7 @@ class AsyncSession:
         task.add_done_callback(partial(self._restart_call, offer))
 
     def _restart_call(self, offer: wire.Offer, _: asyncio.Task[None]) -> None:
-        """Run a call again that was revoked and offered again before its task had ended."""
+        """Restart a call that was revoked and then offered again before its task had ended."""
         call_id = offer.call.call_id
         del self._tool_tasks[call_id]
         newest = self._offers.get(call_id, offer)
@@ -371,7 +371,7 @@ class AsyncSession:
             self._start_call(newest)
 
     async def _run_tool(self, offer: wire.Offer) -> None:
-        """Run an offered call and send its result, which is refused if the call was settled elsewhere."""
+        """Run an offered call and send its result, which is refused if the call has been settled elsewhere."""
         call = offer.call
         kept = self._results.pop(call.call_id, None)
         content, is_error = kept or await self._perform(call)
@@ -397,7 +397,7 @@ class AsyncSession:
             del self._results[next(iter(self._results))]
 
     async def _perform(self, call: call_pb2.Call) -> tuple[bytes, bool]:
-        """Run a call; return the content of its result, and whether it is an error for the model."""
+        """Run a call; return its result's content and whether it is an error for the model."""
         from pawl.client.front_end import context_of, perform  # noqa: PLC0415  # already imported for the hello
 
         cancelled, loop = threading.Event(), asyncio.get_running_loop()
@@ -413,7 +413,7 @@ class AsyncSession:
             cancelled.set()
 
     def _report(self, call_id: str, fraction: float | None, message: str) -> None:
-        """Send the progress of a call, without waiting for the receipt."""
+        """Send a call's progress without waiting for the receipt."""
         offer = self._offers.get(call_id)
         if offer is not None and self._outgoing is not None:
             report = wire.ToolProgressReport(run_id=offer.call.run_id, call_id=call_id, offer_epoch=offer.offer_epoch)

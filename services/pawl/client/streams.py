@@ -1,4 +1,4 @@
-"""Streams that survive reconnects."""
+"""Provides streams that survive reconnects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _PAUSE_SECONDS: Final = 0.5
 
 
 async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
-    """Yield the responses of a stream, and reopen it when it is lost; unless it `ends`, also when the server ends it.
+    """Yield a stream's responses, reopening it if it is lost. Unless it `ends`, also reopen it if the server ends it.
 
     Survives a replica that stops, a stream that is silent for too long (servers send a heartbeat every 15 s), and a
     consumer that is too slow.
 
     Raises:
-        PawlError: any other error, or no replica answered for `retry_seconds` (NoAnswer if it was silent).
+        PawlError: any other error, or that no replica has answered for `retry_seconds` (NoAnswer if it was silent).
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()

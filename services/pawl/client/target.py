@@ -1,4 +1,4 @@
-"""The connection to a suite: addresses, credentials, channels and stubs."""
+"""Manages the connection to a suite: addresses, credentials, channels and stubs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
-# A public service of the suite.
+# The name of one of the suite's public services.
 Service: TypeAlias = Literal["agent", "tools", "notifications", "keys"]
 
 # Service names in logs and certificates.
@@ -55,7 +55,7 @@ SERVICES: Final = {
 DEADLINE_SECONDS: Final = 15.0
 _RETRY_SECONDS: Final = 60.0
 _PAGE: Final = 200
-# Codes that gRPC itself reports when a connection fails or breaks.
+# Codes that gRPC itself reports if a connection fails or breaks.
 _BROKEN: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.INTERNAL,
@@ -65,7 +65,7 @@ _BROKEN: Final = (
 
 
 class NoAnswer(Unavailable):
-    """No service listens at the addresses in the message, or the connection broke."""
+    """No service is listening at the addresses in the message, or the connection broke."""
 
 
 Stub = TypeVar("Stub")
@@ -73,31 +73,31 @@ Answer = TypeVar("Answer")
 
 
 def _stub(kind: Callable[[grpc.aio.Channel], Stub], service: Service) -> cached_property[Stub]:
-    """Return a property with a stub of a service, created on first use."""
+    """Return a property with a service's stub, which is created on first use."""
     return cached_property(lambda target: kind(target.channel(service)))
 
 
 class Target:
-    """The public services of a suite and the credentials for them. A context manager that closes its channels.
+    """A suite's public services and the credentials for them. A context manager that closes its channels.
 
-    The suite is the one at `address` (one address, or those of all replicas of agent-loop), else the one that runs on
-    the folder `data`, else one at the default ports of this machine. If neither is given, PAWL_ADDRESS and PAWL_DATA
-    apply. A suite must be running on a folder that is explicit; the default ports may belong to another suite. For a
-    remote suite, the other services are expected at their default ports on the same hosts, unless
+    The suite is the one at `address` (one address, or those of all agent-loop replicas), otherwise the one running on
+    the folder `data`, otherwise one at this machine's default ports. If neither is given, PAWL_ADDRESS and PAWL_DATA
+    apply. If a folder is given explicitly, a suite must be running on it, because the default ports may belong to
+    another suite. For a remote suite, the other services are expected at their default ports on the same hosts, unless
     PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS are set.
 
-    The key is `api_key`, else PAWL_API_KEY, else the local key of a suite on this machine. The local key is read before
-    each call and sent only to that suite, because another program may listen there later. `store` and `user` name the
-    identity to act for, if the key allows it. `authority` (or PAWL_TLS_CA_FILE) is a file with CA certificates; a suite
-    in a data folder brings its own. Without TLS the key is sent to other machines only with `key_in_clear` (or
-    PAWL_KEY_IN_CLEAR=1).
+    The key is `api_key`, otherwise PAWL_API_KEY, otherwise the local key of a suite on this machine. The local key is
+    read before each call and sent only to that suite, because another program may listen there later. `store` and
+    `user` name the identity to act for, if the key allows this. `authority` (or PAWL_TLS_CA_FILE) is a file with CA
+    certificates; a suite in a data folder provides its own. Without TLS, the key is sent to other machines only with
+    `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
 
-    Nothing is connected before the first call. Stubs raise the classes of pawl.errors. Methods, streams and sessions
+    Connections are only opened on the first call. Stubs raise the classes in pawl.errors. Methods, streams and sessions
     retry for `retry_seconds` while no service answers or a deadline is exceeded; None retries forever.
 
     Raises:
-        StartError: an address is malformed, no suite runs on `data`, the key is malformed, or the certificates are
-            unusable.
+        StartError: an address is malformed, no suite is running on `data`, the key is malformed, or the certificates
+            cannot be used.
     """
 
     agents = _stub(AgentServiceStub, "agent")
@@ -177,7 +177,7 @@ class Target:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call made now: key, store and user."""
+        """The metadata for a call made now: key, store and user."""
         key = self._key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self._names
 
@@ -201,7 +201,7 @@ class Target:
         return self._channels[service]
 
     def connect(self, address: str) -> grpc.aio.Channel:
-        """Return a channel to one replica. Calls must bring their own metadata.
+        """Return a channel to one replica. Calls must provide their own metadata.
 
         Raises:
             KeyInClear: the key would be sent unencrypted to another machine.
@@ -223,7 +223,7 @@ class Target:
         return await self._retry.until_answered(partial(method, request), seconds_max=self.retry_seconds)
 
     async def pages(self, call: Callable[..., Awaitable[Answer]], request: Any) -> AsyncIterator[Answer]:
-        """Yield the pages of a list, starting at the page token of `request`."""
+        """Yield a list's pages, starting at the page token in `request`."""
         request.page_size = _PAGE
         while True:
             page: Any = await self.again(call, request)
@@ -234,14 +234,14 @@ class Target:
 
 
 def error_of(error: grpc.aio.AioRpcError, addresses: str) -> PawlError:
-    """Return the error that a service reported, or NoAnswer with the addresses if the connection failed."""
+    """Return the error reported by a service, or NoAnswer with the addresses if the connection failed."""
     if error.code() in _BROKEN and not has_reason(error):
         return NoAnswer(f"no answer from {addresses}: {error.details() or error.code().name}")
     return from_rpc_error(error)
 
 
 def _check_key(name: str, key: str | None) -> None:
-    """Refuse a malformed key. The local key must not silently replace a key that was meant to be given."""
+    """Refuse a malformed key. The local key must not silently replace the key that was intended."""
     if key is None:
         return
     if not key.strip():
@@ -254,7 +254,7 @@ def _check_key(name: str, key: str | None) -> None:
 
 
 def _running(folder: Path) -> Endpoints | None:
-    """Return the endpoints of the suite in a folder. Ignores other machines, because anyone may write such a file."""
+    """Return the endpoints of a folder's suite. Ignores other machines, because anyone may write such a file."""
     found = read_endpoints(folder)
     try:
         is_here = found is None or all(is_loopback(each) for name in found.services for each in found.addresses(name))
@@ -277,6 +277,6 @@ def _addresses(text: str) -> tuple[str, ...]:
 
 
 def _default_addresses(agent: tuple[str, ...], service: str) -> tuple[str, ...]:
-    """Return the default addresses of a service on the hosts of agent-loop."""
+    """Return a service's default addresses on agent-loop's hosts."""
     hosts = dict.fromkeys(address.rpartition(":")[0] for address in agent) or {"127.0.0.1": None}
     return tuple(f"{host}:{DEFAULT_PORTS[service]}" for host in hosts)

@@ -1,4 +1,4 @@
-"""Assembles the text of a run from its events."""
+"""Assembles a run's text from its events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _BETWEEN: Final = "\n\n"
 class Piece(str):
     """A piece of text. Before appending it, remove the last `takes_back` characters received so far.
 
-    `takes_back` is 0 unless a model call failed midway and is retried, another worker took over the run, or events are
-    missing. `seq` is the seq of the event.
+    `takes_back` is 0 unless a model call failed midway and is being retried, another worker has taken over the run, or
+    events are missing. `seq` is the event's seq.
     """
 
     __slots__ = ("seq", "takes_back")
@@ -27,10 +27,10 @@ class Piece(str):
 
 
 class TextReader:
-    """The text of one run, event by event.
+    """Reads one run's text, event by event.
 
-    All pieces together are the answers of the model so far, separated by a blank line, followed by the start of the
-    next answer. Summaries are not answers.
+    All pieces combined are the model's answers so far, separated by blank lines, followed by the start of the next
+    answer. Summaries are not answers.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class TextReader:
         self._is_summary = False
 
     def take(self, event: event_pb2.RunEvent | gap_pb2.Gap) -> Piece | None:
-        """Return the change that an event makes to the text; None if there is none."""
+        """Return an event's change to the text; None if there is none."""
         piece = self._take(event)
         if piece is not None:
             piece.seq = event.to_seq if isinstance(event, gap_pb2.Gap) else event.seq

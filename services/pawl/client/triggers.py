@@ -10,10 +10,10 @@ from pawl.event.v1 import trigger_pb2
 
 
 class TriggerVerbs(ScheduleVerbs):
-    """Methods for triggers, which start runs when a webhook or mail arrives."""
+    """Methods for triggers, which start runs when a webhook or e-mail arrives."""
 
     async def create_trigger(self, definition: trigger_pb2.TriggerDefinition) -> tuple[trigger_pb2.Trigger, str]:
-        """Create a trigger; return it with the secret of its webhook, which is empty if the trigger already existed."""
+        """Create a trigger; return it with its webhook secret, which is empty if the trigger already existed."""
         response = await self.again(self.triggers.CreateTrigger, pb.CreateTriggerRequest(definition=definition))
         return response.trigger, response.secret
 
@@ -22,15 +22,15 @@ class TriggerVerbs(ScheduleVerbs):
         return (await self.again(self.triggers.UpdateTrigger, pb.UpdateTriggerRequest(definition=definition))).trigger
 
     async def get_trigger(self, name: str) -> trigger_pb2.Trigger:
-        """Return a trigger with its last 20 fires."""
+        """Return a trigger with its last 20 firings."""
         return (await self.again(self.triggers.GetTrigger, pb.GetTriggerRequest(name=name))).trigger
 
     async def list_triggers(self) -> Sequence[trigger_pb2.Trigger]:
-        """Return your triggers by name, without their fires."""
+        """Return your triggers, sorted by name, without their firings."""
         return (await self.again(self.triggers.ListTriggers, pb.ListTriggersRequest())).triggers
 
     async def pause_trigger(self, name: str, note: str = "") -> trigger_pb2.Trigger:
-        """Pause a trigger. It accepts no new events; queued ones keep waiting."""
+        """Pause a trigger. It does not accept new events; queued ones keep waiting."""
         return (await self.again(self.triggers.PauseTrigger, pb.PauseTriggerRequest(name=name, note=note))).trigger
 
     async def resume_trigger(self, name: str) -> trigger_pb2.Trigger:
@@ -48,6 +48,6 @@ class TriggerVerbs(ScheduleVerbs):
     async def deliver_webhook(
         self, trigger_id: str, headers: Mapping[str, str], body: bytes, *, request_id: str = ""
     ) -> pb.DeliverWebhookResponse:
-        """Deliver a received webhook to its trigger. Requires the role gateway. The response reports duplicates."""
+        """Deliver a received webhook to its trigger. Requires the gateway role. The response reports duplicates."""
         request = pb.DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
         return await self.once(self.triggers.DeliverWebhook, request)

@@ -1,4 +1,4 @@
-"""The routes of the gateway, and the checks of every request."""
+"""Defines the gateway's routes and checks every request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HEADERS: Final = (
 
 _STREAMS: Final = frozenset({"/stream", "/runs/{run_id}/events", "/agui"})
 
-# Routes that authenticate with a key and never with a cookie. Pages of other origins may use them.
+# Routes that authenticate with a key and never with a cookie. Pages from other origins may use them.
 _CROSS_ORIGIN: Final = frozenset({"/agui", "/agui/cancel"})
 
 _log = logs.get_logger(__name__)
@@ -55,7 +55,7 @@ async def _call(callers: Callers, services: Services, bytes_max: int, request: R
     metadata = callers.credential(request)
     method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
     asked = method.read(await read_json(request, bytes_max))
-    # A request with wait_seconds gets that much more time.
+    # A request with `wait_seconds` gets that much extra time.
     seconds = _DEADLINE_SECONDS + max(0.0, min(_DEADLINE_SECONDS_MAX, getattr(asked, "wait_seconds", 0.0)))
     if (given := request.headers.get("connect-timeout-ms", "")).isdecimal() and len(given) <= 10:  # noqa: PLR2004
         seconds = min(int(given) / 1000, _DEADLINE_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Metrics of the gateway."""
+"""The gateway's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public methods of the services behind the gateway, by name."""
+"""Calls the public methods of the services behind the gateway by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pawl.tool.v1 import audit_pb2, completion_pb2, document_pb2, memory_pb2, ru
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 CallsOfStore: TypeAlias = Callable[[str, type[PawlError]], Callable[[str, Message], Awaitable[Any]]]
 
-# The services behind the gateway, and the modules with their public API.
+# The services behind the gateway, and the modules that define their public APIs.
 PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
     "agent_loop": (
         agent_pb2,
@@ -53,13 +53,13 @@ COMPLETE_CALL: Final = "pawl.tool.v1.CompletionService/CompleteCall"
 WHO_AM_I: Final = "pawl.agent.v1.AgentService/WhoAmI"
 GET_RUN: Final = "pawl.agent.v1.AgentService/GetRun"
 WATCH_RUN: Final = "pawl.agent.v1.AgentService/WatchRun"
-# The address of the current request's client, in gRPC format.
+# The current request's client address, in gRPC format.
 CLIENT: Final[ContextVar[str]] = ContextVar("pawl_client", default="")
 _DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """A method with a single request, `package.Service/Method`, and the service that has it."""
+    """A method that takes a single request, `package.Service/Method`, and the service that has it."""
 
     name: str
     peer: str
@@ -71,7 +71,7 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
         """Parse a request from protobuf JSON.
 
         Raises:
-            InvalidField: the value is not valid; the message says where.
+            InvalidField: the value is invalid; the message gives the position.
         """
         if not isinstance(value, dict):
             raise InvalidField("The request must be a JSON object.", field="request")
@@ -103,7 +103,7 @@ def _methods() -> Iterator[Method]:
 
 
 _METHODS: Final = {method.name: method for method in _methods()}
-# Methods that users may call. The gateway exposes these and nothing else.
+# Methods that users may call. The gateway does not expose anything else.
 PUBLIC: Final[Mapping[str, Method]] = {
     name: method for name, method in _METHODS.items() if not READERS.isdisjoint(CALLERS.get(f"/{name}", ()))
 }
@@ -113,7 +113,7 @@ def find(name: str, *, streams: bool) -> Method:
     """Return a public method.
 
     Raises:
-        MethodNotFound: there is no such method, or it is of the other kind.
+        MethodNotFound: the method does not exist, or is of the other kind.
     """
     method = PUBLIC.get(name)
     if method is None:
@@ -129,7 +129,7 @@ def find(name: str, *, streams: bool) -> Method:
 class Services:
     """Calls public methods with the caller's credential.
 
-    With `service_key`, failed logins count for the client's address.
+    With `service_key`, failed logins are counted against the client's address.
     """
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel], service_key: Callable[[], str] | None = None) -> None:
@@ -145,7 +145,7 @@ class Services:
         return await self._calls[name](request, metadata=(*metadata, *self._client()), timeout=timeout_seconds)
 
     async def watch(self, name: str, request: Message, metadata: Metadata) -> AsyncGenerator[Any, None]:
-        """Yield the messages of a stream; raises as `call`. Consume it inside `contextlib.aclosing`."""
+        """Yield a stream's messages. Raises the same errors as `call`. Consume it inside `contextlib.aclosing`."""
         call = self._calls[name](request, metadata=(*metadata, *self._client()))
         try:
             async for message in call:
@@ -164,7 +164,7 @@ class Services:
 def calls_of_store(
     services: Services, key_of: Callable[[str], Metadata | None], store_id: str, absent: type[PawlError]
 ) -> Callable[[str, Message], Awaitable[Any]]:
-    """Return a function that calls methods for a store, with the gateway's key for it.
+    """Return a function that calls methods for a store with the gateway's key for that store.
 
     Raises:
         PawlError: `absent`, if there is no key for the store.

@@ -1,4 +1,4 @@
-"""The settings of the gateway."""
+"""The gateway's settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _names(value: str) -> list[str]:
 
 
 class GatewaySettings(ServiceSettings):
-    """Settings are described in `.env.example`."""
+    """The gateway's settings, which are described in `.env.example`."""
 
     listen: TcpAddress = "127.0.0.1:7600"
     metrics_listen: TcpAddress = "127.0.0.1:7610"
@@ -66,7 +66,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Allowed hosts in addition to loopback. IPv6 addresses have no brackets."""
+        """Allowed hosts in addition to loopback. IPv6 addresses do not have brackets."""
         return frozenset(re.sub(r"^\[([0-9a-f:.]+)\]$", r"\1", name) for name in _names(self.gateway_hosts))
 
     @property

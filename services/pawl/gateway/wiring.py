@@ -1,4 +1,4 @@
-"""Wires the gateway: channels in, an ASGI application out."""
+"""Wires the gateway: builds an ASGI application from channels."""
 
 from __future__ import annotations
 

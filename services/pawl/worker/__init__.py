@@ -1,4 +1,4 @@
-"""Runs tools in a process of your own, attached to the tool registry.
+"""Runs tools in your own process, attached to the tool registry.
 
     worker = Worker("127.0.0.1:7602", name="billing", api_key=...)
 

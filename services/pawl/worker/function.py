@@ -1,4 +1,4 @@
-"""Wraps a Python function as a tool: its definition and its calls."""
+"""Wraps a Python function as a tool, with its definition and its calls."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DID_NOT_HAPPEN: Final = object()
 
 
 class ToolError(Exception):
-    """An error whose text the model sees, so it must not contain a secret. Of other errors it sees only the type."""
+    """An error whose text the model sees, so it must not contain secrets. Of other errors, it only sees the type."""
 
 
 class OutcomeUnknown(Exception):
-    """It is unknown whether the call had its effect."""
+    """It is unknown whether the call took effect."""
 
 
 class Superseded(ToolError):
@@ -40,7 +40,7 @@ class Superseded(ToolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """The call that a function serves. A parameter annotated with this class receives it. Thread-safe."""
+    """The call that a function is handling. A parameter annotated with this class receives it. Thread-safe."""
 
     store_id: str
     user_id: str
@@ -50,19 +50,19 @@ class CallContext:
     call_id: str
     attempt: int
     deadline: datetime
-    # Reports progress: a fraction from 0 to 1 or None, and a text for people.
+    # Reports progress: a fraction between 0 and 1 or None, and human-readable text.
     progress: Callable[[float | None, str], None]
-    # Set when the result is no longer wanted; async functions are cancelled as well.
+    # Set when the result is no longer wanted. Async functions are also cancelled.
     cancelled: threading.Event = field(default_factory=threading.Event)
-    # The newest value that an earlier execution saved with `checkpoint`, or None.
+    # The latest value that an earlier execution saved with `checkpoint`, or None.
     last_checkpoint: Any = None
     _save: Callable[[bytes], Future[None]] = kept
 
     def checkpoint(self, value: Any) -> Handover:
-        """Save progress, so that the next execution finds the newest value in `last_checkpoint`.
+        """Save progress, so that the next execution finds the latest value in `last_checkpoint`.
 
-        Await it in an async function; in a sync function it returns once the value is saved. A saved value survives the
-        end of any process. It is JSON of at most 16 KiB.
+        Await it in an async function; in a sync function, it returns once the value is saved. A saved value survives
+        the end of any process. It must be JSON of at most 16 KiB.
 
         Raises:
             Superseded: the call was cancelled or moved to another worker.
@@ -76,7 +76,7 @@ class CallContext:
 
 
 class Function:
-    """A function with its definition. Parameters may have any type that msgspec can describe by a JSON Schema."""
+    """A function with its definition. Parameters may have any type that msgspec can describe with a JSON Schema."""
 
     def __init__(self, function: Callable[..., Any], reconcile: Callable[..., Any] | None, **options: Any) -> None:
         self.function, self.reconcile = function, reconcile

@@ -1,4 +1,4 @@
-"""A worker process: attaches to the registry, runs calls, reconnects and drains."""
+"""Implements a worker process, which attaches to the registry, runs calls, reconnects and drains."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from pawl.worker.function import (
 )
 
 _CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
-# The registry would truncate longer text, or the message would not fit and break the stream.
+# The registry would truncate longer text, or the message would be too large and break the stream.
 _TEXT_CHARACTERS_MAX: Final = 64 * 1024
 _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 _UNSENT_MAX: Final = 1000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-# The worker reconnects after these codes. The operator has to fix any other error.
+# The worker reconnects after these codes. Any other error must be fixed by the operator.
 _PASSING: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN"}
 _NEXT: Final = {
     "UNAUTHENTICATED": "See PAWL_API_KEY, or `api_key` of the Worker.",
@@ -61,7 +61,7 @@ _OF_TLS: Final = {
     "WRONG_VERSION_NUMBER": "The server does not use TLS: remove `authority` and PAWL_TLS_CA_FILE.",
 }
 _MAYBE_TLS: Final = "If the server uses TLS, set `authority` or PAWL_TLS_CA_FILE."
-# A suite listens a moment before it writes its address and key.
+# A suite starts listening a moment before it writes its address and key.
 _KEYLESS_MAX: Final = 5
 
 _TOO_LARGE: Final = "a checkpoint of {} bytes exceeds the limit of {}: save less"
@@ -72,7 +72,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logs.get_logger(__name__)
 
-# The running workers of each event loop, which has one handler per signal.
+# Each event loop's running workers. An event loop has one handler per signal.
 _running_on: Final[dict[asyncio.AbstractEventLoop, set[Worker]]] = {}
 
 
@@ -99,11 +99,11 @@ class AttachError(grpc.aio.AioRpcError):
 
 
 class Worker:
-    """Runs the tools of the group `name`, at most `calls_max` calls concurrently; sync functions run in threads.
+    """Runs the tools in the group `name`, with at most `calls_max` concurrent calls. Sync functions run in threads.
 
-    Without `api_key` the worker uses PAWL_API_KEY, or the key of the suite whose data folder is PAWL_DATA or `.pawl`.
-    With `authority` or PAWL_TLS_CA_FILE, a file of CA certificates, it connects over TLS. Without TLS it sends the key
-    to other machines only if `key_in_clear` or PAWL_KEY_IN_CLEAR=1 is set.
+    Without `api_key`, the worker uses PAWL_API_KEY, or the key of the suite whose data folder is PAWL_DATA or `.pawl`.
+    With `authority` or PAWL_TLS_CA_FILE, a file with CA certificates, it connects over TLS. Without TLS, it sends the
+    key to other machines only if `key_in_clear` or PAWL_KEY_IN_CLEAR=1 is set.
     """
 
     def __init__(
@@ -141,16 +141,17 @@ class Worker:
         reports: str | Mapping[str, float] = "",
         **options: Any,
     ) -> Callable[[F], F]:
-        """Make a tool of a function; `options` are further fields of pawl.tool.v1.ToolDefinition.
+        """Make a function a tool. `options` are additional fields of pawl.tool.v1.ToolDefinition.
 
-        Name, description and schema come from the function's name, docstring and types. `reconcile` is required with
-        the effect RECONCILABLE: it receives the CallContext, and returns the result of the call or DID_NOT_HAPPEN, or
-        raises. `reports` selects the job iterations that are reported: "end" or {"every": 10}, for example.
+        Its name, description and schema come from the function's name, docstring and types. `reconcile` is required if
+        the effect is RECONCILABLE. It receives the CallContext and returns the call's result or DID_NOT_HAPPEN, or
+        raises an exception. `reports` selects the job iterations that are reported: "end" or {"every": 10}, for
+        example.
 
         Raises:
             ValueError: `reconcile` and `effect` do not match.
-            InvalidField: `reports` has another form.
-            TypeError: a parameter has no type, or a type without a schema.
+            InvalidField: `reports` is malformed.
+            TypeError: a parameter has no type or has a type without a schema.
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
             raise ValueError("reconcile must be given with the effect RECONCILABLE, and only then")
@@ -167,12 +168,12 @@ class Worker:
         return make
 
     def drain(self) -> None:
-        """Take no new calls; `run` returns when the running ones are done. Idempotent; SIGTERM does it too."""
+        """Stop accepting calls; `run` returns once the running ones are done. Idempotent. SIGTERM does the same."""
         self._is_draining = True
         self._outgoing.put_nowait(Request(drain=worker_pb2.WorkerDrain()))
 
     async def run(self) -> None:
-        """Run calls until `drain`. A broken stream is reopened and keeps its calls.
+        """Run calls until `drain` is called. A broken stream is reopened and keeps its calls.
 
         Raises:
             AttachError: the registry refuses this worker because of its key or its tools.
@@ -229,7 +230,7 @@ class Worker:
         _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail, **more)
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
-        """Find the key again each time: the suite may start later, or another process may listen there."""
+        """Look up the key each time, because the suite may start later, or another process may listen there."""
         addresses = [address.strip() for address in self._address.split(",")]
         key = self._api_key or find_key(addresses, environment=os.environ)
         self._has_key = key is not None
@@ -368,12 +369,12 @@ class Worker:
         )
         if value is DID_NOT_HAPPEN:
             return {"did_not_happen": worker_pb2.DidNotHappen()}
-        # A result over the limit is truncated just beyond it, for the registry to refuse: all of it may not fit a
-        # message.
+        # A result over the limit is truncated just above it, so that the registry refuses it: the whole result might
+        # not fit into a message.
         return {"content_json": msgspec.json.encode(value)[:_CONTENT_BYTES_MAX]}
 
     def _stop(self, call_id: str, *, before: int) -> None:
-        """Stop executions of a call from before that epoch."""
+        """Stop a call's executions from before that epoch."""
         for (other, epoch), running in self._running.items():
             if other == call_id and epoch < before:
                 running.context.cancelled.set()
@@ -381,7 +382,7 @@ class Worker:
                     running.task.cancel()
 
     def _stop_reconcilable(self) -> None:
-        """Stop reconcilable calls after the lease has expired: another worker may be asked about their outcome."""
+        """Stop reconcilable calls once the lease has expired. Another worker may be asked about their outcome."""
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)

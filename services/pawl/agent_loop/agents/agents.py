@@ -1,4 +1,4 @@
-"""Agent definitions: create, read and list them."""
+"""Creates, reads and lists agent definitions."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _QUOTA: Final = wire.WIRE.struct(AgentQuota, pb.GetAgentQuotaResponse)
 
 
 class AgentLedger:
-    """Client of job-store's agent API.
+    """Client for job-store's agent API.
 
-    It does not retry; every method may raise DependencyUnavailable and can be retried.
+    It does not retry. Every method may raise DependencyUnavailable and can be retried.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -48,7 +48,7 @@ class AgentLedger:
         draft: bool,
         validate_only: bool,
     ) -> tuple[AgentVersion, bool]:
-        """Save a new version or a draft unless it equals the newest one.
+        """Save a new version or a draft unless it is identical to the newest one.
 
         Return the newest version and whether it is new.
 
@@ -72,7 +72,7 @@ class AgentLedger:
         return VERSION.read(response.agent), response.created
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return a version of an agent. Version 0 means the newest of an agent that is not deleted.
+        """Return a version of an agent. Version 0 means the newest version of an agent that is not deleted.
 
         Raises:
             AgentNotFound
@@ -142,15 +142,15 @@ class Agents:
     async def update(
         self, caller: Principal, definition: AgentDefinition, *, draft: bool, validate_only: bool
     ) -> dict[str, Any]:
-        """Save an agent or a draft with the tools it selects now, unless it is unchanged.
+        """Save an agent or a draft with the tools it currently selects, unless it is unchanged.
 
-        Return the fields of the response.
+        Return the response fields.
 
         Raises:
             InvalidField, InvalidId, TooLarge: the definition is invalid.
             ToolNotFound, AgentNotFound: a tool or agent does not exist, or a draft delegates to an agent that the
                 caller may not use.
-            InvalidSchema: the schema of the response format cannot be used.
+            InvalidSchema: the response format's schema cannot be used.
             AgentCycle: the agent would delegate to itself, directly or through others.
         """
         definition = (agents.check_draft if draft else agents.check)(definition, self._defaults)
@@ -178,7 +178,7 @@ class Agents:
             raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return a version of an agent. Version 0 means the newest. Draft names have the draft prefix.
+        """Return a version of an agent. Version 0 means the newest version. Draft names have the draft prefix.
 
         Raises:
             AgentNotFound
@@ -201,7 +201,7 @@ class Agents:
         return found
 
     async def list(self, caller: Principal, request: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return the newest versions of agents, or the caller's drafts, by name, and the next page token.
+        """Return the newest agent versions or the caller's drafts, sorted by name, and the next page token.
 
         The deployment's `default` comes first if the store has no `default` of its own.
 

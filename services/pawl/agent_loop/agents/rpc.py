@@ -1,4 +1,4 @@
-"""pawl.agent.v1.AgentRegistryService: the methods that need tools or defaults.
+"""Serves the methods of pawl.agent.v1.AgentRegistryService that need tools or defaults.
 
 The other methods are forwarded to job-store.
 """

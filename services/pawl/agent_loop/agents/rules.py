@@ -1,4 +1,4 @@
-"""Agent definitions: validation, tool selection, and the run options that result from them."""
+"""Validates agent definitions, selects their tools, and derives run options from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ URL_CHARACTERS_MAX: Final = 2000
 
 
 class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """Tools selected by name, source and name pattern. An empty selection means all tools that the user may call."""
+    """Tools selected by name, source and name pattern. An empty selection means every tool that the user may call."""
 
     names: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent is presented to people."""
+    """How an agent is presented to users."""
 
     title: str = ""
     description: str = ""
@@ -64,12 +64,12 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     allowed_roles: tuple[str, ...] = ()
     card: AgentCard = field(default_factory=AgentCard)
     labels: Mapping[str, str] = field(default_factory=dict)
-    # Tokens that all runs of the agent may use in a day; 0 means no limit.
+    # Tokens that all of the agent's runs may use per day; 0 means no limit.
     daily_tokens_max: int = 0
 
 
 class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's daily token quota (0 means no limit) and its use today."""
+    """An agent's daily token quota (0 means no limit) and today's usage."""
 
     tokens_max: int = 0
     tokens_used: int = 0
@@ -104,7 +104,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
         return not allowed or not set(allowed).isdisjoint(roles)
 
     def may_be_seen_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may see the agent: its users and admins."""
+        """Return whether a user with these roles may see the agent. Its users and admins may."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
 
@@ -214,7 +214,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name matches a pattern, in which `*` matches any characters. Linear time."""
+    """Return whether a name matches a pattern; `*` matches any characters. Takes linear time."""
     return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
@@ -233,7 +233,7 @@ def deployed(defaults: RunDefaults) -> AgentVersion:
 def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> AskedOptions:
     """Merge the agent's options with those requested for a run, ready for `options.complete`.
 
-    A run may override every option of `default`. It may only narrow the options of another agent.
+    A run may override every option of `default`. It may only narrow the options of any other agent.
 
     Raises:
         InvalidField: the run overrides or exceeds an option of the agent.
@@ -247,7 +247,7 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
     merged: dict[str, Any] = msgspec.structs.asdict(preset) | given
     merged["limits"] = dict(preset.limits) | dict(asked.limits)
     merged["approvals_required"] = max(preset.approvals_required, asked.approvals_required)
-    # A run of `default` may bring its own tool names.
+    # A run of `default` may specify its own tool names.
     merged["without_tools"] = asked.without_tools or (preset.without_tools and not asked.tool_names)
     if merged["without_tools"]:
         merged |= {"tool_names": (), "tool_choice": asked.tool_choice}
@@ -255,10 +255,10 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
 
 
 def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
-    """Return the options of a run that delegates to this agent.
+    """Return the options for a run delegated to this agent.
 
-    `own` are the options of the delegating run. They supply unset options and cap the limits. Empty
-    `tool_names` without `without_tools` means the tools of the delegating run.
+    `own` holds the delegating run's options, which supply unset options and cap the limits. If `tool_names` is empty
+    and `without_tools` is not set, the run has the delegating run's tools.
     """
     preset = _agent_options(agent, own.limits)
     given = {name: value for name, value in _set_options(preset).items() if name not in {"limits", "tool_names"}}

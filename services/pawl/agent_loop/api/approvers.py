@@ -1,4 +1,4 @@
-"""Who may decide calls."""
+"""Determines who may decide on calls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pawl.values import DecisionRight
 
 
 def decision_right(caller: Principal) -> DecisionRight:
-    """Return what the caller may decide.
+    """Return which calls the caller may decide on.
 
-    Approvers and admins decide gated calls of the whole store. Users with only other roles decide none. Users without
-    roles decide calls of their own runs. A run's questions are always its user's to answer.
+    Approvers and admins decide on gated calls in the whole store. Users who only have other roles decide on none. Users
+    without roles decide on calls in their own runs. A run's questions are always for its own user to answer.
     """
     if caller.roles & APPROVERS:
         return DecisionRight.STORE

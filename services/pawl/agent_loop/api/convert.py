@@ -1,4 +1,4 @@
-"""Conversion and validation of pawl.agent.v1 requests."""
+"""Validates and converts pawl.agent.v1 requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_message(run: run_pb2.Run) -> run_pb2.Run:
 
 
 def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> Sequence[types_pb2.ToolResult]:
-    """Validate the results of a request about one run. Each may repeat the run id.
+    """Validate the results in a request about one run. Each may repeat the run id.
 
     Raises:
         InvalidId, InvalidField: a result is invalid, or there are none or more than 64.
@@ -70,7 +70,7 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
     """Validate the decisions of a request.
 
     Raises:
-        InvalidId, InvalidField: a decision is invalid, there are none or more than 64, or two are about one call.
+        InvalidId, InvalidField: a decision is invalid, there are none or more than 64, or two are about the same call.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"1 to {RESULTS_MAX} decisions", field="decisions")
@@ -83,7 +83,7 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
 def pending_filter(
     message: agent_pb2.PendingFilter, *, page_size: int = 0, page_token: str = ""
 ) -> ledger_pb2.ListPendingCallsRequest:
-    """Translate a pending filter to the ledger's request.
+    """Translate a pending filter into the ledger's request.
 
     Raises:
         InvalidId, InvalidField
@@ -120,7 +120,7 @@ def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> t
 
 
 def check_kind(decision: types_pb2.CallDecision) -> None:
-    """Raise InvalidField if the kind of a decision is unknown."""
+    """Raise InvalidField if a decision's kind is unknown."""
     if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
         raise InvalidField("decision.kind has no known value", field="decision.kind")
 

@@ -1,7 +1,7 @@
-"""The events of one run for its watchers: one live subscription, one ledger reader, one tail.
+"""Delivers one run's events to its watchers through one live subscription, one ledger reader and one tail.
 
 Live events may be lost, duplicated or late, so they only reduce latency. The feed takes them in order of seq. It reads
-the ledger when one is missing and whenever it is polled.
+the ledger when an event is missing and whenever it is polled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pawl.values import ENDED
 
 BEHIND_EVENTS_MAX: Final = 256
 BEHIND_BYTES_MAX: Final = 1024 * 1024
-# Limits of one page for watchers; a larger event is sent alone.
+# Limits of one page for watchers; a larger event is sent on its own.
 _PAGE_EVENTS_MAX: Final = 64
 _PAGE_BYTES_MAX: Final = 256 * 1024
 
@@ -37,14 +37,14 @@ _log = logs.get_logger(__name__)
 
 
 class Watcher:
-    """One client's position in the event log of a run."""
+    """One client's position in a run's event log."""
 
     def __init__(self, feed: Feed, after_seq: int) -> None:
         self._feed = feed
         self._page: ListEventsResponse | None = None
         self._joined = False
         self.scope: asyncio.Timeout | None = None
-        # Seq of the last event that the client consumed: it asked for the next one.
+        # Seq of the last event that the client has consumed, as shown by its asking for the next one.
         self.position = after_seq
         self.cut = False
 
@@ -101,7 +101,7 @@ class Watcher:
         self._joined = False
 
     def check_not_behind(self, first_seq: int) -> None:
-        """Cut the watcher off if the tail, which now starts at `first_seq`, no longer has its next event."""
+        """Disconnect the watcher if its next event is no longer in the tail, which now starts at `first_seq`."""
         if self._joined and self.position + 1 < first_seq and not self.cut:
             self.cut = True
             if self.scope is not None:
@@ -109,7 +109,7 @@ class Watcher:
 
 
 class Feed:
-    """The events of one run for all of its watchers. `readers` limits concurrent reads of all feeds."""
+    """Delivers one run's events to all of its watchers. `readers` limits concurrent reads across all feeds."""
 
     def __init__(
         self, ledger: PublicLedger, live: BusEvents, caller: Principal, run_id: RunId, *, readers: asyncio.Semaphore
@@ -134,7 +134,7 @@ class Feed:
         self.is_new = True
 
     async def subscribe(self) -> None:
-        """Subscribe once for all watchers. Call it before reading, so that no event is missed in between."""
+        """Subscribe once for all watchers. Call this before reading, so that no event is missed in between."""
         if self._subscribing is None:
             self._subscribing = asyncio.get_running_loop().create_task(
                 self._live.subscribe(self._caller.store_id, self._run_id, self._take), name="watch.subscribe"
@@ -165,7 +165,7 @@ class Feed:
         return self._last_seq is not None and self._first_seq() <= position + 1
 
     def after(self, position: int) -> Sequence[RunEvent]:
-        """Return the events of the tail after `position`; empty if there are none yet.
+        """Return the tail's events after `position`; empty if there are none yet.
 
         Raises:
             PawlError: the log can no longer be read.
@@ -178,7 +178,7 @@ class Feed:
         return ()
 
     async def wait(self, seconds: float | None) -> bool:
-        """Return True once something changed, or False after `seconds`."""
+        """Return True once something has changed, or False after `seconds`."""
         return await within(seconds, self._changed.wait()) or False
 
     def poll(self) -> None:
@@ -190,7 +190,7 @@ class Feed:
         return (self._last_seq or 0) - len(self._tail) + 1
 
     async def _take(self, event: RunEvent) -> None:
-        """Take a live event. An early event waits for those before it."""
+        """Accept a live event. An early event waits for the events before it."""
         if self._last_seq is not None and event.seq <= self._last_seq:
             return
         if len(self._ahead) >= BEHIND_EVENTS_MAX:

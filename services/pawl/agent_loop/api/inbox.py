@@ -1,6 +1,6 @@
-"""Commands of users to runs: results, decisions, cancellations and resolutions.
+"""Sends users' commands to runs: results, decisions, cancellations and resolutions.
 
-The inbox makes all checks that do not need the run. The ledger makes the others and decides.
+The inbox performs all checks that do not need the run. The ledger performs the others and makes the decision.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.values import TOKENS_MAX, DecisionRight, Series
 
-# Errors about one item. In a batch they become receipts of their items.
+# Errors about a single item. In a batch, each becomes its item's receipt.
 REFUSALS: Final = (
     InvalidArgument,
     NotFound,
@@ -98,10 +98,10 @@ class Inbox:
         results: Sequence[types_pb2.ToolResult],
         client_id: ClientId = NO_CLIENT.client_id,
     ) -> tuple[list[Reply], run_pb2.Run]:
-        """Submit results without a stream. Return one reply per result, in order, and the run afterwards.
+        """Submit results without a stream. Return one reply per result, in order, and the resulting run.
 
-        With a client id, it only accepts results of calls that this client has leased. An invalid result is refused
-        alone. Idempotent by request id and call.
+        If there is a client id, only results of calls that this client has leased are accepted. An invalid result does
+        not affect the others. Idempotent by request id and call.
 
         Raises:
             RunNotFound
@@ -120,7 +120,7 @@ class Inbox:
     ) -> Reply:
         """Submit one result. A client's result must name its current lease.
 
-        With a session id, the session must hold the call.
+        If there is a session id, that session must hold the call.
 
         Raises:
             InvalidJson, TooLarge: the content is invalid.
@@ -146,7 +146,7 @@ class Inbox:
         progress: session_pb2.ToolProgressReport,
         client: ClientSession,
     ) -> Reply:
-        """Report progress of an offered call.
+        """Report progress on an offered call.
 
         Raises:
             InvalidField, TooLarge
@@ -166,8 +166,8 @@ class Inbox:
         Raises:
             PermissionDenied: the caller is a delegate that may not decide.
             InvalidField, TooLarge, InvalidJson: the decision is invalid.
-            CallNotFound: an edit names no call of the run.
-            GrantNotOffered: an edit is for a series whose calls must be decided one by one.
+            CallNotFound: an edit does not name a call of the run.
+            GrantNotOffered: an edit covers a series whose calls must be decided on one by one.
             InvalidArguments: the edited arguments or the answer are invalid; the message lists the problems.
         """
         check_decides(caller)
@@ -189,7 +189,8 @@ class Inbox:
                 command.edited_series.CopyFrom(wire.SERIES.write(series))
         elif decision.kind == call_pb2.DECISION_KIND_ANSWER:
             await self._check_answer(caller, decision)
-        # Request ids are unique per run, and several people may decide one call: prefix them with the user.
+        # Request ids are unique per run, but several people may decide on the same call, so prefix the ids with the
+        # user.
         request_id = derived_id(caller.user_id, request_id) if request_id else request_id
         return await self._send(
             caller, RunId(decision.run_id), request_id, decision=command, decision_right=right.value
@@ -208,7 +209,7 @@ class Inbox:
             series = wire.SERIES.read(call.approval.series)
             if decision.HasField("edited_series"):
                 series = background.edited_series(series, wire.SERIES.read(decision.edited_series), self._now())
-        # Read the run as a service: the editor may only be an approver and not see it.
+        # Read the run as a service, because the editor may only be an approver who cannot see it.
         run = await self._ledger.get_run_as_service(caller, RunId(call.run_id))
         verdict = await self._registry.check_edit(run, call, decision.arguments_json, series)
         if series is None:
@@ -230,9 +231,9 @@ class Inbox:
     async def decide_calls(
         self, caller: Principal, request_id: RequestId, decisions: Sequence[types_pb2.CallDecision]
     ) -> list[Reply]:
-        """Submit several decisions. Return one reply each, in order.
+        """Submit several decisions. Return one reply per decision, in order.
 
-        An invalid decision is refused alone. Idempotent by request id and call.
+        An invalid decision does not affect the others. Idempotent by request id and call.
 
         Raises:
             PermissionDenied: the caller is a delegate that may not decide.
@@ -243,7 +244,7 @@ class Inbox:
         )
 
     async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
-        """Cancel a run. If it has already ended, nothing changes and the outcome is LATE.
+        """Cancel a run. If it has already ended, it is unchanged and the outcome is LATE.
 
         Raises:
             InvalidField, TooLarge
@@ -262,7 +263,7 @@ class Inbox:
         resolution: pb.CallResolution.ValueType,
         content_json: bytes,
     ) -> Reply:
-        """Resolve a call with an unknown outcome, for a run of any user of the store.
+        """Resolve a call with an unknown outcome, in any user's run in the store.
 
         Raises:
             PermissionDenied: the caller is a delegate that may not decide.
@@ -278,7 +279,7 @@ class Inbox:
         return await operator_rpc.send(self._ledger, caller, run_id, command, act="resolved")
 
     async def top_up(self, caller: Principal, request_id: RequestId, run_id: RunId, tokens: int) -> Reply:
-        """Add to the token budget of a run.
+        """Add tokens to a run's budget.
 
         Raises:
             InvalidField: `tokens` is out of range.
@@ -289,7 +290,7 @@ class Inbox:
         return await self._send(caller, run_id, request_id, top_up=pb.TopUpCommand(tokens=tokens))
 
     async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool) -> Reply:
-        """Pause a job, or resume it. A paused job starts no iterations.
+        """Pause or resume a job. A paused job does not start iterations.
 
         Raises:
             RequestIdReused, QueueFull
@@ -313,7 +314,7 @@ class Inbox:
 
 
 async def _alone(reply: Awaitable[Reply]) -> Reply:
-    """Return the reply, or an error about this item as a refusal, so that other items are not affected."""
+    """Return the reply. An error about this item becomes a refusal, so that other items are not affected."""
     try:
         return await reply
     except REFUSALS as error:

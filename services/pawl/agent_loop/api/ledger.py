@@ -1,4 +1,4 @@
-"""Client of the ledger service, on behalf of users."""
+"""Client for the ledger service, acting on behalf of users."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _credential_fields(caller: Principal) -> dict[str, Any]:
 def submission(
     caller: Principal, *, asked_options: AskedOptions, options: RunOptions, **fields: Any
 ) -> pb.SubmitMessageRequest:
-    """Build the request that submits a user's message. `asked_options` are the options that the user set."""
+    """Build the request that submits a user's message. `asked_options` holds the options that the user set."""
     return pb.SubmitMessageRequest(
         **_user_fields(caller),
         **_credential_fields(caller),
@@ -57,7 +57,7 @@ def submission(
 
 
 class PublicLedger:
-    """Client of job-store on behalf of a user. Resources of other users are not found.
+    """Client for job-store, acting on behalf of a user. Other users' resources are not found.
 
     It does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same id and
     payload. It calls `run_due` when a request may have made a run due.
@@ -99,7 +99,7 @@ class PublicLedger:
     async def get_conversation(
         self, caller: Principal, conversation_id: ConversationId = ConversationId(""), *, conversation_key: str = ""
     ) -> conversation_pb2.Conversation:
-        """Return a conversation of the user or, by id, one that another user shares.
+        """Return one of the user's conversations or, by id, one that another user shares.
 
         Raises:
             ConversationNotFound, ConversationErased
@@ -123,7 +123,7 @@ class PublicLedger:
         """Send a command and return its final outcome. `fields` are additional request fields.
 
         Raises:
-            RequestIdReused: the id was used before with another payload.
+            RequestIdReused: the id was already used with a different payload.
         """
         command.user_id = caller.user_id
         request = pb.SendCommandRequest(
@@ -149,7 +149,7 @@ class PublicLedger:
         return (await translated(self._stub.RenewOffers(request))).calls
 
     async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
-        """Release the session's leases, of one run or of all runs. Leases that a newer session took over stay."""
+        """Release the session's leases in one run or all runs, except those that a newer session has taken over."""
         request = pb.ReleaseOffersRequest(**_user_fields(caller), **asdict(client), run_id=run_id)
         await translated(self._stub.ReleaseOffers(request))
 
@@ -162,7 +162,7 @@ class PublicLedger:
         return (await translated(self._stub.GetRun(pb.GetRunRequest(**_user_fields(caller), run_id=run_id)))).run
 
     async def get_run_as_service(self, caller: Principal, run_id: RunId) -> pb.GetRunResponse:
-        """Return a run of any user of the caller's store, with the tools that its client supplied.
+        """Return any user's run in the caller's store, with the tools that its client supplied.
 
         Raises:
             RunNotFound
@@ -170,7 +170,7 @@ class PublicLedger:
         return await translated(self._stub.GetRun(pb.GetRunRequest(store_id=caller.store_id, run_id=run_id)))
 
     async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> call_pb2.Call:
-        """Return a call. With `for_approval`, also a call of another user of the store that needs or needed approval.
+        """Return a call. With `for_approval`, also another store user's call that needs or needed approval.
 
         Raises:
             CallNotFound
@@ -190,7 +190,7 @@ class PublicLedger:
         return await translated(self._stub.ListEvents(request))
 
     async def list_jobs(self, caller: Principal, request: pb.ListJobsRequest) -> pb.ListJobsResponse:
-        """Return the user's jobs, or the running jobs of the store.
+        """Return the user's jobs, or the store's running jobs.
 
         Raises:
             InvalidPageToken
@@ -225,9 +225,9 @@ class PublicLedger:
         return (await translated(self._stub.ImportConversation(request))).conversation
 
     async def list_pending(self, caller: Principal, request: pb.ListPendingCallsRequest) -> pb.ListPendingCallsResponse:
-        """Return the calls that need a person, oldest first, then the runs that need tokens.
+        """Return the calls that wait for a user, oldest first, then the runs that need tokens.
 
-        Calls of other users come without the contents of their conversations.
+        Other users' calls are returned without the contents of their conversations.
 
         Raises:
             InvalidPageToken

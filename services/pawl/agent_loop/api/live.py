@@ -1,4 +1,4 @@
-"""Live run events from NATS."""
+"""Delivers live run events from NATS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logs.get_logger(__name__)
 
 
 class BusEvents:
-    """Events as they happen, from NATS. Some may be lost or duplicated."""
+    """Receives events from NATS as they happen. Some may be lost or duplicated."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -62,6 +62,6 @@ class BusEvents:
         return await self._bus.subscribe(_INBOXES, deliver)
 
     async def report_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
-        """Report the runs that users have seen, so that the users get no notification. Best effort."""
+        """Report which runs users have seen, so that they are not notified of them. Best effort."""
         for first in range(0, len(viewers), _VIEWERS_MAX):
             await self._bus.publish(_VIEWERS, msgspec.json.encode(viewers[first : first + _VIEWERS_MAX]))

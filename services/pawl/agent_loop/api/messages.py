@@ -1,4 +1,4 @@
-"""Messages of users. They start runs, wait for the active run, or steer it."""
+"""Accepts users' messages, which start runs, wait for the active run, or steer it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize the tools of a run. Stops after one more than the maximum, so that the check can refuse it."""
+    """Serialize a run's tools. Stops at one more than the maximum, so that the check can refuse them."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -52,7 +52,7 @@ async def unless_refused(
 ) -> T:
     """Send a message. If `refusal` is set, the ledger accepts it only as a repetition of an earlier request.
 
-    The same request may have been accepted earlier, before an agent changed, a document was removed or a tool of that
+    The same request may have been accepted earlier, before an agent changed, a document was removed or a tool with that
     name was created. Only the ledger knows.
     """
     message.only_repeat = refusal is not None
@@ -85,8 +85,8 @@ class Messages:
 
         Raises:
             InvalidField, TooLarge: the message or an option is invalid, or conflicts with the agent.
-            InvalidSchema: the schema of the response format or of a supplied tool cannot be used.
-            UnsupportedPart, DocumentNotFound: a part is not supported by the models, or does not exist.
+            InvalidSchema: the schema of the response format or a supplied tool cannot be used.
+            UnsupportedPart, DocumentNotFound: the models do not support a part, or a document does not exist.
             ToolExists: a supplied tool has the name of an existing one.
             AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused
         """

@@ -1,4 +1,4 @@
-"""Front-end calls that a client session leases, renews and releases."""
+"""Leases, renews and releases a client session's front-end calls."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Candidate:
 
 
 class Offers:
-    """The offered calls that one session knows of, and those that it holds.
+    """Tracks the offered calls that one session knows about and the calls that it holds.
 
-    It leases calls of attached runs in the order of their offers, up to the client's `calls_max`. The client must be
-    able to run the tool, or its session must have supplied it. `show` sends a frame; `replaced` is called when a newer
-    session of the client exists.
+    It leases calls of attached runs in the order in which they were offered, up to the client's `calls_max`. The client
+    must be able to run the tool, or its session must have supplied it. `show` sends a frame; `replaced` is called when
+    a newer session of the client exists.
 
     `run` must be running. Other tasks call the other methods; those that are not async do not block.
     """
@@ -78,7 +78,7 @@ class Offers:
         self._due = asyncio.Event()
 
     def adopt(self, run: Run) -> None:
-        """Take offers of an attached run from now on."""
+        """Start taking an attached run's offers."""
         self._runs[run.run_id] = run.own_tools
         for call in run.pending_calls:
             self.see(call)
@@ -101,7 +101,7 @@ class Offers:
         self._due.set()
 
     def session_of(self, call_id: str) -> ClientSession:
-        """Return this session if it leased the call, else the client without a session."""
+        """Return this session if it leased the call; otherwise the client without a session."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:
@@ -109,7 +109,7 @@ class Offers:
         self._submitting.add(call_id)
 
     def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
-        """Record the outcome of that result; None if it is unknown.
+        """Record the outcome of that result. None means that it is unknown.
 
         The client is free for another call, unless the result was refused or came under an earlier lease.
         """
@@ -118,7 +118,7 @@ class Offers:
             return
         held = self._held.get(call_id)
         if outcome == CommandOutcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
-            # An old result: the client has, or will get, another lease.
+            # The result is old: the client has, or will get, another lease.
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)
@@ -128,7 +128,7 @@ class Offers:
         self._due.set()
 
     async def leave(self, run_id: str, *, release: bool) -> None:
-        """Ignore further offers of a run. With `release`, also release its leases."""
+        """Ignore any more offers of a run. With `release`, also release its leases."""
         self._runs.pop(run_id, None)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
         self._leased = {key: call for key, call in self._leased.items() if call.run_id != run_id}
@@ -140,7 +140,7 @@ class Offers:
         self._due.set()
 
     async def renew(self) -> None:
-        """Renew the client's leases and revoke those that it has lost."""
+        """Renew the client's leases. Notify the client of any that it has lost."""
         before = set(self._held)
         if not before:
             return
@@ -241,7 +241,7 @@ class Offers:
         try:
             await self._ledger.release_offers(self._caller, self._client, RunId(run_id))
         except (Unavailable, DeadlineExceeded) as error:
-            # The leases expire on their own, only later.
+            # The leases will expire on their own, just later.
             _log.warning("offers.not_released", client=self._client.client_id, error=error.message)
 
     async def _wait(self) -> None:

@@ -1,4 +1,4 @@
-"""pawl.agent.v1.OperatorService: operator actions on runs of a store. ListRuns is forwarded to job-store."""
+"""Serves pawl.agent.v1.OperatorService, operator actions on a store's runs. ListRuns is forwarded to job-store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def send(ledger: PublicLedger, caller: Principal, run_id: RunId, command: 
 
 
 class OperatorServicer:
-    """Serves operators. The credential determines store and role."""
+    """Serves operators. The credential determines the store and role."""
 
     def __init__(self, ledger: PublicLedger, ids: IdSource) -> None:
         self._ledger = ledger

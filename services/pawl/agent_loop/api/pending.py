@@ -1,7 +1,8 @@
-"""Pending calls and runs as a stream: a snapshot first, then changes.
+"""Streams pending calls and runs: first a snapshot, then changes.
 
-Pending items are calls that need a person and runs without tokens left. All streams of one view share one reader, which
-reads at most one page per second. A large inbox therefore costs no more memory; its stream is only delayed.
+Pending items are calls that wait for a user and runs that have no tokens left. All streams of one view share one
+reader, which reads at most one page per second. A large inbox therefore takes no additional memory; only its stream is
+delayed.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
 second. A caller only joins a read that has not started, so its page is never older than its request. Each view has at
@@ -33,7 +34,7 @@ from pawl.event.v1.call_pb2 import Call
 from pawl.event.v1.run_pb2 import Run
 from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
 
-# Pages that may be read concurrently. Further views wait.
+# Number of pages that may be read concurrently. Any other views wait.
 READERS_MAX: Final = 64
 PAGE_SIZE: Final = 200
 # Pauses between polls when NATS reports no change.
@@ -78,7 +79,7 @@ class PendingViews:
 
     @asynccontextmanager
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
-        """Watch pending items while the block lasts, sharing one view with the same user and rights.
+        """Watch pending items for the duration of the block, sharing one view per user and rights.
 
         The credential does not affect the view. The caller must make sure that it stays valid.
         """
@@ -106,7 +107,7 @@ class PendingViews:
 
 
 class View:
-    """The pending items of one user, with the same rights and filter, for all of its watchers."""
+    """One user's pending items under one set of rights and one filter, shared by all watchers."""
 
     def __init__(
         self,
@@ -132,16 +133,16 @@ class View:
         self._tasks: set[asyncio.Task[ListPendingCallsResponse]] = set()
 
     async def page(self, token: str) -> ListPendingCallsResponse:
-        """Return a page that is read after this call. Errors of the ledger propagate."""
+        """Return a page that is read after this call was made. Ledger errors propagate."""
         reading = self._next.get(token)
         if reading is None:
-            # Use an empty context: other callers wait for this read, too.
+            # Use an empty context, because other callers also wait for this read.
             reading = tasks.start(self._tasks, self._read(token), name="pending.read", context=contextvars.Context())
             self._next[token] = reading
         return await tasks.shield(reading)
 
     async def pause(self) -> None:
-        """Return after the pause between polls, which all watchers share."""
+        """Wait for the pause between polls, which all watchers share."""
         if self._pause is None:
             self._pause = asyncio.get_running_loop().create_task(
                 self._rest(), name="pending.pause", context=contextvars.Context()
@@ -174,12 +175,12 @@ class View:
 
 
 POLL_SECONDS: Final = 1.0
-# Most items in a stream: the oldest calls, then the oldest runs.
+# Maximum number of items in a stream: the oldest calls, then the oldest runs.
 ITEMS_MAX: Final = 1000
-# Runs and calls of maximum size that fit into one message.
+# Number of maximum-size runs and calls that fit into one message.
 _PART_ITEMS_MAX: Final = 4
 
-# A call that needs a person, or a run that needs tokens.
+# A call that waits for a user, or a run that needs tokens.
 Item: TypeAlias = Call | Run
 # Items sent to a client, by type and id. Only their mutable fields, because items are large.
 Known: TypeAlias = dict[tuple[bool, str], Hashable]
@@ -199,7 +200,7 @@ class Pending:
         """Return a page of pending items, oldest first.
 
         Raises:
-            PermissionDenied: the caller wants the whole store and is no approver.
+            PermissionDenied: the caller asks for the whole store but is not an approver.
             InvalidPageToken
         """
         _check_may_see(caller, wanted)
@@ -208,11 +209,11 @@ class Pending:
     async def watch(
         self, caller: Principal, wanted: ListPendingCallsRequest, *, silence_seconds: float
     ) -> AsyncGenerator[WatchPendingResponse, None]:
-        """Yield new, changed and removed items without end. Yields an empty part after `silence_seconds` of silence.
+        """Yield new, changed and removed items indefinitely. Yields an empty part after `silence_seconds` of silence.
 
         Raises:
-            PermissionDenied: the caller wants the whole store and is no approver.
-            DependencyUnavailable: the ledger cannot be read now.
+            PermissionDenied: the caller asks for the whole store but is not an approver.
+            DependencyUnavailable: the ledger cannot currently be read.
         """
         _check_may_see(caller, wanted)
         known: Known = {}
@@ -238,8 +239,8 @@ class Pending:
 async def _changes(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
     """Yield what differs from `known`, and update `known`.
 
-    The parts fit into a message each, and the last one is marked complete. Without changes, yields one empty part that
-    is not complete.
+    Each part fits into one message, and the last one is marked complete. If nothing has changed, yields one empty part
+    that is not marked complete.
     """
     seen: Known = {}
     part, truncated = WatchPendingResponse(), False
@@ -287,7 +288,7 @@ def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
     """Check that the caller may see the items it asks for.
 
     Raises:
-        PermissionDenied: the caller wants the whole store and is no approver.
+        PermissionDenied: the caller asks for the whole store but is not an approver.
     """
     if wanted.of_all_users and not caller.roles & APPROVERS:
         raise PermissionDenied("scope STORE requires the role approver or admin")

@@ -1,4 +1,4 @@
-"""Replies to commands, as receipts, runs or errors."""
+"""Converts replies to commands into receipts, runs or errors."""
 
 from __future__ import annotations
 

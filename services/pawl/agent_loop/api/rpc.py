@@ -1,4 +1,4 @@
-"""pawl.agent.v1.AgentService: translates requests and responses."""
+"""Serves pawl.agent.v1.AgentService by translating requests and responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pawl.errors import InvalidField, RunNotFound, SlowConsumer
 from pawl.event.v1 import gap_pb2
 
 HEARTBEAT_SECONDS: Final = 15.0
-# A client that reads nothing for this long is disconnected.
+# A client that does not read for this long is disconnected.
 WRITE_SECONDS_MAX: Final = 60.0
 
 

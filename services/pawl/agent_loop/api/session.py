@@ -1,6 +1,6 @@
-"""The Session stream: one client's frames in; events, offers and receipts out.
+"""Serves the Session stream: one client's frames come in; events, offers and receipts go out.
 
-A session owns nothing. When its stream ends, its tasks end, its leases are released, and the runs continue.
+A session does not own any state. When its stream ends, its tasks end, its leases are released, and the runs continue.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pawl.errors import DeadlineExceeded, HelloRequired
 
 
 class Sessions:
-    """All sessions of this replica.
+    """All sessions on this replica.
 
-    Each client has one stream. When a client id opens another, the earlier stream ends with CANCELLED and its leases
-    move to the new one. If the new stream is on another replica, the earlier one ends at its next lease request or call
-    update.
+    Each client has one stream. When a client opens another one under the same id, the earlier stream ends with
+    CANCELLED and its leases move to the new one. If the new stream is on another replica, the earlier one ends at its
+    next lease request or call update.
     """
 
     def __init__(self, ids: IdSource, parts: Parts) -> None:

@@ -1,4 +1,4 @@
-"""Validation of client frames."""
+"""Validates client frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pawl.errors import InvalidField
 
 CALLS_MAX: Final = 64
 TOOLS_MAX: Final = 1000
-# Versions of all tools of a client. Each takes about 100 bytes while the stream is open.
+# Total versions of a client's tools. Each takes about 100 bytes while the stream is open.
 VERSIONS_MAX: Final = 10_000
 
 # Id fields by kind of frame.

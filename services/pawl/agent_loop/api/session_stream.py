@@ -1,4 +1,4 @@
-"""One client stream, from its hello to its end."""
+"""Serves one client stream, from its hello to its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SessionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The dependencies that all streams of a replica share."""
+    """The dependencies shared by all of a replica's streams."""
 
     ledger: PublicLedger
     watches: Watches
@@ -67,7 +67,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames that wait for the client, bounded by count and by the bytes of events, which can have 1 MiB each."""
+    """Frames waiting for the client, limited in number and in total event size. An event can be 1 MiB."""
 
     _events_bytes = 0
 
@@ -93,7 +93,7 @@ class Stream:
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[str, int] = {}
         self._attachments: dict[str, asyncio.Task[None]] = {}
-        # Runs that ended or came to rest, whose event was sent after the client's last frame.
+        # Runs that have ended or come to rest, if the event was sent after the client's last frame.
         self._unconfirmed: set[str] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
@@ -160,7 +160,7 @@ class Stream:
             self._outgoing.task_done()
 
     async def _watch_over(self) -> None:
-        """End the stream when the client is silent or opened another one."""
+        """End the stream if the client is silent or has opened another one."""
         loop = asyncio.get_running_loop()
         silence_max_seconds = self._parts.times.silence_max_seconds
         while True:
@@ -249,7 +249,7 @@ class Stream:
         return reply
 
     async def _attach(self, frame: SessionRequest, run_id: RunId, after_seq: int) -> None:
-        """Attach, or attach again from another position. The receipt precedes the first event."""
+        """Attach to a run, or attach again from another position. The receipt precedes the first event."""
         await self._detach(run_id, release=False)
         if len(self._attachments) >= ATTACHMENTS_MAX:
             raise Overloaded(f"a session can attach to at most {ATTACHMENTS_MAX} runs")

@@ -1,7 +1,7 @@
-"""The steps of a run, derived only from its log.
+"""Derives a run's steps solely from its log.
 
 The same log always gives the same steps with the same ids, which consist of rounds and call ids. The model adds one
-message per round, so earlier messages determine the round of a message. A message that follows calls it did not make,
+message per round, so the earlier messages determine a message's round. A message that follows calls it did not make,
 such as an undo report, is a round of its own.
 """
 
@@ -58,7 +58,7 @@ class Steps:
         self._round_of_call: dict[str, int] = {}
 
     def all(self) -> Sequence[Step]:
-        """Return the current steps, ordered by round and then as the model works."""
+        """Return the current steps, ordered by round and then in the order in which the model works."""
         shown = (step for step in self._steps.values() if step.status != pb.STEP_STATUS_VOID)
         return sorted(shown, key=self._sort_key)
 
@@ -71,7 +71,7 @@ class Steps:
         return [_change(before.get(step.step_id), step) for step in sorted(changed, key=self._sort_key)]
 
     def take_gap(self, gap: Gap) -> Sequence[StepChange]:
-        """Apply the messages and calls of an ended run instead of its log. Return all steps."""
+        """Apply an ended run's messages and calls instead of its log. Return all steps."""
         messages, calls = gap.snapshot.messages, gap.snapshot.calls
         self._round_of_call = {call.call_id: call.round for call in calls}
         followed = {call_id for message in messages for call_id in message.call_ids}

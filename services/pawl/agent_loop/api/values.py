@@ -1,4 +1,4 @@
-"""The clients that calls are offered to."""
+"""Clients to which calls are offered."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class ClientSession(msgspec.Struct, frozen=True, kw_only=True):
     session_id: SessionId = SessionId("")
 
 
-# For requests without a stream.
+# The session of requests that do not come from a stream.
 NO_CLIENT: Final = ClientSession()

@@ -1,13 +1,13 @@
-"""Watching runs: past events from the ledger, then live events in the same format.
+"""Streams runs to watchers: past events from the ledger, then live events in the same format.
 
 All watchers of a run on this replica share one feed: one live subscription, one ledger reader and one tail of recent
 events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
 it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm seen events, and the user gets no notification of them. An open stream alone proves nothing,
-because its connection may be dead.
+Clients confirm the events they have seen, and the user is not notified of those. An open stream alone does not prove
+that events were seen, because its connection may be dead.
 
-Polls of the ledger find lost live events: every second without NATS, every few seconds with it.
+The ledger is polled to find lost live events: every second without NATS, every few seconds with it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
 from pawl.values import ENDED, RESTING
 
-# Most watched runs per replica.
+# Maximum number of watched runs per replica.
 FEEDS_MAX: Final = 10_000
-# Feeds that may read the ledger concurrently.
+# Number of feeds that may read the ledger concurrently.
 READERS_MAX: Final = 64
 POLL_SECONDS: Final = 1.0
-# Finds events that were lost because the ledger alone lost its NATS connection.
+# Finds events that were lost because only the ledger lost its NATS connection.
 CONNECTED_POLL_SECONDS: Final = 5.0
 # Proxies end requests that take longer than 60 s.
 REST_SECONDS_MAX: Final = 50.0
 
 
 class Watches:
-    """All watchers of this replica. An async context manager that stops the feeds on exit."""
+    """All watchers on this replica. An async context manager that stops the feeds on exit."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class Watches:
 
     @asynccontextmanager
     async def open(self, caller: Principal, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:
-        """Watch a run after `after_seq` while the block lasts.
+        """Watch a run's events after `after_seq` for the duration of the block.
 
-        If the watcher falls too far behind, the block is cancelled, wherever its task waits.
+        If the watcher falls too far behind, the block is cancelled wherever its task is waiting.
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded: before the block starts.
@@ -124,7 +124,7 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, rests after a change past `after_seq`, or `seconds` have passed.
+        """Return the run once it has ended, has come to rest after a change past `after_seq`, or `seconds` have passed.
 
         Raises:
             RunNotFound
@@ -189,7 +189,7 @@ class RunSteps:
 
         Raises:
             InvalidId, InvalidField, RunNotFound
-            InvalidPageToken: the run has no such step.
+            InvalidPageToken: the run does not have this step.
         """
         run_id, steps_max = convert.run_id(request), checks.page_size(request.page_size) or _STEPS_PER_PAGE
         found = await self._all(caller, run_id)
@@ -220,7 +220,7 @@ class RunSteps:
     ) -> AsyncGenerator[WatchStepsResponse, None]:
         """Yield step changes after `after_seq`, each with the seq it covers; end with the run.
 
-        Events that change no step yield nothing. After `silence_seconds` without an event, yields a part without
+        Events that do not change a step are skipped. After `silence_seconds` without an event, yields a part without
         changes. Use it inside `contextlib.aclosing`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""pawl.agent.v1.ConversationService: the import of histories. The other methods are forwarded to job-store."""
+"""Serves pawl.agent.v1.ConversationService: imports histories and forwards the other methods to job-store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ConversationServicer:
     ) -> pb.ImportConversationResponse:
         caller, request_id = require_user(), convert.request_id(request)
         history = tuple(map(convert.history_message, islice(request.messages, imports.MESSAGES_MAX + 1)))
-        # Use a thread, because there may be much JSON to parse.
+        # Use a thread, because there may be a lot of JSON to parse.
         await asyncio.to_thread(imports.check, history)
         ids = iter([CallId(self._ids.new("call")) for message in history for _ in message.calls])
         messages, calls = await asyncio.to_thread(imports.convert_history, history, lambda: next(ids))

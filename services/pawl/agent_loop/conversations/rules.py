@@ -1,6 +1,6 @@
-"""Validation of imported histories: everything that a model server would refuse is refused here.
+"""Validates imported histories and refuses everything that a model server would refuse.
 
-Adjacent messages of the same role are allowed; they are joined for the model.
+Adjacent messages of the same role are allowed; they are merged for the model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a history. Assistant messages have `calls`; a tool message answers the call `call_id`."""
+    """A message in a history. Assistant messages have `calls`; a tool message answers the call `call_id`."""
 
     role: HistoryRole
     text: str = ""
@@ -55,7 +55,7 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to refuse a history. `message` is the position of the message, from 1, or 0 for the whole history."""
+    """A reason to refuse a history. `message` is the message's position, counted from 1, or 0 for the whole history."""
 
     message: int
     text: str
@@ -128,7 +128,7 @@ def convert_history(
 
 
 def _results(history: Sequence[HistoryMessage]) -> dict[tuple[int, str], HistoryMessage]:
-    """Return the result of each call, by the position of the message with the call, and its id."""
+    """Return each call's result, keyed by the position of the message that made the call and by call id."""
     asked, results = 0, dict[tuple[int, str], HistoryMessage]()
     for position, message in enumerate(history):
         if message.role is HistoryRole.TOOL:
@@ -222,7 +222,7 @@ def _call_faults(call: HistoryCall) -> Iterator[str]:
 
 
 def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
-    """Yield duplicate call ids, and add the others to `known`."""
+    """Yield faults for duplicate call ids, and add the others to `known`."""
     for call in message.calls:
         if call.call_id in known:
             yield f"call {_shown(call.call_id)}: the id was used before"
@@ -230,7 +230,7 @@ def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
 
 
 def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield missing and misplaced results. Each call needs exactly one, right after the message with the call."""
+    """Yield missing and misplaced results. Each call needs exactly one, right after the message that makes it."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()
     asked_at = 0

@@ -1,4 +1,4 @@
-"""Jobs of users: conversion of requests and responses."""
+"""Converts requests and responses about users' jobs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ASKED: Final = WIRE.struct(
 
 
 def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
-    """Return the requested job and a digest of the request.
+    """Return the requested job and the request's digest.
 
     Raises:
         InvalidField, InvalidId, TooLarge

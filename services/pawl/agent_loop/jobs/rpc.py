@@ -1,4 +1,4 @@
-"""pawl.agent.v1.JobService: a user's jobs. A job is a run that reports to one of the user's conversations."""
+"""Serves pawl.agent.v1.JobService. A job is a run that reports to one of its user's conversations."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         options = wire.OPTIONS.read(message.options)
         if options.without_background:
             raise PermissionDenied("background calls are switched off for the deployment or the agent")
-        # A run of `default` may bring its own tool names.
+        # A run of `default` may specify its own tool names.
         has_tools = bool(options.tool_names) or options.without_tools
         if message.asked_agent and has_tools and tool_name not in options.tool_names:
             raise InvalidField(
@@ -116,7 +116,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs.admitted(job, terms, await self._registry.check_job(caller, run, now))
 
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
-        """Return the id of a request's job. A repeated request gets the same id, so that its call is checked once."""
+        """Return the id of the requested job. A repeated request gets the same id, so that its call is checked once."""
         if not request_id:
             return RunId(self._ids.new("run"))
         named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()
@@ -164,10 +164,10 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs_pb2.StopJobsResponse(jobs=map(convert_jobs.job, stopped))
 
     async def _named(self, request: Any) -> tuple[Principal, RunId]:
-        """Return the caller and the job that a request names.
+        """Return the caller and the job named in a request.
 
         Raises:
-            RunNotFound: there is no such job.
+            RunNotFound: the job does not exist.
         """
         caller, job_id = require_user(), RunId(check_id(request.job_id, "job_id"))
         await self._job(caller, job_id)
@@ -187,7 +187,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
     ) -> Sequence[run_pb2.Run]:
-        """Stop the open jobs that a run started, like StopJobs.
+        """Stop the open jobs that a run started, as StopJobs does.
 
         Raises:
             RequestIdReused, TooLarge, InvalidField

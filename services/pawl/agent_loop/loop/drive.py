@@ -1,8 +1,8 @@
 """Drives one claimed run until it is parked, has ended, or belongs to another worker.
 
-The ledger has the truth; `base` is a local copy. Facts and events collect what happens in the meantime. Each turn plans
-from both and commits the changes before it starts new work. If the ledger refuses a step, the drive plans again from a
-fresh copy with the same facts.
+The ledger is authoritative; `base` is a local copy of it. Facts and events record what has happened since. Each turn
+plans from both and commits the changes before it starts new work. If the ledger refuses a step, the drive plans again
+from a fresh copy with the same facts.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from pawl.values import ENDED, CallState, LeaseAction, RunState, Usage
 
 T = TypeVar("T")
 
-# The ledger refuses a step when another writer was faster. If it refuses this often in a row while the log stays
+# The ledger refuses a step if another writer was faster. If it does so this often in a row while the log stays
 # unchanged, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
 # Clocks differ slightly: waking a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
-# A slower answer of the ledger counts as an outage.
+# A slower response from the ledger counts as an outage.
 _OUTAGE_SECONDS: Final = 5.0
-# How long the end of a run waits for an unavailable registry to count its front-end calls.
+# How long the end of a run waits for the registry to count its front-end calls.
 _LAST_REPORT_SECONDS: Final = 5.0
 
 
@@ -74,10 +74,10 @@ class DriveEnd(StrEnum):
 
 
 class Drive:
-    """One claimed run. `run` can be cancelled at any time; it then writes nothing more."""
+    """Drives one claimed run. `run` can be cancelled at any time and then makes no more writes."""
 
     def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
-        """With `failure`, end the run: stop its work and settle its open calls."""
+        """If `failure` is set, end the run: stop its work and settle its open calls."""
         self.claim = claim
         self._dependencies = dependencies
         # Ending a crashed run has already been retried: report an internal error immediately.
@@ -94,7 +94,7 @@ class Drive:
         self._reported: set[CallId] = set()
         self._refusals = 0
         self._has_written = False
-        # Usage of discarded model calls that the ledger does not know yet.
+        # Usage of discarded model calls that the ledger does not know about yet.
         self._discarded_usage = Usage()
         self._clock_offset = 0.0
         self._active_from = 0.0
@@ -107,7 +107,7 @@ class Drive:
         self._signal.set()
 
     def hand_over(self) -> None:
-        """Ask the drive to stop at its next commit point without settling anything."""
+        """Ask the drive to stop at its next commit point and not to settle anything."""
         self._handing_over = True
         self._signal.set()
 
@@ -115,7 +115,7 @@ class Drive:
         """Drive the run, starting from `loaded` if given. Return why it was released.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
+            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
         """
         loaded = await self._load() if loaded is None else self._prepared(loaded)
         self._base = loaded.state
@@ -176,8 +176,8 @@ class Drive:
         """Return the model call that may start while the step that announces it is being written.
 
         Its output is not used until the step is durable. If the step is refused, everything but its cost is discarded.
-        So it only starts early if nothing speaks against the step: no command, no recent refusal, and no budget,
-        because the commit returns the tokens left.
+        It therefore only starts early if nothing makes a refusal likely: there is no command and no recent refusal.
+        There must also be no budget, because the commit returns the tokens left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
@@ -203,7 +203,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether only model output can be new, so that no rule needs to run."""
+        """Return whether nothing but model output can be new, in which case no rule needs to run."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
@@ -215,7 +215,7 @@ class Drive:
             await self._wait(self._plan_again_at)
 
     async def _commit_part(self) -> bool:
-        """Commit part of an inbox that is too large for one step. Return whether it did."""
+        """Commit part of the inbox if it is too large for one step. Return whether it was."""
         part = planning.apply_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
         if part is None:
             return False
@@ -224,7 +224,7 @@ class Drive:
         return True
 
     async def _record(self) -> None:
-        """Record the decisions, approvals and results that the next step consumes in the audit chain, once each."""
+        """In the audit chain, record each decision, approval and result that the next step consumes, once."""
         decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
         await self._tasks.tool_calls.record(
             [note for note in decided if note not in self._recorded],
@@ -235,9 +235,9 @@ class Drive:
     async def _report(self, plan: Plan) -> None:
         """Report withdrawn front-end calls to the registry, which counts them.
 
-        Normally it reports them after the step, when no result can arrive any longer. It retries until that succeeds,
-        if necessary on the next worker. An ended run has no next worker, so its last step reports before the commit,
-        with a short timeout.
+        Normally it reports them after the step, when results can no longer arrive, and retries until it succeeds, if
+        necessary on the next worker. An ended run has no next worker, so its last step reports before the commit, with
+        a short timeout.
         """
         is_last = isinstance(plan.rest, Finish)
         self._withdrawn |= {note.call_id: note for note in withdrawn_results(self._base)}
@@ -249,7 +249,7 @@ class Drive:
     # Ledger access.
 
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the ledger's answer, retrying as long as necessary. An outage does not count as active time."""
+        """Return the ledger's response, retrying as long as necessary. An outage does not count as active time."""
         clock = self._dependencies.clock
         started = clock.monotonic()
         try:
@@ -270,7 +270,7 @@ class Drive:
         return replace(loaded, state=replace(loaded.state, run=replace(run, options=options)))
 
     def _has_lapsed_offer(self) -> bool:
-        """Return whether an offer has expired. Only the ledger knows whether a client holds it."""
+        """Return whether an offer has expired. Only the ledger knows whether a client has leased it."""
         now = self._now()
         offered = (call for call in self._base.open_calls if call.state is CallState.OFFERED)
         return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)
@@ -285,12 +285,12 @@ class Drive:
     async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
         """Write a step and return whether the ledger accepted it.
 
-        If not, the base is reloaded and the step must be planned again.
+        If it did not, the base is reloaded and the step must be planned again.
         """
         commit_id = self._dependencies.ids.new("cmt")
         reported = len(self._outbox)
         if not self._has_written or shared_decisions(self._base):
-            # A step of a dropped drive with the same epoch may still be in flight. And a call must not progress before
+            # A dropped drive's step with the same epoch may still be in flight. Also, a call must not progress before
             # all of its approvals are in the log.
             planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
@@ -335,7 +335,7 @@ class Drive:
         return replace(planned, asks_title=self._dependencies.makes_titles and has_answered and not run.depth)
 
     async def _release(self) -> DriveEnd:
-        """Commit all known facts without new decisions, and release the run."""
+        """Commit all known facts without making new decisions, and release the run."""
         await self._tasks.cancel_all()
         self._collect(at_once=True)
         while await self._commit_part():
@@ -352,7 +352,7 @@ class Drive:
     # Facts and events.
 
     def _collect(self, *, at_once: bool) -> None:
-        """Collect facts, progress and due output. All output precedes a fact."""
+        """Collect facts, progress and output that is due. All output comes before any fact."""
         self._facts += self._tasks.facts()
         self._outbox += self._tasks.progress()
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
@@ -361,11 +361,11 @@ class Drive:
         cut = await self._tasks.cancel_model()
         self._collect(at_once=True)
         if cut is not None:
-            # Keep the reason: without the model call, no rule would detect the round's limit again.
+            # Keep the reason, because once the model call is gone, no rule would detect the round's limit again.
             self._facts.append(replace(cut, failure=failure))
 
     def _fitting_facts(self) -> int:
-        """Return how many facts fit into one step; the results of a batch can be large."""
+        """Return how many facts fit into one step. A batch's results can be large."""
         sizes = [len(result.content_json) if result else 0 for result in map(_result_of, self._facts)]
         return step.fitting(sizes, self._dependencies.step_bytes_max)
 
@@ -394,7 +394,7 @@ class Drive:
         return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Count the output that is about to be shown: if this worker dies, the next one cannot know its cost."""
+        """Count the output that is about to be shown. If this worker died, the next one could not know its cost."""
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
             return state
@@ -404,7 +404,7 @@ class Drive:
         self._clock_offset = database_time - self._dependencies.clock.monotonic()
 
     def _now(self) -> float:
-        """Return the database's time, late by at most one response. It may jump, so only deadlines use it."""
+        """Return the database's time, which lags by at most one response. It may jump, so use it only for deadlines."""
         return self._dependencies.clock.monotonic() + self._clock_offset
 
     def _active_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Client of the ledger service, for workers."""
+"""The workers' client for the ledger service."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pawl.chassis.rpc.translate import Exceptions, seconds
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
-# Fits a step with the largest results of a whole batch.
+# Fits a step with the largest possible results of a whole batch.
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 
-# Timeout of streamed responses. A large conversation takes a while.
+# Timeout for streamed responses. A large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
 
 _CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded",)))
@@ -49,9 +49,9 @@ _STEP: Final = wire.WIRE.struct(
 
 
 class WorkerLedgerClient:
-    """Client of job-store, for a worker.
+    """A worker's client for job-store.
 
-    It does not retry; every method may raise DependencyUnavailable and can be retried.
+    It does not retry. Every method may raise DependencyUnavailable and can be retried.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -61,7 +61,7 @@ class WorkerLedgerClient:
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
     ) -> dict[Claim, Loaded | None]:
-        """Claim due runs, if there are any. Some come with their loaded state.
+        """Claim due runs, if there are any. Some are returned with their state already loaded.
 
         The worker holds at most `background_runs_max` jobs and runs that jobs started.
         """
@@ -78,7 +78,7 @@ class WorkerLedgerClient:
         """Load the full state of a claimed run.
 
         Raises:
-            LeaseLost, RunNotFound: the run is not this worker's.
+            LeaseLost, RunNotFound: the run does not belong to this worker.
         """
         request = pb.LoadRunRequest(**_CLAIM.fields(claim))
         response = pb.LoadRunResponse()
@@ -96,14 +96,14 @@ class WorkerLedgerClient:
         )
 
     async def release(self, worker_id: WorkerId) -> None:
-        """Release all runs of the worker. Idempotent."""
+        """Release all of the worker's runs. Idempotent."""
         await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
         """Release a run that this worker can neither drive nor end. Return whether the ledger quarantined it.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
+            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
         """
         request = pb.ReportCrashRequest(**_CLAIM.fields(claim))
         response = await translated(self._stub.ReportCrash(request))
@@ -113,7 +113,7 @@ class WorkerLedgerClient:
         """Write one step. Idempotent by commit id.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
+            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
             InboxChanged, IllegalTransition: nothing was written; reload and plan again.
         """
         request = pb.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))
@@ -128,7 +128,7 @@ class WorkerLedgerClient:
         return _with_inbox(state, response)
 
     async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
-        """Return one call, including calls of other runs of the user.
+        """Return one call, which may belong to another of the user's runs.
 
         Raises:
             CallNotFound
@@ -139,7 +139,7 @@ class WorkerLedgerClient:
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:
-    """Return the state that came with a claim, if it can be read. Otherwise `load` reports why not."""
+    """Return the state that came with a claim if it can be read. If not, `load` reports why."""
     if not run.HasField("loaded"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the loop."""
+"""The loop's Prometheus metrics."""
 
 from __future__ import annotations
 

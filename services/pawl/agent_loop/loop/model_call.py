@@ -1,4 +1,4 @@
-"""One model call: its request, its answer, and the output shown to watchers while it streams."""
+"""Makes one model call: builds its request, assembles its answer, and shows output to watchers while it streams."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
 
 
 class ModelCall:
-    """Makes the open model call of a state once. Holds its output, also while it streams."""
+    """Makes a state's open model call once. Holds its output, even while it streams."""
 
     def __init__(
         self, state: State, *, model: ModelPort, monotonic: Callable[[], float], on_output: Callable[[], None]
@@ -101,15 +101,15 @@ class ModelCall:
         return replace(self._assembly.answer(), usage=self.usage())
 
     def usage(self) -> UsageReport:
-        """Return the usage so far, estimated where the server did not report it."""
+        """Return the usage so far, with estimates for anything that the server did not report."""
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def output_due_at(self) -> float | None:
-        """Return when output must be shown, by the monotonic clock; None if there is no output."""
+        """Return the monotonic time at which output must be shown; None if there is no output."""
         due = None if self._may_be_silent else self._coalescer.due_at()
         if due is None or self._whole_at is None:
             return due
-        # The step that takes the whole answer shows the rest, unless checking its calls takes long.
+        # The step that takes the whole answer shows the rest, unless checking its calls takes a long time.
         return max(due, self._whole_at + coalesce.INTERVAL_SECONDS)
 
     def take_output(self) -> tuple[OutputDelta, ...]:
@@ -172,14 +172,14 @@ def request_of(
 
 
 def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools that the model may call. Fallback tools are pinned, too, but not offered."""
+    """Return the tools that the model may call. Fallback tools are also pinned, but not offered."""
     names = state.run.options.tool_names
     return [tool for tool in tools if not names or tool.name in names or tool.is_own]
 
 
 @lru_cache(maxsize=1024)
 def _function(tool: Tool) -> dict[str, Any]:
-    """Return a tool as the model server expects it. The result is shared: do not change it."""
+    """Return a tool in the form that the model server expects. The result is shared, so do not change it."""
     parameters = msgspec.json.decode(tool.arguments_schema_json or _NO_ARGUMENTS)
     return {
         "type": "function",
@@ -209,22 +209,22 @@ def _size(piece: Piece) -> int:
             return 0
 
 
-# How long a new quota of an agent may go unnoticed.
+# How long an agent's new quota may go unnoticed.
 NONE_SECONDS_MAX: Final = 5.0
-# How long other runs' use of a quota may go unnoticed while less than 90 % is used.
+# How long other runs' use of a quota may go unnoticed while less than 90 % of it is used.
 ENOUGH_SECONDS_MAX: Final = 1.0
 _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use before the next read of the quota, and until when."""
+    """The tokens that an agent's runs may use before the quota is read again, and when this allowance expires."""
 
     tokens: float
     until: float
 
 
 class AgentQuotas:
-    """Caches which agents have no quota, or enough left, so that most model calls need no read."""
+    """Caches which agents have no quota or enough of it left, so that most model calls do not have to read it."""
 
     def __init__(self) -> None:
         self._allowances: dict[tuple[StoreId, str], _Allowance] = {}
@@ -234,8 +234,8 @@ class AgentQuotas:
     ) -> AgentQuota | None:
         """Return the quota of the run's agent if it is used up.
 
-        `tokens` is the usage of the run since its last call; `now` is by a monotonic clock. Drafts and the deployment's
-        default have no quota.
+        `tokens` is the run's usage since its last call; `now` is a monotonic time. Drafts and the deployment's default
+        have no quota.
         """
         if run.agent is None or draft_name(run.agent.name):
             return None

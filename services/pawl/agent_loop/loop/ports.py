@@ -1,4 +1,4 @@
-"""Ports of the worker."""
+"""Defines the worker's ports."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pawl.agent_loop.loop.rules.tool import (
 from pawl.chassis.ids import CallId, RunKey, StoreId, UserId
 from pawl.values import Execution, ReadTimeouts, RunContext, Usage
 
-# Returns numbers from 0 to 1.
+# Returns numbers between 0 and 1.
 Randomness = Callable[[], float]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that this worker holds. The epoch fences its commits."""
+    """A run that this worker holds. Its commits are fenced by the epoch."""
 
     key: RunKey
     epoch: int
@@ -44,7 +44,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and those with unread commands, in the ledger's order."""
+    """The claims that the worker still holds, and those that have unread commands, in the ledger's order."""
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]
@@ -54,7 +54,7 @@ class AgentReader(Protocol):
     """Reads agents from the ledger. Methods may raise DependencyUnavailable and can be retried."""
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return a version of an agent. Version 0 means the newest of an agent that is not deleted.
+        """Return a version of an agent. Version 0 means the newest version of an agent that is not deleted.
 
         Raises:
             AgentNotFound
@@ -104,9 +104,10 @@ class Registry(Protocol):
         most: int = 0,
         skip_missing: bool = False,
     ) -> Resolved:
-        """Return tools by name, or all that the user may call. Pinned tools keep their version.
+        """Return the named tools, or all that the user may call. Pinned tools keep their version.
 
-        `most` limits the number of tools; 0 means no limit. `skip_missing` omits tools that do not exist for this user.
+        `most` limits the number of tools; 0 means no limit. With `skip_missing`, tools that do not exist for this user
+        are omitted.
 
         Raises:
             ToolNotFound: a tool does not exist for this user; metadata `tool_name` names it.
@@ -121,13 +122,13 @@ class Registry(Protocol):
     ) -> tuple[Verdict, ...]:
         """Return a verdict on each call, in order.
 
-        With `reads`, it also executes read-only calls. Results that are ready quickly come with the verdicts.
+        With `reads`, read-only calls are also executed. Results that are ready quickly are returned with the verdicts.
         """
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked: ...
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
-        """Record people's decisions in the audit chain before they take effect. Idempotent."""
+        """Record users' decisions in the audit chain before they take effect. Idempotent."""
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         """Record front-end results in the audit chain before they are used. Idempotent."""
@@ -136,11 +137,11 @@ class Registry(Protocol):
         """Run a call. Yields progress, then the result. Use it inside `contextlib.aclosing`.
 
         Raises:
-            ToolNotFound, ApprovalRequired, InvalidArguments: the call may not run.
+            ToolNotFound, ApprovalRequired, InvalidArguments: the call is not allowed to run.
         """
 
     async def cancel(self, context: CallContext, call_id: CallId, *, wait_seconds: float) -> Stopped:
-        """Stop a call wherever it runs, and wait for its end. Idempotent."""
+        """Stop a call wherever it is running, and wait for it to end. Idempotent."""
 
 
 class Meter(Protocol):

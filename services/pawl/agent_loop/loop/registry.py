@@ -1,4 +1,4 @@
-"""Client of the tool registry."""
+"""Client for the tool registry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values import Disposition, Execution, ExecutionContext, Progress, ReadTimeouts, Series
 
-# Extra time for the answer to a cancel request after its own wait.
+# Extra time for the response to a cancel request, in addition to its own wait.
 _CANCEL_MARGIN_SECONDS: Final = 5.0
 
 _CONTEXTS: Final = wire.WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
@@ -91,7 +91,7 @@ _STOPPED: Final = wire.WIRE.struct(Stopped, execution_pb2.CancelExecutionRespons
 
 
 class RegistryClient:
-    """A `Registry` over a channel to tool-registry, with further methods for serving clients. It does not retry."""
+    """A `Registry` over a channel to tool-registry, with additional methods for serving clients. It does not retry."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
@@ -116,7 +116,7 @@ class RegistryClient:
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
 
     async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
-        """Check client-supplied tools for a run of the user. Return them as the run stores them.
+        """Check a client's tools for one of the user's runs. Return them in the form that the run stores.
 
         Raises:
             InvalidField, InvalidSchema, ToolExists
@@ -201,11 +201,11 @@ class RegistryClient:
         return (await translated(self._stub.ReadDocument(request))).text
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Check an answer against the schema of a response format. With None, check only the schema.
+        """Check an answer against a response format's schema. If the answer is None, only check the schema.
 
         Raises:
             InvalidSchema: the schema cannot be used.
-            Overloaded, DependencyUnavailable: the check is not possible now.
+            Overloaded, DependencyUnavailable: the check is not currently possible.
         """
         asked = None if output is None else output.encode()
         request = execution_pb2.CheckOutputRequest(store_id=store_id, schema_json=schema_json, output=asked)
@@ -214,12 +214,12 @@ class RegistryClient:
     async def check_edit(
         self, read: GetRunResponse, call: call_pb2.Call, arguments_json: bytes, series: Series | None = None
     ) -> Verdict:
-        """Return the verdict on edited arguments of a call. The run's user must be allowed to make the call.
+        """Return the verdict on a call's edited arguments. The run's user must be allowed to make the call.
 
-        With a `series`, the verdict has the digest for granting it with these arguments.
+        If there is a `series`, the verdict has the digest for granting it with these arguments.
 
         Raises:
-            InvalidArguments: the arguments may not run; the message lists all problems.
+            InvalidArguments: the arguments are not allowed; the message lists all problems.
         """
         own_tools = (wire.OWN_TOOL.read(tool) for tool in read.own_tools)
         proposed = ProposedCall(

@@ -1,4 +1,4 @@
-"""The tasks of one run that work beside its drive."""
+"""Runs the tasks that work alongside a run's drive."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDependencies:
-    """The dependencies that all runs of a worker share.
+    """The dependencies shared by all of a worker's runs.
 
-    `run_due` makes the worker poll immediately, `run_due_at` at a time of the monotonic clock.
+    `run_due` makes the worker poll immediately, `run_due_at` at a given monotonic time.
     """
 
     ledger: WorkerLedgerClient
@@ -88,18 +88,18 @@ class WorkerDependencies:
     run_due: Callable[[], None] = lambda: None
     run_due_at: Callable[[float], None] = lambda _: None
     makes_titles: bool = False
-    # People who must approve a gated call of any continuing run.
+    # Number of users who must approve a gated call in any continuing run.
     approvals_required: int = 1
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
-    # Returns whether the API key of a principal is no longer valid.
+    # Returns whether a principal's API key is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False
 
 
 class RunTasks(Tasks):
-    """Does the work that plans request. Sets `signal` when there is something to collect.
+    """Performs the work that plans request. Sets `signal` when there is something to collect.
 
-    `now` returns database time, `active_seconds` how long the run has been active. `own_tools` are the tools that the
-    run's client supplied.
+    `now` returns database time; `active_seconds` returns how long the run has been active. `own_tools` holds the tools
+    that the run's client supplied.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class RunTasks(Tasks):
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
-        # Usage of the run before its last model call.
+        # The run's usage before its last model call.
         self._tokens_used = run.usage.total_tokens
-        # Cleared while a model call runs before the step that announces it is durable.
+        # Cleared while a model call is running and the step that announces it is not yet durable.
         self._is_durable = asyncio.Event()
         self._is_durable.set()
 
@@ -145,14 +145,14 @@ class RunTasks(Tasks):
         return progress
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
-        """Return and clear the model's output if it is due, or immediately."""
+        """Return and clear the model's output if it is due, or in any case with `at_once`."""
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
         return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
 
     def output_due_at(self) -> float | None:
-        """Return when output must be shown, by the monotonic clock; None if there is no output."""
+        """Return the monotonic time at which output must be shown; None if there is no output."""
         return self._model_call.output_due_at() if self._model_call else None
 
     def model_usage(self) -> Usage | None:
@@ -160,7 +160,7 @@ class RunTasks(Tasks):
         return usage_of(self._model_call.usage()) if self._model_call else None
 
     def start_work(self, work: Work, state: State) -> None:
-        """Start the work that `state`, which is durable, announced."""
+        """Start the work that was announced in `state`, which is durable."""
         start = self.start
         match work:
             case PinTools():
@@ -193,7 +193,8 @@ class RunTasks(Tasks):
     def start_model(self, work: StartModel, state: State, *, is_early: bool = False) -> None:
         """Start a model call.
 
-        With `is_early`, before `state` is durable; `confirm_model_call` or `discard_early_model_call` must follow.
+        With `is_early`, it starts before `state` is durable, and `confirm_model_call` or `discard_early_model_call`
+        must follow.
         """
         if is_early:
             self._model_before = self._model_call
@@ -207,12 +208,12 @@ class RunTasks(Tasks):
         self.start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
 
     def confirm_model_call(self) -> None:
-        """Record that the state of an early model call is durable."""
+        """Record that an early model call's state is durable."""
         self._model_before = None
         self._is_durable.set()
 
     async def discard_early_model_call(self) -> Usage:
-        """Cancel an early model call, if there is one, as if it had never started. Return its usage."""
+        """Cancel any early model call as if it had never started. Return its usage."""
         call = self._model_call
         if self._is_durable.is_set() or call is None:
             return Usage()
@@ -238,10 +239,10 @@ class RunTasks(Tasks):
             found = await self._resolved(state.run)
         except ToolNotFound as error:
             return _no_tool(error.metadata.get("tool_name", ""))
-        # Runs at the depth limit do not get the tool that starts further runs.
+        # Runs at the depth limit do not get the tool that starts more runs.
         may_delegate = delegation.may_delegate(state.run)
         without = frozenset() if may_delegate else frozenset({ExecutionContext.AGENT})
-        # A turn that notices started must not wait for people.
+        # A turn that notices started must not wait for users.
         without = jobs.WAITED_FOR if state.run.is_turn else without
         self._tools = tuple(tool for tool in found.tools if tool.context not in without)
         if chosen and all(tool.name != chosen for tool in self._tools):
@@ -257,7 +258,7 @@ class RunTasks(Tasks):
             return Resolved(tools=())
         own = {tool.name: tool for tool in self._own_tools}
         found = await self._registered(run, own)
-        # A tool that came with the run wins over a registered one of the same name.
+        # A tool supplied with the run takes precedence over a registered one of the same name.
         tools = [*own.values(), *(tool for tool in found.tools if tool.name not in own)]
         missing = {tool.fallback_tool_name for tool in tools} - {tool.name for tool in tools} - {""}
         if missing:
@@ -267,7 +268,7 @@ class RunTasks(Tasks):
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return registered tools. The tool that the model must call is always among them."""
+        """Return registered tools. They always include the tool that the model must call."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:
@@ -393,7 +394,7 @@ class RunTasks(Tasks):
         return AgentRead(call_id=work.call_id, delegates=delegates, agent=agent)
 
     async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
-        """Return the agents that the run's agent may delegate to. For a draft these are the current ones."""
+        """Return the agents that the run's agent may delegate to. For a draft, these are its current ones."""
         agents, draft = self._dependencies.agents, draft_name(pinned.name)
         if draft:
             read = partial(agents.get_draft, run.store_id, run.user_id, draft)

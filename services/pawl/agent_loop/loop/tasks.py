@@ -1,4 +1,4 @@
-"""Named tasks of one run beside its drive. Each ends with a fact."""
+"""Runs named tasks alongside a run's drive. Each ends with a fact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pawl.agent_loop.loop.rules.fact import Fact
 
 
 class Tasks:
-    """Named tasks of one run. Not safe to share between runs."""
+    """One run's named tasks. Not safe to share between runs."""
 
     def __init__(self, on_end: asyncio.Event) -> None:
         self._on_end = on_end
@@ -31,7 +31,7 @@ class Tasks:
         """Return and clear the facts collected so far.
 
         Raises:
-            Exception: an exception of a task, which is a bug.
+            Exception: a task raised an exception, which is a bug.
         """
         if self._failure is not None:
             raise self._failure
@@ -39,7 +39,7 @@ class Tasks:
         return facts
 
     async def cut(self, name: str) -> bool:
-        """Cancel a task and wait for its end. Return whether it was cancelled before it ended."""
+        """Cancel a task and wait for it to end. Return whether it was cancelled before it ended."""
         task = self._tasks.get(name)
         if task is None:
             return False
@@ -48,7 +48,7 @@ class Tasks:
         return task.cancelled()
 
     async def cancel_all(self) -> None:
-        """Cancel all tasks and wait for their end. Detached executions in the registry continue."""
+        """Cancel all tasks and wait for them to end. Detached executions in the registry continue."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

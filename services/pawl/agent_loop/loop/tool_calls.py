@@ -1,4 +1,4 @@
-"""Calls to the registry on behalf of the loop, with retries. Every call ends with an answer for the model."""
+"""Calls the registry on behalf of the loop, with retries. Every call ends with an answer for the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Pro
 
 _CHECK_SECONDS_MAX: Final = 30.0
 _STOP_SECONDS: Final = 2.0
-# The registry enforces the timeout. This applies if it does not answer at all.
+# The registry enforces the timeout. This applies if it does not respond at all.
 _GRACE_SECONDS: Final = 30.0
 _UNREACHABLE: Final = "The tool registry was unavailable or failed."
 _KEY_GONE: Final = "The API key that started the job was revoked or has lost a role. Start the job with another key."
@@ -68,7 +68,7 @@ class ToolCalls:
     async def resolve(
         self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
     ) -> Resolved:
-        """Return tools. `most` 0 means no limit; `skip_missing` omits tools that do not exist for this user.
+        """Return tools. A `most` of 0 means no limit; `skip_missing` omits tools that do not exist for this user.
 
         Raises:
             ToolNotFound: a tool does not exist for this user.
@@ -80,9 +80,9 @@ class ToolCalls:
     async def check(
         self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
     ) -> dict[CallId, Verdict]:
-        """Return verdicts on calls. They are refusals if the registry fails or a job's API key is no longer valid.
+        """Return verdicts on calls. All are refusals if the registry fails or a job's API key is no longer valid.
 
-        With `may_read`, verdicts may contain results of read-only calls.
+        With `may_read`, verdicts may contain the results of read-only calls.
         """
         if not calls:
             return {}
@@ -104,17 +104,17 @@ class ToolCalls:
         }
 
     async def check_output(self, schema_json: bytes, output: str) -> OutputChecked:
-        """Check an answer against the schema of a response format. Retries until the registry answers."""
+        """Check an answer against a response format's schema. Retries until the registry responds."""
         store_id = self._context.store_id
         return await self._retry.until_answered(lambda: self._registry.check_output(store_id, schema_json, output))
 
     def _with_own_tool(self, call: ProposedCall) -> ProposedCall:
-        """Attach the tool if it came with the run, because the registry does not store it."""
+        """Attach the tool if it was supplied with the run, because the registry does not store it."""
         own = self._own_tools.get(call.tool_name) if call.tool_version else None
         return call if own is None else replace(call, own_tool=own)
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
-        """Record these in the audit chain, retrying until it succeeds. They have no effect before."""
+        """Record these in the audit chain, retrying until it succeeds. They do not take effect before that."""
         if decisions:
             await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         if results:
@@ -142,7 +142,7 @@ class ToolCalls:
     ) -> ExecutionResult:
         """Run a call, possibly under the grant of a series, and return how it ended.
 
-        Errors of the tool or the registry do not raise; they are part of the result.
+        Errors from the tool or the registry are not raised; they are part of the result.
         """
         execution = Execution(
             call_id=call.call_id,
@@ -165,11 +165,11 @@ class ToolCalls:
             if isinstance(ended, ExecutionResult):
                 return ended
             failures += 1
-            # An overloaded registry did not start the call. After any other error it may have.
+            # An overloaded registry did not start the call. After any other error, it may have done so.
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop a call and return its result, if known. `stopped` is false if the registry does not answer."""
+        """Stop a call and return its result, if known. `stopped` is false if the registry does not respond."""
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
@@ -181,7 +181,7 @@ class ToolCalls:
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
     ) -> ExecutionResult | PawlError:
-        """Return how the call ended, or the error after which to request it again with the same id."""
+        """Return how the call ended, or an error after which it should be requested again with the same id."""
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:

@@ -1,4 +1,4 @@
-"""Conversion between the loop's values and messages of pawl.event.v1."""
+"""Converts between the loop's values and messages of pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
 
 
 def _result(message: call_pb2.Call) -> CallResult | None:
-    """Return the result, or a placeholder for a result that the ledger left out; None if the call is open."""
+    """Return the result, or a placeholder for a result that the ledger omitted; None if the call is open."""
     if message.HasField("result"):
         return RESULT.read(message.result)
     if not message.result_omitted_bytes:
@@ -165,7 +165,7 @@ EVENT: Final = WIRE.one_of(
         "tool_progress": ToolProgress,
         "warning": Warned,
     },
-    # Only the ledger writes these.
+    # Only the ledger sets these.
     without=(
         *("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
         *("starter_paused", "starter_fired"),

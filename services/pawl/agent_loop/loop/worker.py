@@ -1,7 +1,7 @@
 """Claims runs, renews their leases and drives them concurrently.
 
-The worker drops a run whose lease was not confirmed in time before the lease ends, because another worker may then
-drive it. The ledger would refuse late commits anyway; dropping the run also stops calls to models and tools.
+If a run's lease is not confirmed in time, the worker drops the run before the lease ends, because another worker may
+then drive it. The ledger would refuse late commits anyway; dropping the run also stops calls to models and tools.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from pawl.chassis.process.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
-# A claim costs the same for one run as for many, so claims start at least this far apart.
+# Claiming one run costs as much as claiming many, so claims start at least this far apart.
 _CLAIM_SECONDS_MIN: Final = 0.02
-# A sleep that ends this late means that the process is overloaded. It then claims nothing for a while, so that its runs
+# A sleep that ends this late means that the process is overloaded. It then stops claiming for a while, so that its runs
 # and the requests it serves stay responsive.
 _BUSY_SECONDS: Final = 0.05
 _THROTTLE_SECONDS_MAX: Final = 1.0
 # Stop work this long before an unconfirmed lease ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
-# Retry a failed renewal this soon, so that many attempts fit before the lease ends.
+# Retry a failed renewal this soon, so that there is time for many attempts before the lease ends.
 _RENEW_AGAIN_SECONDS: Final = 0.25
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
-# Polling finds work that is due later than this.
+# Polling finds work that becomes due later than this.
 _DUE_SECONDS_MAX: Final = 3600.0
-# Clocks differ slightly. A claim a moment too early would find nothing, and the next one would wait for the poll.
+# Clocks differ slightly. A claim made a moment too early would not find anything, and the next one would wait for the
+# poll.
 _DUE_AFTER_SECONDS: Final = 0.001
-# The rest is reserved for runs that people wait for, unless the worker can drive only one run.
+# The rest is reserved for runs that users wait for, unless the worker can drive only one run.
 _BACKGROUND_FRACTION: Final = 0.75
-# When this full, the next claim may find more due runs than this worker had room for.
+# When the worker is this full, the next claim may find more due runs than it had room for.
 _CROWDED_FRACTION: Final = 0.5
 
 _log = logs.get_logger(__name__)
@@ -70,7 +71,7 @@ class _Held:
 class Worker:
     """Drives runs until stopped.
 
-    Run `claim_forever`, `renew_forever` and `fence_forever` concurrently, and restart each if it fails. At the end,
+    Run `claim_forever`, `renew_forever` and `fence_forever` concurrently, and restart any that fails. At the end,
     cancel them and call `hand_over`.
     """
 
@@ -90,14 +91,14 @@ class Worker:
         self._limits = limits
         self._new_drive = new_drive
         self._held: dict[Claim, _Held] = {}
-        # When each driven claim was left. A late response about such a claim is not a new claim, and the state loaded
-        # with it is outdated.
+        # The time when this worker stopped driving each claim. A late response about such a claim is not a new claim,
+        # and the state loaded with it is outdated.
         self._left_at: dict[Claim, float] = {}
         self._work_may_be_there = False
         self._work_is_ours = asyncio.Event()
-        # Set when one of these changed, or when something is due sooner.
+        # Set when one of these has changed, or when something is due sooner.
         self._wakeup = asyncio.Event()
-        # When parked runs are due, as a heap. No other worker polls that soon.
+        # A heap of the times when parked runs are due. No other worker polls that soon.
         self._due_times: list[float] = []
         self._claiming = asyncio.Lock()
         self._stopping = False
@@ -144,7 +145,7 @@ class Worker:
         await within(self._limits.remote_work_delay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _throttle(self, due: float) -> None:
-        """Sleep until `due`, and up to a second longer while this process is overloaded."""
+        """Sleep until `due`, or up to a second longer while this process is overloaded."""
         end = due + _THROTTLE_SECONDS_MAX
         while (left := due - self._clock.monotonic()) > 0:
             await self._clock.sleep(left)
@@ -169,7 +170,7 @@ class Worker:
                 pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
 
     async def fence_forever(self) -> None:
-        """Drop each run whose unconfirmed lease is about to end."""
+        """Drop every run whose unconfirmed lease is about to end."""
         while True:
             now = self._clock.monotonic()
             for claim, held in list(self._held.items()):
@@ -179,7 +180,7 @@ class Worker:
             await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
 
     async def hand_over(self) -> None:
-        """Stop all drives at their next commit point and release all runs. Settles nothing."""
+        """Stop all drives at their next commit point and release all runs. Does not settle anything."""
         self._stopping = True
         tasks = [held.task for held in self._held.values()]
         for held in self._held.values():
@@ -190,11 +191,11 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            # Also release the runs of a claim that is still in flight.
+            # Also release the runs from a claim that is still in flight.
             async with asyncio.timeout(_RELEASE_SECONDS_MAX), self._claiming:
                 await self._ledger.release(self.worker_id)
         except (TimeoutError, PawlError) as error:
-            # The leases expire on their own.
+            # The leases will expire on their own.
             _log.warning("worker.not_released", error=_error_text(error))
 
     async def _on_work(self, _subject: str, _data: bytes) -> None:
@@ -234,7 +235,7 @@ class Worker:
                 self._drop(claim, held, "lease.lost")
         for claim in renewal.held:
             # This worker holds the run but does not drive it: the claim's response was lost, or its drive ended without
-            # the ledger knowing. Otherwise the lease would be renewed forever.
+            # the ledger knowing. If it were not driven, its lease would be renewed forever.
             if not self._has_driven(claim, started):
                 _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
                 self._start(claim, started)
@@ -267,7 +268,7 @@ class Worker:
         return is_driving or self._left_at.get(claim, -math.inf) >= since
 
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
-        """Cancel a drive. The claim stays held until the drive ends, so that no second drive starts under it."""
+        """Cancel a drive. The claim is held until the drive ends, so that a second drive does not start under it."""
         if held.task.cancelling():
             return
         _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
@@ -323,7 +324,7 @@ class Worker:
     async def _report_crash(self, claim: Claim) -> str:
         """Release a run that can neither be driven nor ended, as if this worker had crashed on it.
 
-        Return how it was left. If the ledger cannot be reached either, the next renewal tries the run again.
+        Return how it was left. If the ledger is also unreachable, the next renewal tries the run again.
         """
         try:
             quarantined = await self._ledger.report_crash(claim)

@@ -15,7 +15,7 @@ from pawl.agent_loop.model.request import (
 )
 from pawl.agent_loop.model.response import EventTooLargeError, SseDecoder
 
-# Per answer.
+# Limit per answer.
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 
 # Line prefixes of an event stream that carry no data of their own.
@@ -25,9 +25,9 @@ _OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data:")
 class Answer:
     """Parses an event stream or a single JSON object into pieces.
 
-    `finished` means that the model gave a finish reason, so the answer is complete even if the connection ends now.
-    `done` means that nothing more will arrive. A body without events, such as a proxy's page or plain text, is kept for
-    the error message.
+    `finished` means that the model has given a finish reason, so the answer is complete even if the connection ends
+    now. `done` means that nothing more will arrive. A body without events, such as a proxy's page or plain text, is
+    kept for the error message.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Answer:
         if self._bytes > ANSWER_BYTES_MAX:
             raise ModelError(failure.TOO_LARGE)
         if self._start is not None:
-            # A server that does not stream sends an object. Its content type is unreliable.
+            # A server that does not stream sends an object. The content type is not reliable.
             self._start += data
             text = self._start.lstrip(b"\xef\xbb\xbf \t\r\n")
             if not text:

@@ -1,7 +1,7 @@
-"""Converts one chunk of a model's stream, or a whole completion, to pieces.
+"""Converts one chunk of a model's stream, or a whole completion, into pieces.
 
-Servers differ in everything that the protocol leaves open, and in some things that it does not. The parser accepts what
-it can interpret; everything else is STREAM_GARBLED.
+Servers differ in everything that the protocol leaves open, and in some things that it specifies. The parser accepts
+what it can interpret; everything else is STREAM_GARBLED.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ _ESCAPE: Final = re.compile(
 )
 _MARKED_ESCAPE: Final = re.compile(rb"\\uffffd[89a-f][0-9a-f]{2}")
 _MARKED: Final = re.compile("\uffff(d[89a-f][0-9a-f]{2})")
-# A string, complete or not, so that nothing inside is matched; or a number that JSON does not have.
+# A string, complete or not, so that nothing inside it is matched; or a number that is not valid in JSON.
 _STRING_OR_NO_NUMBER: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|Infinity)\b', re.DOTALL)
 
 
 def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
-    """Return the pieces of a chunk, or with `whole` of a `chat.completion`.
+    """Return the pieces of a chunk, or of a `chat.completion` if `whole` is set.
 
-    Only the first choice counts. Reasoning that a server sends under both of its names is used once. NaN and Infinity,
-    which some servers write for missing numbers, count as null. Texts may have NUL and lone surrogates.
+    Only the first choice is used. Reasoning that a server sends under both field names is used once. NaN and Infinity,
+    which some servers write for missing numbers, count as null. Text may contain NUL and lone surrogates.
 
     Raises:
         ModelError: STREAM_GARBLED, or the error that the server reports.
@@ -88,7 +88,7 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
 
 def _decoded(data: bytes) -> _Chunk:
     if b"\\ud" in data or b"\\uD" in data:
-        # The decoder refuses lone surrogates: replace them by a noncharacter and their digits.
+        # The decoder refuses lone surrogates, so replace each with a noncharacter and its digits.
         data = _ESCAPE.sub(lambda found: rb"\uffff" + found[1].lower() if found[1] else found[0], data)
     try:
         return _chunks.decode(data)
@@ -167,7 +167,7 @@ def _value(whole: fields.RawObject, name: str) -> Any:
 
 
 def _arguments(raw: bytes) -> str:
-    """Return the text of arguments: usually a JSON string, sometimes null or the object itself."""
+    """Return arguments as text. They are usually a JSON string, sometimes null or the object itself."""
     if raw == b"null":
         return ""
     return _text(msgspec.json.decode(raw)) if raw.startswith(b'"') else _MARKED_ESCAPE.sub(rb"\\ufffd", raw).decode()

@@ -1,4 +1,4 @@
-"""The client of the model server."""
+"""Implements the client for the model server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pawl.agent_loop.model.direct import HEADERS, PATH, Direct, RefusedError
 from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece
 from pawl.agent_loop.model.response import HttpxResponse, Response
 
-# After the finish reason only usage and the end can follow. Do not wait longer for a server that keeps the connection
-# open.
+# After the finish reason, only the usage and the end can follow. Do not wait any longer for a server that keeps the
+# connection open.
 _AFTER_FINISH_SECONDS: Final = 5.0
 # Read a response to its end, so that its connection can be reused.
 _DRAIN_SECONDS: Final = 0.1
@@ -30,11 +30,11 @@ OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
 
 
 class OpenAiModel:
-    """Client of one model server with its own connection pool.
+    """Client for one model server, with its own connection pool.
 
     The openai client supplies the configuration: credential headers, proxies and base URL. Most calls only use the
-    request head that it makes, see `Direct`. Bodies are bytes, because its typed parameters take 24 ms for a history of
-    120 messages instead of 0.3 ms. It does not retry. Use it as an async context manager.
+    request head that it creates; see `Direct`. Bodies are bytes, because the client's typed parameters take 24 ms
+    instead of 0.3 ms for a history of 120 messages. It does not retry. Use it as an async context manager.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OpenAiModel:
         http = httpx2.AsyncClient(limits=_LIMITS, timeout=None, follow_redirects=True)
         self._client = openai.AsyncOpenAI(
             base_url=base_url,
-            # The client requires a key; servers without keys ignore it.
+            # The client requires a key; servers that do not use keys ignore it.
             api_key=api_key or "none",
             max_retries=0,
             timeout=None,
@@ -110,7 +110,7 @@ class OpenAiModel:
             raise ModelError(failure.NETWORK) from None
 
     async def _post(self, body: bytes) -> httpx2.Response:
-        # Asked for a raw response, the client returns one, despite its overloads.
+        # When asked for a raw response, the client returns one, despite what its overloads say.
         response: Any = await self._client.post(
             PATH,
             cast_to=httpx2.Response,

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections to the model server, over asyncio transports and llhttp, their pool, and a circuit breaker."""
+"""Provides HTTP/1.1 connections to the model server (asyncio and llhttp), a pool for them, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pawl.agent_loop.model.request import UNAVAILABLE, ModelError, ModelPort, Mo
 from pawl.chassis.egress.addresses import look_up
 from pawl.chassis.process.tasks import shield
 
-# Bytes in a row that are not body: heads including earlier ones, trailers, chunk sizes.
+# Maximum consecutive bytes that are not part of a body: heads including earlier ones, trailers, chunk sizes.
 HEAD_BYTES_MAX: Final = 128 * 1024
 
-# At this many unread bytes the server must wait for a slow reader.
+# At this many unread bytes, the server must wait for a slow reader.
 _UNREAD_BYTES_MAX: Final = 1024 * 1024
 
 _INFORMATIONAL: Final = range(100, 200)
@@ -32,16 +32,16 @@ _INFORMATIONAL: Final = range(100, 200)
 class Connection(asyncio.Protocol):
     """Sends one request at a time and reads its response.
 
-    `status` and `headers` are set once `send` has returned; `fields` has the headers by lower-case name. `reusable`
-    means that the response was read and the connection can take another request. Times are by the loop's clock. If a
-    wait is cancelled, the caller must close the connection.
+    `status` and `headers` are set once `send` has returned; `fields` holds the headers by lower-case name. `reusable`
+    means that the response was read and the connection can take another request. Times are by the event loop's clock.
+    If a wait is cancelled, the caller must close the connection.
     """
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        # Accept what h11 accepted: bare line feeds, and a content length besides chunks.
+        # Accept what h11 accepted: bare line feeds, and a content length along with chunks.
         self._parser.set_dangerous_leniencies(
             lenient_optional_cr_before_lf=True, lenient_chunked_length=True, lenient_spaces_after_chunk_size=True
         )
@@ -72,16 +72,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """True if the connection can take another request, as far as known without a system call."""
+        """True if the connection can take another request, as far as is known without a system call."""
         is_read = self._complete and not self._body and not self._paused
         return is_read and self._keep_alive and not self._closed and not self._sending()
 
     def is_alive(self) -> bool:
-        """Return whether an idle connection is open. Detects a server that closed it or sent data."""
+        """Return whether an idle connection is open. Detects that the server has closed it or sent data."""
         return not self._closed and self._poll is not None and not self._poll.poll(0)
 
     async def send(self, request: bytes) -> None:
-        """Send a request. Return when the head of its response has arrived.
+        """Send a request. Return once the head of its response has arrived.
 
         Raises:
             ModelError: NETWORK
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
             await self._wait(None)
 
     async def read(self, *, until: float | None = None) -> bytes | None:
-        """Return the body bytes that arrived, at least one, or None at the end.
+        """Return the body bytes that have arrived, at least one, or None at the end.
 
         Raises:
             TimeoutError: nothing arrived before `until`.
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """End a response that ends with the connection. The transport closes itself."""
+        """End a response that lasts until the connection closes. The transport closes itself."""
         self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _break(self, fault: Problem) -> None:
-        """Close the connection. A complete response or an earlier fault stays."""
+        """Close the connection. A complete response or an earlier fault is kept."""
         self._fault = self._fault or fault
         self.close()
 
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
             self._keep_alive = self._parser.should_keep_alive()
 
 
-# Further callers wait.
+# Any other callers wait.
 CONNECTIONS_MAX: Final = 1000
 
 IDLE_MAX: Final = 100
@@ -248,7 +248,7 @@ _NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305, 5: the delay between attempts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The address of the model server. `tls` is None for plain HTTP."""
+    """The model server's address. `tls` is None for plain HTTP."""
 
     host: str
     port: int
@@ -256,7 +256,7 @@ class Origin:
 
 
 class Pool:
-    """A connection pool. It reuses the most recent connection, so that the others time out."""
+    """A connection pool. It reuses the most recently used connection, so that the others time out."""
 
     def __init__(self, origin: Origin, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._origin = origin
@@ -271,7 +271,7 @@ class Pool:
         self._closed = False
 
     async def take(self) -> Connection:
-        """Return an open connection. Return it with `give`.
+        """Return an open connection. Pass it to `give` after use.
 
         Raises:
             ModelError: NETWORK
@@ -289,7 +289,7 @@ class Pool:
             raise
 
     def give(self, connection: Connection) -> None:
-        """Return a connection. It is kept if its response was read to the end, otherwise closed."""
+        """Give back a connection. It is kept if its response was read to the end, and closed otherwise."""
         self._slots.release()
         if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
             connection.close()
@@ -333,7 +333,7 @@ class Pool:
         return connection
 
     async def _addresses(self) -> Sequence[AddrInfoType]:
-        """Return the addresses of the model server. Concurrent callers share one lookup."""
+        """Return the model server's addresses. Concurrent callers share one lookup."""
         if self._lookup is None:
             self._lookup = asyncio.ensure_future(look_up(self._origin.host, self._origin.port))
             self._lookup.add_done_callback(self._lookup_done)
@@ -365,8 +365,8 @@ _PAUSE_SECONDS: Final = 10.0
 class Breaker:
     """A circuit breaker for a model server.
 
-    After 10 calls in a row without an answer, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every 10
-    s. The first answer closes the circuit. A rate limit counts as an answer. `monotonic` is a clock.
+    After 10 calls in a row without a response, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every
+    10 s. The first response closes the circuit. A rate limit counts as a response. `monotonic` is a clock.
     """
 
     def __init__(self, model: ModelPort, monotonic: Callable[[], float]) -> None:
@@ -405,5 +405,5 @@ class Breaker:
             )
             left = self._closed_until - now
             raise ModelError(Problem(reason=UNAVAILABLE, message=message, retry_after_seconds=left))
-        # Other calls wait for the end of this one.
+        # Other calls wait for this one to end.
         self._closed_until = now + request.headers_timeout_seconds

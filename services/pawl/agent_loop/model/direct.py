@@ -1,7 +1,7 @@
-"""Calls to the model server without the openai client and httpx2.
+"""Calls the model server without the openai client and httpx2.
 
-The openai client makes the head of a request once, and each call appends its body. `python -m bench.model_calls`
-measures the savings.
+The openai client creates the request head once, and each call appends its body. `python -m bench.model_calls` measures
+the savings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADERS: Final = {
 _SUCCESS: Final = 2
 _REDIRECT: Final = 3
 _PORTS: Final = {"http": 80, "https": 443}
-# Valid characters of a head line. A line feed in a key would start another line.
+# Valid characters in a header line. A line feed in a key would start another line.
 _LINE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]+")
 
 
@@ -54,8 +54,8 @@ class _Sample(httpx2.AsyncBaseTransport):
 class Direct:
     """Makes calls with a request head captured from the client.
 
-    Only the client can make calls through a proxy, calls with an unusual address or header, and all calls after a
-    redirect. `http` is the client's transport; its cookies are kept up to date.
+    Calls through a proxy, calls with an unusual address or header, and all calls after a redirect must be made by the
+    client. `http` is the client's transport, whose cookies are kept up to date.
     """
 
     def __init__(self, client: openai.AsyncOpenAI, http: httpx2.AsyncClient) -> None:
@@ -119,7 +119,7 @@ class Direct:
         return HttpxResponse(httpx2.Response(connection.status, headers=connection.headers, stream=stream))
 
     def _keep_cookies(self, request: httpx2.Request, connection: Connection) -> None:
-        """Pass cookies to the client, so that its next head contains them."""
+        """Pass cookies to the client, so that its next request head contains them."""
         response = httpx2.Response(connection.status, headers=connection.headers, request=request)
         self._http.cookies.extract_cookies(response)
         self._request = None
@@ -137,7 +137,7 @@ async def _error(connection: Connection) -> httpx2.Response:
 
 
 def _has_proxy(url: httpx2.URL) -> bool:
-    """Return whether the client may use a proxy. NO_PROXY only counts if it names exactly this host, or all."""
+    """Return whether the client may use a proxy. NO_PROXY only counts if it names exactly this host or all hosts."""
     proxies = getproxies()
     direct = {host.strip() for host in proxies.get("no", "").split(",")}
     return bool((proxies.get(url.scheme) or proxies.get("all")) and not direct & {url.host, "*"})

@@ -1,4 +1,4 @@
-"""Failures of a model call, classified by status and kind of fault, never by text."""
+"""Classifies failures of a model call by status and kind of fault, never by text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.agent_loop.model import request as model
 from pawl.agent_loop.model.request import Problem
 from pawl.chassis.rpc.retry import asked_seconds
 
-# Read this much of a body or an error text.
+# How much to read of a body or an error text.
 READ_BYTES_MAX: Final = 16 * 1024
 
 _CHARACTERS_MAX: Final = 300
@@ -44,10 +44,10 @@ _STATUS_OF_CODE: Final = {
 
 
 def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
-    """Return an error's message for people, or an empty text.
+    """Return an error's human-readable message, or an empty string.
 
     Accepts text, `{"error": {"message": text}}`, `{"error": text}`, `{"detail": text}`, `{"detail": [{"msg": text}]}`,
-    `{"message": text}`, and these nested and in lists.
+    `{"message": text}`, and any of these nested or in lists.
     """
     if isinstance(value, str):
         return value
@@ -74,7 +74,7 @@ def error_of(body: str) -> Any:
 
 
 def status_of(error: Any) -> int | None:
-    """Return the HTTP status that a reported error's code means, ignoring its text; None if unknown."""
+    """Return the HTTP status that a reported error's code stands for, ignoring its text; None if unknown."""
     return next((status for code in codes(error) if (status := _status(code)) is not None), None)
 
 
@@ -91,7 +91,7 @@ def _status(code: Any) -> int | None:
 
 
 def on_one_line(texts: str) -> str:
-    """Return ": words" on one line, without a final period; empty for no words."""
+    """Return ": words" on one line, without a final period; empty if there are no words."""
     seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
@@ -134,9 +134,9 @@ CONTENT_FILTER: Final = Problem(
 
 
 def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> Problem:
-    """Return the problem of an error response. `error` is its content in any form.
+    """Return the problem reported by an error response. `error` is its content in any form.
 
-    408, 409, 429 and 5xx are retryable. A code that reports a wrong credential overrides the status.
+    408, 409, 429 and 5xx are retryable. A code that reports an invalid credential overrides the status.
     """
     if status_of(error) == HTTPStatus.UNAUTHORIZED and status < HTTPStatus.INTERNAL_SERVER_ERROR:
         status = HTTPStatus.UNAUTHORIZED
@@ -144,7 +144,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
     group, retryable, message = FailureClass.PROVIDER, False, f"The model server refused the request (HTTP {status})"
     if status in _AUTH:
         group, message = FailureClass.AUTH, f"The model server refused the credential (HTTP {status})"
-        # The message about an unknown credential may repeat it.
+        # The message about an unknown credential may repeat the credential.
         detail = detail if status == HTTPStatus.FORBIDDEN else ""
     elif status == HTTPStatus.TOO_MANY_REQUESTS:
         group, retryable, message = FailureClass.RATE, True, "The model server is at its rate limit (HTTP 429)"
@@ -163,9 +163,9 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
 
 
 def reported(error: Any) -> Problem:
-    """Return the problem of an error reported inside a stream.
+    """Return the problem reported by an error inside a stream.
 
-    A code that is or means an HTTP status counts as that status; anything else is a server failure.
+    A code that is or stands for an HTTP status counts as that status; anything else is a server failure.
     """
     status = status_of(error)
     if status is not None:
@@ -175,7 +175,7 @@ def reported(error: Any) -> Problem:
 
 
 def garbled(data: bytes = b"") -> Problem:
-    """Return the problem of bytes that are not a chunk. Plain text in them is used as the server's message."""
+    """Return the problem with bytes that are not a chunk. Plain text is used as the server's message."""
     detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
     return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{detail}.")
 
@@ -189,7 +189,7 @@ def idle_timeout(seconds: float) -> Problem:
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return how long a response asks to wait, from `retry-after-ms`, or Retry-After in seconds or as a date.
+    """Return the wait requested by a response, from `retry-after-ms`, or from Retry-After in seconds or as a date.
 
     `now` is in seconds since 1970. None if neither header has a valid value (RFC 9110, 10.2.3).
     """

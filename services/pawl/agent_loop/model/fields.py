@@ -1,4 +1,4 @@
-"""Unknown fields of a model's answer, assembled from its chunks and kept verbatim.
+"""Assembles the unknown fields of a model's answer from its chunks and keeps them verbatim.
 
 They are never parsed and re-encoded: numbers, escapes and key order stay as the model server wrote them, because it may
 have signed them.
@@ -11,13 +11,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-# Of all unknown fields of one answer.
+# Limit for all unknown fields of one answer.
 BYTES_MAX: Final = 512 * 1024
 
 # The key of the calls' fields within the message's: a list with one object per call, in order.
 CALLS: Final = "tool_calls"
 
-# The object inside a call that has its own fields.
+# The object inside a call that has fields of its own.
 FUNCTION: Final = "function"
 
 RawObject: TypeAlias = dict[str, msgspec.Raw]
@@ -33,8 +33,8 @@ _write: Final = msgspec.json.Encoder().encode
 class Fields:
     """The unknown fields of one object of an answer.
 
-    Repeated fields are combined: lists and texts are concatenated, objects are merged by key, and for other values the
-    last one wins. An identical repetition counts once, unless it is a list.
+    Repeated fields are combined: lists and strings are concatenated, objects are merged by key, and for other values
+    the last one wins. An identical repetition counts once, unless it is a list.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def unknown(whole: Mapping[str, msgspec.Raw], known: Collection[str]) -> RawObje
 
 
 def with_calls(message_json: bytes, calls_json: Iterable[bytes]) -> bytes:
-    """Return the fields of a message and its calls as one JSON object; empty for none."""
+    """Return the fields of a message and its calls as one JSON object; empty if there are none."""
     of_calls = [call or b"{}" for call in calls_json]
     if all(call == b"{}" for call in of_calls):
         return message_json

@@ -1,7 +1,6 @@
-"""Tool names that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot of `<source>.<tool>`.
+"""Converts tool names to those that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot in `<source>.<tool>`.
 
-A dot becomes two underscores. If another tool of the request has that name, a digest is added, so that names stay
-unique.
+A dot becomes two underscores. If another tool in the request has that name, a digest is added to keep names unique.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class Names:
-    """Maps the tool names of one request in both directions. Deterministic."""
+    """Maps one request's tool names in both directions. Deterministic."""
 
     def __init__(self, offered: Iterable[str]) -> None:
         names = sorted(set(offered))
@@ -32,11 +31,11 @@ class Names:
         for name in dotted:
             self._outward[name] = free = next(form for form in _forms(name) if form not in taken)
             taken.add(free)
-        # Original names by the changed names that the model sees.
+        # Original names, keyed by the changed names that the model sees.
         self.inward: Mapping[str, str] = {form: name for name, form in self._outward.items()}
 
     def outward(self, name: str) -> str:
-        """Return a tool's name for the model server, including tools that are no longer offered."""
+        """Return a tool's name for the model server. Also works for tools that are no longer offered."""
         return self._outward.get(name) or (next(_forms(name)) if "." in name else name)
 
 

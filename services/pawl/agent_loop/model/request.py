@@ -1,4 +1,4 @@
-"""A model call: its request, the pieces of its answer, and its errors."""
+"""Defines a model call: its request, the pieces of its answer, and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a model.
 
     `messages`, `tools`, `tool_choice`, `response_format` and `reasoning_effort` are in chat-completions format and are
-    sent unchanged. None omits a field.
+    sent unchanged. Fields that are None are omitted.
     """
 
     model: str
@@ -28,7 +28,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     headers_timeout_seconds: float = 30.0
     idle_timeout_seconds: float = 45.0
-    # The rest of the round's active time, from the start of the call.
+    # The round's remaining active time, from the start of the call.
     deadline_seconds: float = 120.0
 
 
@@ -41,13 +41,13 @@ class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a tool call. Any field may be missing; see `Assembly` for how fragments are matched."""
+    """A fragment of a tool call. Any field may be missing; see `Assembly` for how fragments are matched."""
 
     index: int | None = None
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-    # Unknown fields, as a JSON object in the form of a call; empty for none.
+    # Unknown fields, as a JSON object in the form of a call; empty if there are none.
     fields_json: bytes = b""
 
 
@@ -56,7 +56,7 @@ class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
-    """Unknown fields of the message, as a JSON object. The server gets them back byte for byte."""
+    """Unknown fields of the message, as a JSON object. They are sent back to the server byte for byte."""
 
     fields_json: bytes
 
@@ -64,7 +64,7 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 class UsageReport(Usage, frozen=True, kw_only=True):
     """Usage of this call so far. A later report replaces an earlier one.
 
-    `prompt_bytes` is the size of the prompt if the model server reported its tokens, otherwise 0.
+    `prompt_bytes` is the prompt's size if the model server reported its tokens; otherwise 0.
     """
 
     model_calls: int = 1
@@ -84,7 +84,7 @@ NETWORK: Final = "NETWORK"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
 EMPTY_ANSWER: Final = "EMPTY_ANSWER"
 HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
-# The server was not called, because many calls in a row had no answer.
+# The server was not called, because many calls in a row had no response.
 UNAVAILABLE: Final = "PROVIDER_UNAVAILABLE"
 _OUTAGES: Final = frozenset({NETWORK, HEADERS_TIMEOUT, UNAVAILABLE})
 
@@ -103,7 +103,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     failure_class: FailureClass = FailureClass.PROVIDER
     retryable: bool = True
     retry_after_seconds: float | None = None
-    # True if the server refused the content of the request, and not because of its length.
+    # True if the server refused the request's content for a reason other than its length.
     refuses_content: bool = False
 
     @property
@@ -113,7 +113,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(Exception):
-    """A model call failed. Lower layers do not retry; the caller decides based on the problem."""
+    """A model call failed. Lower layers do not retry; the caller decides what to do, based on the problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -125,8 +125,8 @@ class ModelPort(Protocol):
         """Call the model and yield the pieces of its answer as they arrive.
 
         Use it inside `contextlib.aclosing`, which closes the connection when the consumer is cancelled or stops early.
-        A stream that ends normally is complete, and one `Finished` is among its last pieces. Deadlines only count while
-        the consumer awaits a piece. Texts may have NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
+        A stream that ends normally is complete, and one of its last pieces is `Finished`. Deadlines only count while
+        the consumer awaits a piece. Text may contain NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
 
         Raises:
             ModelError: the call failed. Its pieces are void if the call is retried.

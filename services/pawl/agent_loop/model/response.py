@@ -1,4 +1,4 @@
-"""Bodies of successful responses, read the same way over both transports, and the decoder of server-sent events.
+"""Reads the bodies of successful responses alike over both transports, and decodes server-sent events.
 
 The decoder follows "Parsing an event stream" of the HTML standard as far as model servers need it. It ignores event
 names, ids and comments. `Answer` removes a byte order mark.
@@ -22,7 +22,7 @@ class Response(Protocol):
     """A response whose head has arrived."""
 
     async def read(self, *, until: float) -> bytes | None:
-        """Return the body bytes that arrived, or None at the end. `until` is by the loop's clock.
+        """Return the body bytes that have arrived, or None at the end. `until` is by the event loop's clock.
 
         Raises:
             TimeoutError: nothing arrived before `until`.
@@ -77,14 +77,14 @@ class DirectStream(httpx2.AsyncByteStream):
         self._pool.give(self._connection)
 
 
-# Per event and per line.
+# Limit per event and per line.
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLargeError(Exception):
-    """An event or a line exceeds EVENT_BYTES_MAX."""
+    """An event or line exceeds EVENT_BYTES_MAX."""
 
 
 class SseDecoder:
@@ -120,7 +120,7 @@ class SseDecoder:
     def flush(self) -> bytes | None:
         """Return the data of an unfinished event at the end of the stream, if there is one.
 
-        The standard drops it. It is kept because some servers omit the last empty line.
+        The standard would drop it. It is kept because some servers omit the last empty line.
 
         Raises:
             EventTooLargeError: the event is too large.
@@ -135,7 +135,7 @@ class SseDecoder:
         for line_end, next_start in [match.span() for match in _LINE_END.finditer(self._buffer, self._scanned)]:
             self._take_line(bytes(self._buffer[start:line_end]), events)
             start = next_start
-        # A CR ends its line immediately; a LF right after it belongs to it.
+        # A CR ends its line immediately; an LF right after it belongs to it.
         self._after_cr = start == len(self._buffer) and self._buffer.endswith(b"\r")
         del self._buffer[:start]
         self._scanned = len(self._buffer)

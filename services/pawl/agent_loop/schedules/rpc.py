@@ -1,7 +1,7 @@
-"""pawl.agent.v1.ScheduleService, and the firing of schedules.
+"""Serves pawl.agent.v1.ScheduleService and fires schedules.
 
-The ledger decides when a schedule is due and creates the run. This module prepares the run's message, as for a run that
-its user starts.
+The ledger decides when a schedule is due and creates the run. This module prepares the run's message as it would for a
+run started by its user.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pawl.job.v1.schedules_pb2 import DueSchedule
 
 _SERVICE: Final = "/pawl.agent.v1.ScheduleService"
 _CLAIMED_MAX: Final = 64
-# Many schedules are due at full hours. Fire only a few at a time, so that users who start runs hardly notice. If that
-# has taken two seconds, double the number, and again after each further second.
+# Many schedules are due on the hour. Fire only a few at a time, so that users who start runs hardly notice. If that has
+# taken two seconds, double the number, and double it again after every additional second.
 _AT_ONCE: Final = 4
 _FEW_SECONDS: Final = 2
 _DOUBLED_MAX: Final = 3
@@ -44,9 +44,9 @@ _LATE_SECONDS: Final = 60
 
 
 class ScheduleServicer:
-    """Fires due schedules, and schedules that users trigger. job-store, behind `stub`, stores them.
+    """Fires schedules when they are due or when users trigger them. job-store, behind `stub`, stores them.
 
-    Methods here need agents; `forward` passes the others to job-store.
+    The methods here need agents; `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class ScheduleServicer:
     async def trigger(
         self, caller: Principal, name: str, request_id: RequestId, backfill_time: Timestamp | None = None
     ) -> ScheduleFire:
-        """Fire a schedule of the caller now, or for a past due time. Return the fire. Idempotent by request id.
+        """Fire one of the caller's schedules now or for a past scheduled time. Return the firing.
+
+        Idempotent by request id.
 
         Raises:
             ScheduleNotFound, RequestIdReused
@@ -105,13 +107,13 @@ class ScheduleServicer:
     async def backfill(
         self, caller: Principal, name: str, start: Timestamp, end: Timestamp, request_id: RequestId
     ) -> Sequence[ScheduleFire]:
-        """Fire a schedule for its past due times from `start` until before `end`. Return the fires.
+        """Fire a schedule for its past scheduled times from `start` (inclusive) to `end` (exclusive).
 
-        Idempotent by request id and due time.
+        Return the firings. Idempotent by request id and scheduled time.
 
         Raises:
             ScheduleNotFound, InvalidField, TooLarge, RequestIdReused
-            DependencyUnavailable: like `trigger`; some due times may have been fired.
+            DependencyUnavailable: same as in `trigger`; the schedule may have fired for some of the times.
         """
         request = schedules_pb2.GetDueScheduleRequest(
             store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=start, end_time=end
@@ -131,7 +133,7 @@ class ScheduleServicer:
                 start = self._clock.monotonic()
 
     async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
-        """Return due schedules, and the seconds until there may be more."""
+        """Return due schedules and the number of seconds until there may be more."""
         try:
             claimed = await translated(
                 self._stub.ClaimSchedules(schedules_pb2.ClaimSchedulesRequest(schedules_max=_CLAIMED_MAX))

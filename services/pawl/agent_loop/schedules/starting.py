@@ -1,4 +1,4 @@
-"""Prepares the messages of runs that schedules and triggers start, as if their user started them."""
+"""Prepares the messages of runs started by schedules and triggers, as if their users had started them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 from pawl.job.v1.schedules_pb2 import ScheduleOwner
 
 TEXT_BYTES_MAX: Final = 16 * 1024
-# Transient errors, which are not about the run to start.
+# Transient errors, unrelated to the run that is to be started.
 RETRYABLE: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 NO_REQUEST: Final = RequestId("")
 
@@ -49,7 +49,7 @@ def caller_of(owner: ScheduleOwner) -> Principal:
 
 
 async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
-    """Fire a schedule or a trigger. If that fails now, it will be claimed again."""
+    """Fire a schedule or trigger. If this fails, it will be claimed again."""
     try:
         await firing
     except (*RETRYABLE, ScheduleNotFound, TriggerNotFound) as error:
@@ -66,10 +66,10 @@ class Starting:
         self._credential_is_gone = credential_is_gone
 
     async def check(self, caller: Principal, definition: Definition) -> None:
-        """Check that a run can be started with this definition now.
+        """Check that a run can currently be started with this definition.
 
         Raises:
-            AgentNotFound, InvalidField, InvalidId, TooLarge: it cannot.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: it cannot be started.
         """
         checks.text(definition.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
         await self._message(caller, definition, NO_REQUEST)
@@ -77,10 +77,10 @@ class Starting:
     async def message(
         self, caller: Principal, definition: Definition, request_id: RequestId = NO_REQUEST
     ) -> tuple[SubmitMessageRequest | None, str]:
-        """Return the message of a run, or why it cannot be started.
+        """Return a run's message, or the reason why the run cannot be started.
 
         Raises:
-            PawlError: a transient error from PASSING.
+            PawlError: one of the transient errors in PASSING.
         """
         try:
             if self._credential_is_gone(caller):

@@ -1,4 +1,4 @@
-"""Conversation titles written by a model."""
+"""Has a model write conversation titles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.errors import PawlError
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1 import titles_pb2_grpc
 
-# Timeout of an answer.
+# Timeout for an answer.
 SECONDS_MAX: Final = 60.0
 _OUTPUT_TOKENS_MAX: Final = 512
 _INSTRUCTIONS: Final = (
@@ -48,7 +48,7 @@ _log = logs.get_logger(__name__)
 
 
 class TitleMaker:
-    """Makes titles with the model. The ledger schedules a few retries of failed ones."""
+    """Creates titles with the model. If one fails, the ledger schedules a few retries."""
 
     def __init__(
         self,

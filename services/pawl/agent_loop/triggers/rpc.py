@@ -1,7 +1,7 @@
-"""pawl.agent.v1.TriggerService, and the events that fire triggers.
+"""Serves pawl.agent.v1.TriggerService and fires triggers for events.
 
-The ledger decides who may fire a trigger and creates the run. This module prepares the run's message, as for a run that
-its user starts.
+The ledger decides who may fire a trigger and creates the run. This module prepares the run's message as it would for a
+run started by its user.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RETRY_SECONDS: Final = 1.0
 class TriggerServicer:
     """Fires triggers. job-store, behind `stub`, stores them.
 
-    Methods here need agents or parse untrusted data; `forward` passes the others to job-store.
+    The methods here need agents or parse untrusted data; `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -86,11 +86,12 @@ class TriggerServicer:
         return pb.DeliverMailResponse(fire=fire, duplicate=fired.duplicate)
 
     async def check(self, caller: Principal, definition: TriggerDefinition) -> None:
-        """Check that the caller may have this trigger, and that a run can be started with it now.
+        """Check that the caller may have this trigger, and that it can currently start a run.
 
         Raises:
-            PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is not an admin.
-            AgentNotFound, InvalidField, InvalidId, TooLarge: no run can be started.
+            PermissionDenied: the trigger has a mailbox, whose password belongs to the store, but the caller is not an
+                admin.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: a run cannot be started.
         """
         if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
             raise PermissionDenied(
@@ -101,7 +102,7 @@ class TriggerServicer:
     async def deliver_webhook(
         self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: RequestId
     ) -> FireTriggerResponse:
-        """Fire a trigger of the caller's store with a webhook, once.
+        """Fire one of the triggers in the caller's store with a webhook, once.
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
@@ -123,7 +124,7 @@ class TriggerServicer:
         raise DependencyUnavailable("the trigger is being changed: try again")
 
     async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
-        """Fire a trigger with a mail, unless a mail at or after its position was already delivered.
+        """Fire a trigger with an e-mail, unless one at or after its position has already been delivered.
 
         Raises:
             TriggerNotFound
@@ -150,7 +151,7 @@ class TriggerServicer:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
 
     async def _fire_waiting(self) -> float:
-        """Fire waiting events. Return the seconds until there may be more."""
+        """Fire triggers for waiting events. Return the number of seconds until there may be more."""
         try:
             response = await translated(
                 self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))
@@ -187,7 +188,7 @@ class TriggerServicer:
         key = definition.conversation_key
         if definition.conversation_pointer:
             pointed = outside.pointed_at(parsed, definition.conversation_pointer)
-            # Prefix the trigger, so that no event can enter another conversation of its user.
+            # Prefix the key with the trigger, so that an event cannot enter any of its user's other conversations.
             key = f"trigger:{due.trigger_id}:{pointed}" if pointed else ""
         lane: str | None = None
         if definition.debounce_seconds or definition.overlap != SCHEDULE_OVERLAP_ALLOW:

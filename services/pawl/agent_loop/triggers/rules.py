@@ -1,4 +1,4 @@
-"""External events as shown to models: one line of JSON with a note that it is untrusted."""
+"""Formats external events for models: one line of JSON, with a note that it is untrusted."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _encode: Final = msgspec.json.Encoder().encode
 # characters.
 _SUSPECT: Final = frozenset({"Cc", "Cf", "Zl", "Zp", "Co", "Cs", "Cn"})
 _PIECE_CHARACTERS: Final = 1000
-# Reserve for the note about the cut.
+# Space reserved for the note about the truncation.
 _CUT_BYTES: Final = 512
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """Return the data of a body: parsed JSON, text, or base64."""
+    """Return a body's data: parsed JSON, text, or base64."""
     try:
         return {"data": strict_json.loads(body, bytes_max=len(body))}
     except (InvalidJson, TooLarge):
@@ -41,7 +41,7 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 
 def line(source: dict[str, str], data: dict[str, Any], *, bytes_max: int) -> bytes:
-    """Return an event as one line of JSON. Data that exceeds `bytes_max` is cut and becomes text."""
+    """Return an event as one line of JSON. Data that exceeds `bytes_max` is truncated and becomes text."""
     whole = _line({**source, "note": NOTE, **data})
     if len(whole) <= bytes_max:
         return whole
@@ -80,7 +80,7 @@ def pointed_at(data: Any, pointer: str) -> str | None:
 class _Escapes(dict[int, str]):
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        # Models' special tokens start with it.
+        # Models' special tokens start with this.
         if character == "<" or unicodedata.category(character) in _SUSPECT:
             units = character.encode("utf-16-be", "surrogatepass")
             shown = "".join(f"\\u{units[start : start + 2].hex()}" for start in range(0, len(units), 2))

@@ -1,4 +1,4 @@
-"""Reads the calls for an undo from the ledger, and plans it."""
+"""Reads an undo's calls from the ledger and plans the undo."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _READS_AT_ONCE_MAX: Final = 16
 async def sources(
     channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId
 ) -> tuple[UndoSource, ...]:
-    """Return the calls of a run, each with the calls that tried to undo it, without result contents.
+    """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    Trimmed rounds of a job have one common source with their number.
+    A job's trimmed rounds share one source, which gives their number.
 
     Raises:
-        RunNotFound: the user has no such run.
+        RunNotFound: the user does not have this run.
     """
     stub, calls = ledger_pb2_grpc.LedgerServiceStub(channel), list[Call]()
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
@@ -61,7 +61,7 @@ async def sources(
     found = tuple(await asyncio.gather(*map(source, calls)))
     if not (trimmed and calls):
         return found
-    # First, so that the undo reaches it last.
+    # Put it first, so that the undo reaches it last.
     like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
     return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
 

@@ -1,6 +1,7 @@
-"""The program of an undo: runs one inverse after the other, then reports. Its cursor is the plan.
+"""Implements an undo's program, which runs one inverse after another and then reports. Its cursor is the plan.
 
-It only calls the model if the user sends a message in the meantime: it reports first, and the model answers.
+The model is only called if the user sends a message in the meantime: the program reports first, and then the model
+answers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def follows(state: State, now: float) -> Decision:
     if state.loop.model_call is not None or state.open_calls:
         return Wait(until=None)
     if state.loop.steers:
-        # The remaining steps do not run, because the user intervened.
+        # The remaining steps do not run, because the user has intervened.
         return EnterSteers()
     if not planned.reported:
         step = undo.following(planned, state.calls)
@@ -46,7 +47,7 @@ def follows(state: State, now: float) -> Decision:
 
 
 def concluded(state: State, *, continues: bool) -> State:
-    """Add the report to the conversation; as a round of its own if the run continues."""
+    """Add the report to the conversation, as a round of its own if the run continues."""
     planned = _plan(state)
     if planned is not None and planned.reported:
         return state

@@ -1,7 +1,7 @@
-"""Rules for undoing the calls of a run: which can be undone, in which order, and the results.
+"""Determines which of a run's calls can be undone, in which order, and with which results.
 
-The ids of undo attempts are derived from the call's id. So the calls alone show earlier attempts, and no attempt is
-made twice.
+The ids of undo attempts are derived from the call's id. Earlier attempts are therefore visible from the calls alone,
+and no attempt is made twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pawl.values import WITH_PEOPLE, CallState, DecisionKind, EffectClass, Execu
 REASON_CHARACTERS_MAX: Final = 300
 _REPORT_LINES_MAX: Final = 50
 
-# Reasons of results of calls that may have had their effect, or may still have it.
+# Result reasons of calls that may have taken effect, or may still take effect.
 _IN_DOUBT: Final = frozenset({NOT_STOPPED, "TOOL_TIMEOUT"})
 
 
@@ -52,11 +52,11 @@ class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a run with the calls that tried to undo it, oldest first. Result contents may be left out."""
+    """One of a run's calls, with the calls that tried to undo it, oldest first. Result contents may be omitted."""
 
     call: Call
     attempts: tuple[Call, ...] = ()
-    # If positive, the source represents that many trimmed first rounds of a job, and `call` is a sample.
+    # If positive, the source stands for this many of a job's first rounds, which were trimmed, and `call` is a sample.
     trimmed_rounds: int = 0
 
 
@@ -68,7 +68,7 @@ class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="undo"):
-    """The plan of an undo: its steps in order, and the calls it cannot undo. `reported` is true after the report."""
+    """An undo's plan: its steps in order, and the calls it cannot undo. `reported` is true after the report."""
 
     steps: tuple[PlannedUndo, ...] = ()
     others: tuple[CallUndo, ...] = ()
@@ -76,23 +76,23 @@ class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", t
 
 
 def undo_call_id(call_id: CallId, attempt: int) -> CallId:
-    """Return the id of the `attempt`th call, from 1, that tries to undo a call."""
+    """Return the id of the `attempt`th call that tries to undo a call, counted from 1."""
     return CallId(f"undo_{attempt}_{hashlib.sha256(call_id.encode()).hexdigest()[:32]}")
 
 
 def inverse_of(call: Call) -> Inverse | None:
-    """Return the inverse of a call, if the call had an effect that can be reversed."""
+    """Return a call's inverse, if the call had an effect that can be reversed."""
     return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
 
 
 def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:
-    """Return all sources or the source of one call, in undo order: latest end first."""
+    """Return all sources, or one call's source, in undo order: calls that ended last come first."""
     chosen = (source for source in sources if call_id in {"", source.call.call_id})
     return tuple(sorted(chosen, key=_end, reverse=True))
 
 
 def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return the outcome of a call in the undo run `undo_run_id`, or the expected outcome if an undo ran now."""
+    """Return a call's outcome in the undo run `undo_run_id`, or the outcome to expect if an undo ran now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.trimmed_rounds:
         reason = f"The first {source.trimmed_rounds} iterations are no longer stored."

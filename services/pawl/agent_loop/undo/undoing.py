@@ -1,4 +1,4 @@
-"""Undo for users: preview, start and report."""
+"""Lets users undo runs: preview, start and report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = logs.get_logger(__name__)
 
 
 class Undoing:
-    """Undoes runs. Only the run's user and admins of its store may use it; for others the run is not found."""
+    """Undoes runs. Only the run's user and its store's admins may do this; for anyone else, the run is not found."""
 
     def __init__(self, *, ledger: PublicLedger, defaults: RunDefaults) -> None:
         self._ledger = ledger
         self._defaults = defaults
 
     async def preview(self, caller: Principal, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
-        """Return what undoing a run, or one call of it, would do, in that order. Changes nothing.
+        """Return what undoing a run, or one of its calls, would do, in undo order. Does not make any changes.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded
@@ -47,7 +47,7 @@ class Undoing:
         owner, run = await self._ended_run(caller, run_id)
         if call_id:
             await self._outcomes(owner, run_id, call_id)
-        # Calls that needed two people must not be undone by one.
+        # Calls that needed two people's approval must not be undone by one person.
         asked = AskedOptions(approvals_required=run.options.approvals_required)
         message = submission(
             owner,
@@ -65,7 +65,7 @@ class Undoing:
         return created
 
     async def report(self, caller: Principal, run_id: RunId) -> tuple[CallUndo, ...]:
-        """Return the results of an undo so far, call by call, in its order.
+        """Return an undo's results so far, call by call, in undo order.
 
         Raises:
             RunNotFound
@@ -97,7 +97,7 @@ class Undoing:
             if Role.ADMIN not in caller.roles:
                 raise
         run = (await self._ledger.get_run_as_service(caller, run_id)).run
-        # Record the caller as the delegate, so that they cannot approve the calls of the undo.
+        # Record the caller as the delegate, so that they cannot approve the undo's calls.
         owner = replace(
             caller, user_id=UserId(run.user_id), delegate_user_id=caller.user_id, roles=frozenset(run.user_roles)
         )

@@ -1,7 +1,7 @@
-"""Converts the log of a run to AG-UI events, for both generations of the protocol. A fold without I/O.
+"""Converts a run's log to AG-UI events, for both generations of the protocol. A fold without I/O.
 
-Ids depend only on the log, so every fold of it gives the same result from any position. Input is protobuf JSON, output
-is AG-UI JSON.
+Ids depend only on the log, so every fold of it produces the same result from any position. Input is protobuf JSON,
+output is AG-UI JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
-# Ids of the client's user messages by text; equal texts in order. Each id is used once.
+# Ids of the client's user messages by text; ids for the same text are in order. Each id is used once.
 Names: TypeAlias = dict[str, list[str]]
 
 ENDED: Final = frozenset({"RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED", "RUN_STATE_EXPIRED"})
@@ -30,17 +30,17 @@ def decoded(content: str) -> str:
 
 
 def arguments(call: Json) -> str:
-    """Return the arguments of a call as text: JSON, unless the model wrote something else."""
+    """Return a call's arguments as text: JSON, unless the model wrote something else."""
     return decoded(call.get("argumentsJson", "")) or call.get("proposedArguments", "")
 
 
 def output_id(run_id: str, first_output_seq: object) -> str:
-    """Return the id of an assistant message: the seq of its first output in the log of its run."""
+    """Return an assistant message's id: the seq of its first output in its run's log."""
     return f"{run_id}-{first_output_seq}"
 
 
 def message_of(message: Json, client_ids: Names) -> list[Json]:
-    """Convert a message to AG-UI, reasoning first, without calls; empty for notices."""
+    """Convert a message to AG-UI, with reasoning first and without calls; empty for notices."""
     role, text = message.get("role"), message.get("text", "")
     if role == "ROLE_USER":
         parts = message.get("parts", ())
@@ -80,10 +80,10 @@ def is_settled(call: Json) -> bool:
 
 
 class Fold:
-    """Converts the events of one run to AG-UI events, in order. Events seen before are skipped.
+    """Converts one run's events to AG-UI events, in order. Events that it has already seen are skipped.
 
-    Every START gets its END before the AG-UI run finishes. A MESSAGES_SNAPSHOT retracts the output of a failed attempt,
-    so no text appears twice.
+    Every START is followed by its END before the AG-UI run finishes. A MESSAGES_SNAPSHOT retracts the output of a
+    failed attempt, so no text appears twice.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Fold:
     ) -> None:
         """Create an empty fold.
 
-        `before` has the messages before the run. `results` has the ids of tool messages that the client already has, by
-        call. `legacy` selects AG-UI 0.0.x.
+        `before` holds the messages before the run. `results` holds the ids of tool messages that the client already
+        has, by call. `legacy` selects AG-UI 0.0.x.
         """
         self._run_id = run_id
         self._legacy = legacy
@@ -118,7 +118,7 @@ class Fold:
         self.seq = 0
 
     def fold(self, event: Json) -> list[Json]:
-        """Convert one event. Only `finish` returns the end of the run."""
+        """Convert one event. The end of the run is only returned by `finish`."""
         seq = int(event.get("seq", "0"))
         if seq <= self.seq:
             return []
@@ -153,7 +153,7 @@ class Fold:
     def attach(self) -> list[Json]:
         """Return the state for a client that attaches now.
 
-        That is complete messages, partial output, and whether an operator is needed.
+        It consists of complete messages, partial output, and whether an operator is needed.
         """
         events = [self.snapshot(), *_step("STEP_STARTED", self._step)]
         for (prefix, role), message in self._open.items():
@@ -164,7 +164,7 @@ class Fold:
     def finish(self, outcome: Json) -> list[Json]:
         """Close everything that is open, and end the AG-UI run with RUN_FINISHED or RUN_ERROR.
 
-        A snapshot of all messages precedes an interrupt, because another page may answer it.
+        An interrupt is preceded by a snapshot of all messages, because another page may answer it.
         """
         kind = {} if outcome["type"] == "RUN_ERROR" else outcome.get("outcome", {})
         closed = self._close()

@@ -1,4 +1,4 @@
-"""The AG-UI endpoint. A thread is a conversation; all state is in Pawl."""
+"""Serves the AG-UI endpoint. A thread is a conversation; all state is in Pawl."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AGENT: Final = "pawl.agent.v1.AgentService"
 _GET_CONVERSATION: Final = "pawl.agent.v1.ConversationService/GetConversation"
 _LIST_JOBS: Final = "pawl.agent.v1.JobService/ListJobs"
 _DEADLINE_SECONDS: Final = 15.0
-# Interval for checking whether a child run of a waiting run needs input.
+# Interval for checking whether a waiting run's child run needs input.
 _POLL_SECONDS: Final = 2.0
 _PAGES_MAX: Final = 20
 _MESSAGE: Final = "msg_"
@@ -46,7 +46,7 @@ _log = logs.get_logger(__name__)
 
 
 class _Plan(msgspec.Struct):
-    """What to stream: a run from its start, or from its `lastSeq` on, after the messages before it."""
+    """What to stream: the messages before a run, then the run from its start or from its `lastSeq` on."""
 
     run: Json
     is_new: bool = False
@@ -56,7 +56,7 @@ class _Plan(msgspec.Struct):
 
 
 async def run(callers: Callers, services: Services, streams: Streams, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /agui`, a RunAgentInput: start a run, answer one, or stream an open one."""
+    """Handle `POST /agui`, a RunAgentInput: start a run, answer its interrupts, or stream an open one."""
     metadata = callers.bearer(request)
     found = agui_input.read(await read_json(request, bytes_max))
     options = agui_input.options_of(found)
@@ -68,7 +68,7 @@ async def run(callers: Callers, services: Services, streams: Streams, bytes_max:
 
 
 async def cancel(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /agui/cancel`: stop an open run of a thread, and respond as CancelRun does."""
+    """Handle `POST /agui/cancel`: stop a thread's open run, and respond as CancelRun does."""
     metadata = callers.bearer(request)
     stop = agui_input.read_stop(await read_json(request, bytes_max))
     thread = _Thread(services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
@@ -88,7 +88,7 @@ async def _events(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
 
 
 class _Thread:
-    """A request on a thread, made with the credential of its caller."""
+    """A request about a thread, made with its caller's credential."""
 
     def __init__(self, services: Services, metadata: Metadata, found: Input) -> None:
         self._services = services
@@ -98,12 +98,12 @@ class _Thread:
         self._has_ended = False
 
     async def plan(self) -> _Plan:
-        """Execute the request, and return what to stream.
+        """Execute the request and return what to stream.
 
         Raises:
             InvalidField, CallNotFound, DigestMismatch: the answers do not match the open interrupts; nothing was done.
             ConversationBusy: there is a new message, but a run waits for answers; nothing was done.
-            PawlError: an error of the services.
+            PawlError: an error from the services.
         """
         found, message = self._found, self._found.message
         runs = await self._runs()
@@ -130,7 +130,7 @@ class _Thread:
         return run
 
     async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
-        """Yield events until the run ends, or waits for the front end or its user."""
+        """Yield events until the run ends or waits for the front end or its user."""
         for event in self._first_events(plan):
             yield event
         if not plan.run:
@@ -176,10 +176,10 @@ class _Thread:
             _log.warning("agui.not_cancelled", run_id=run_id, reason=error.reason)
 
     async def stop(self, run_id: str) -> Json:
-        """Stop an open run by its Pawl id, or by the id of the AG-UI run that started it.
+        """Stop an open run, given its Pawl id or the id of the AG-UI run that started it.
 
         Raises:
-            RunNotFound: the thread has no open run with this id.
+            RunNotFound: the thread does not have an open run with this id.
         """
         label = agui_input.label_of(run_id)
         for run in await self._runs():
@@ -208,7 +208,7 @@ class _Thread:
         return finished if found.is_legacy else finished | {"outcome": {"type": "success"}}
 
     async def _end(self, plan: _Plan, fold: Fold) -> Json | None:
-        """Return the final event of this AG-UI run if it ends here; otherwise None."""
+        """Return this AG-UI run's final event if it ends here; otherwise None."""
         state, last_seq = fold.run.get("state"), int(plan.run.get("lastSeq", "0"))
         if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
             return None
@@ -312,7 +312,7 @@ class _Thread:
         return [*given, *agui.with_calls(messages, calls, names, results)]
 
     async def _runs(self) -> list[Json]:
-        """Return the open runs of the thread that users started, the active one first."""
+        """Return the thread's open runs that users started, with the active one first."""
         asked = PUBLIC[_GET_CONVERSATION].read({"conversationKey": self._found.thread_id})
         try:
             answer = await self._services.call(
@@ -336,7 +336,7 @@ class _Thread:
         return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
 
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
-        """Return the calls of runs and their child runs, and those of recent jobs if a call is missing."""
+        """Return the calls of runs and their child runs, and also those of recent jobs if a call is missing."""
         calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
         if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
             newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())

@@ -1,4 +1,4 @@
-"""Parses AG-UI requests, converts their answers, and decides how an AG-UI run ends."""
+"""Parses AG-UI requests, converts their answers, and determines how an AG-UI run ends."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_legacy(self) -> bool:
-        """True for AG-UI 0.0.x, which sends no version."""
+        """True for AG-UI 0.0.x, which does not send a version."""
         return self.protocol_version is None
 
     @property
     def request_id(self) -> str:
-        """An id that is the same for the same AG-UI run of a thread."""
+        """An id that is the same for the same AG-UI run in a thread."""
         return f"agui_{_hash(self.thread_id, self.run_id)}"
 
     def id_of(self, verb: str, value: object) -> str:
         """Return a request id that is the same for the same answers.
 
-        The id of the AG-UI run is not enough: some front ends reuse it for each resume.
+        The AG-UI run's id is not enough, because some front ends reuse it for each resume.
         """
         return f"{self.request_id}_{_hash(verb, json.dumps(value, sort_keys=True))[:16]}"
 
@@ -94,7 +94,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def user_ids(self) -> Names:
-        """The ids of user messages by text."""
+        """The ids of user messages, by text."""
         found: Names = {}
         for each in self.messages:
             if each.get("role") == "user":
@@ -118,7 +118,7 @@ def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
     Raises:
-        InvalidField: it is invalid; the message says where.
+        InvalidField: it is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -144,7 +144,7 @@ def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
     Raises:
-        InvalidField: it is invalid; the message says where.
+        InvalidField: it is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Stop)
@@ -155,7 +155,7 @@ def read_stop(value: Any) -> Stop:
 
 
 def options_of(found: Input) -> Options:
-    """Return Pawl's own options of a request.
+    """Return Pawl's own options from a request.
 
     Raises:
         InvalidField: an option is invalid.
@@ -171,7 +171,7 @@ def options_of(found: Input) -> Options:
 
 
 def text_of(message: Json) -> str:
-    """Return the text of a message.
+    """Return a message's text.
 
     Raises:
         InvalidField: the message has content other than text.
@@ -186,10 +186,10 @@ def text_of(message: Json) -> str:
 
 
 def start(found: Input, message: Json) -> Json:
-    """Return the StartRunRequest of a user message.
+    """Return the StartRunRequest for a user message.
 
     Raises:
-        InvalidField: the schema of a tool is not an object.
+        InvalidField: a tool's schema is not an object.
     """
     context = "\n".join(f"{each.description}: {each.value}" for each in found.context if each.value)
     asked: Json = {
@@ -241,7 +241,7 @@ def _as_json(text: str) -> str:
 
 
 def interrupts(run: Json) -> list[Json]:
-    """Return the interrupts of a run, in order, from its `pendingCalls` and budget."""
+    """Return a run's interrupts, in order, based on its `pendingCalls` and budget."""
     found = [
         _approval(call) if call["state"] == "CALL_STATE_AWAITING_APPROVAL" else _question(call)
         for call in run.get("pendingCalls", ())
@@ -308,23 +308,23 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What a resume means: decisions about calls, tokens for runs, and runs to stop."""
+    """What a resume stands for: decisions on calls, tokens for runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]
     stops: list[str]
-    # Interrupts that were already settled.
+    # Interrupts that had already been settled.
     late: list[str]
 
 
 def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Mapping[str, Json]) -> Answers:
-    """Convert answers to the interrupts of a thread: those of its open run and of its jobs.
+    """Convert answers to a thread's interrupts, which come from its open run and its jobs.
 
-    Answers for jobs may be missing, because a job can ask at any time. `known` has the calls of all these runs.
+    Answers for jobs may be missing, because a job can ask at any time. `known` holds the calls of all these runs.
 
     Raises:
-        InvalidField: an interrupt of the run is not answered, or an answer does not match its schema.
-        CallNotFound: there never was such an interrupt.
+        InvalidField: one of the run's interrupts is not answered, or an answer does not match its schema.
+        CallNotFound: an answered interrupt never existed.
         DigestMismatch: the call has changed since it was shown.
     """
     own = [each["id"] for each in interrupts(run)]
@@ -360,7 +360,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether an older version of an interrupt is answered; that is a mismatch, not a missing answer."""
+    """Return whether an older version of an interrupt is answered. This is a mismatch, not a missing answer."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 
@@ -401,9 +401,9 @@ def _answer(call: Json, each: Resume) -> str:
 
 
 def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
-    """Return the final event of an AG-UI run if the run has ended or waits for input; otherwise None.
+    """Return an AG-UI run's final event if the run has ended or waits for input; otherwise None.
 
-    `done` has the interrupts and calls that were just answered.
+    `done` holds the interrupts and calls that were just answered.
     """
     finished: Json = {"type": "RUN_FINISHED", "threadId": found.thread_id, "runId": found.run_id}
     match run.get("state"):

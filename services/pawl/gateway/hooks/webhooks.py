@@ -1,4 +1,4 @@
-"""Requests without a credential: webhooks for triggers, completions of calls, and unsubscribe links."""
+"""Handles requests without a credential: webhooks for triggers, completions of calls, and unsubscribe links."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ BODY_BYTES_MAX: Final = 256 * 1024
 
 
 async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Handle `POST /hooks/{store_id}/{trigger_id}`: respond with the fire, 200 once it is durable."""
+    """Handle `POST /hooks/{store_id}/{trigger_id}`: respond with the firing, and with 200 once it is durable."""
     trigger_id = request.path_params["trigger_id"]
     call = calls_of_store(request.path_params["store_id"], TriggerNotFound)
     if not is_id(trigger_id):
         raise TriggerNotFound
     headers = joined(request.headers.items())
     body = await read_body(request, BODY_BYTES_MAX)
-    # For a sender without event ids, the same body is the same event.
+    # If the sender does not send event ids, the same body is the same event.
     request_id = f"hook_{hashlib.sha256(trigger_id.encode() + body).hexdigest()[:40]}"
     event = DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
     delivered = write(await call(DELIVER_WEBHOOK, event))
@@ -46,7 +46,7 @@ async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
 
 
 async def complete(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Handle `POST /completions/{store_id}/{token}`: 200 once the call durably has the outcome in the body."""
+    """Handle `POST /completions/{store_id}/{token}`: respond with 200 once the outcome in the body is durable."""
     message = CompleteCallRequest(token=request.path_params["token"])
     call = calls_of_store(request.path_params["store_id"], CompletionNotFound)
     body = loads(await read_body(request, BODY_BYTES_MAX), bytes_max=BODY_BYTES_MAX)
@@ -89,7 +89,7 @@ _FORM: Final = """\
 
 
 async def unsubscribe(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Handle `POST /unsubscribe/{store_id}/{token}`: 200 once the e-mails are disabled.
+    """Handle `POST /unsubscribe/{store_id}/{token}`: respond with 200 once the e-mails are disabled.
 
     A GET only shows a form, because mail scanners follow links.
     """

@@ -1,4 +1,4 @@
-"""Identifies callers: by a bearer key, or by the session cookie of a browser."""
+"""Identifies callers by a bearer key or by a browser's session cookie."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Login(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Callers:
-    """Creates browser sessions for keys, and reads them back. All state is in the cookies."""
+    """Creates browser sessions for keys and reads them back. All state is in the cookies."""
 
     def __init__(self, seal: Seal, services: Services, clock: Clock, *, session_seconds: float) -> None:
         self._seal = seal
@@ -47,9 +47,9 @@ class Callers:
 
         Raises:
             Unauthenticated: the request has neither a key nor a valid session.
-            InvalidField: its headers have invalid characters or repeat.
+            InvalidField: its headers have invalid characters or are repeated.
             SessionExpired: the session has expired.
-            ForeignOrigin: it has a session, but may come from another page.
+            ForeignOrigin: it has a session but may come from another page.
         """
         if (metadata := _key_metadata(request)) is not None:
             return metadata
@@ -59,7 +59,7 @@ class Callers:
         return found.metadata
 
     def session(self, request: Request) -> Session:
-        """Return the session of a request, even if it has expired.
+        """Return a request's session, even if it has expired.
 
         Raises:
             Unauthenticated: there is no session, or this gateway did not create it.
@@ -72,7 +72,7 @@ class Callers:
         return self._seal.open(sealed, Session)
 
     def bearer(self, request: Request) -> Metadata:
-        """Return the call metadata for a request with a key; browser sessions do not count.
+        """Return the call metadata for a request with a key. Browser sessions are not accepted.
 
         Raises:
             Unauthenticated: the request has no key.
@@ -83,14 +83,14 @@ class Callers:
         return metadata
 
     async def log_in(self, request: Request) -> Response:
-        """Create a session for a key, and return who the user is."""
+        """Create a session for a key and return who the user is."""
         hosts.check_page(request.method, request.headers)
         try:
             login = msgspec.convert(await read_json(request, _BYTES_MAX), _Login)
         except msgspec.ValidationError as error:
             raise InvalidField(f"The login is invalid: {error}", field="key") from None
         if login.code:
-            # The address of this gateway, regardless of the Host header.
+            # This gateway's address, regardless of the Host header.
             own = join_address(*request.scope["server"])
             login.key = self._seal.use_code(login.code, own, self._clock.now(), since=self._started_at)
         if not (key := login.key.strip()):
@@ -102,7 +102,7 @@ class Callers:
         return response
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Check a session; return it, limited to the lifetime of its key, with its user.
+        """Check a session. Return it, limited to its key's lifetime, along with its user.
 
         Raises:
             InvalidField: the session has invalid characters or is too long.
@@ -118,7 +118,7 @@ class Callers:
         return found, who
 
     def give(self, request: Request, response: Response, found: Session) -> None:
-        """Set the session cookie. It outlives the session, which may be renewed."""
+        """Set the session cookie. It outlives the session, so that the session can be renewed."""
         response.set_cookie(
             session_cookie(request),
             self._seal.close(found),

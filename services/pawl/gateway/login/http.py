@@ -1,4 +1,4 @@
-"""Logins with identity providers: redirect, callback with a code, and renewal."""
+"""Handles logins with identity providers: redirect, callback with a code, and renewal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OpenIdLogins:
         self._public_url = public_url
 
     async def list(self, _: Request) -> Response:
-        """Handle `GET /login/providers`: return the names and titles of the providers."""
+        """Handle `GET /login/providers`: return the providers' names and titles."""
         return answer({"providers": [{"name": each.name, "title": each.title} for each in self._known]})
 
     async def redirect(self, request: Request) -> Response:
@@ -90,7 +90,7 @@ class OpenIdLogins:
         return response
 
     async def renew(self, request: Request) -> Response:
-        """Handle `POST /login/renew`: continue the session with a new token of its provider."""
+        """Handle `POST /login/renew`: continue the session with a new token from its provider."""
         hosts.check_page(request.method, request.headers)
         over = SessionExpired("Your session has expired. Log in again.")
         sealed = request.cookies.get(renewal_cookie(request))
@@ -111,7 +111,7 @@ class OpenIdLogins:
         return response
 
     async def log_out(self, request: Request) -> Response:
-        """Handle `POST /login/out`: delete the session, and revoke the refresh token at the provider."""
+        """Handle `POST /login/out`: delete the session and revoke the refresh token at the provider."""
         response = self._callers.log_out(request)
         if sealed := request.cookies.get(renewal_cookie(request)):
             with suppress(Unauthenticated, InvalidField):
@@ -167,9 +167,9 @@ class OpenIdLogins:
         )
 
     def _return_url(self, request: Request, provider: Provider) -> str:
-        """Return the redirect URI, a separate one for each provider (RFC 9700, 4.4)."""
+        """Return the redirect URI, which is different for each provider (RFC 9700, 4.4)."""
         host = request.headers.get("host", "")
-        # A proxy that terminates TLS may not report the scheme. On loopback there is no proxy.
+        # A proxy that terminates TLS may not report the scheme. On loopback, there is no proxy.
         own = f"{request.url.scheme}://{host}" if hosts.is_loopback(host) else self._public_url
         return f"{own}{LOGIN_PATH}/return/{provider.name}"
 

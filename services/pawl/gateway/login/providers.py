@@ -1,4 +1,4 @@
-"""The HTTP client for identity providers: discovery and token endpoints."""
+"""Implements the HTTP client for identity providers' discovery and token endpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logs.get_logger(__name__)
 
 
 class Endpoints(Description, frozen=True):
-    """The endpoints of a provider (OpenID Connect Discovery 1.0, section 3)."""
+    """A provider's endpoints (OpenID Connect Discovery 1.0, section 3)."""
 
     authorization_endpoint: _Url
     token_endpoint: _Url
@@ -51,7 +51,7 @@ class Providers:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """The CAs of the system, loaded on the first login."""
+        """The system's CAs, loaded on the first login."""
         return httpx2.create_ssl_context()
 
     async def endpoints(self, provider: Provider) -> Endpoints:
@@ -98,7 +98,7 @@ class Providers:
 
         Raises:
             Unauthenticated: the provider refused.
-            DependencyUnavailable: the provider does not answer.
+            DependencyUnavailable: the provider does not respond.
         """
         endpoints = await self.endpoints(provider)
         status, content = await self._post(provider, endpoints.token_endpoint, form)
@@ -127,7 +127,7 @@ class Providers:
 
 
 def _code(content: bytes) -> str:
-    """Return the error code (RFC 6749, 5.2), which helps operators to find misconfigurations."""
+    """Return the error code (RFC 6749, 5.2), which helps operators find misconfigurations."""
     try:
         return msgspec.json.decode(content, type=_Refusal).error[:64]
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
-"""Rules for logins with an identity provider, using the authorization code flow with PKCE.
+"""Defines the rules for logins with an identity provider, using the authorization code flow with PKCE.
 
-Sources: OpenID Connect Core 1.0, RFC 7636, RFC 9700. The resulting token is the key of the session. The services check
-it like any key.
+Sources: OpenID Connect Core 1.0, RFC 7636, RFC 9700. The resulting token is the session's key. The services check it
+like any other key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from pawl.chassis.identity.tokens import is_safe_url
 from pawl.errors import InvalidField, Unauthenticated
 
-# How long a user may take at the provider.
+# How long a user may take to log in at the provider.
 ATTEMPT_SECONDS: Final = 600.0
 
 _PATH_LENGTH_MAX: Final = 512
@@ -31,7 +31,7 @@ _OWN: Final = frozenset(
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A provider in PAWL_GATEWAY_OIDC_FILE."""
+    """A provider listed in PAWL_GATEWAY_OIDC_FILE."""
 
     name: _Name
     title: _Text = "Log in"
@@ -39,9 +39,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     client_id: _Text
     client_secret: _Text | None = None
     scope: _Text = "openid"
-    # The token used as the key of the session. PAWL_OIDC_FILE says how it is checked.
+    # The token used as the session's key. PAWL_OIDC_FILE defines how it is checked.
     token: Literal["access_token", "id_token"] = "access_token"  # noqa: S105  # a choice
-    # Additional parameters of each request, such as `audience` or `resource`.
+    # Additional parameters for each request, such as `audience` or `resource`.
     parameters: Annotated[dict[_Name, _Text], msgspec.Meta(max_length=8)] = {}
 
     def __post_init__(self) -> None:
@@ -61,19 +61,19 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     verifier: str
     nonce: str
-    # The page to open after the login.
+    # The page to open after login.
     to: str
     # Unix seconds.
     end_time: float
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The right of a browser to get a new token when its token expires."""
+    """A browser's right to get a new token when its current one expires."""
 
-    # Matches the id in the session, so that a renewal never applies to the session of another user.
+    # Matches the id in the session, so that a renewal never applies to another user's session.
     renewal_id: str
     provider: str
-    # The credential of the first login. A renewed token must be of the same user at the same provider.
+    # The credential from the first login. A renewed token must belong to the same user at the same provider.
     credential_id: str
     refresh_token: str
     # Unix seconds at which the session ends for good.
@@ -90,7 +90,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Parse PAWL_GATEWAY_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: it is invalid; the message has the first fault.
+        ValueError: it is invalid; the message describes the first fault.
     """
     found: tuple[Provider, ...] = msgspec.json.decode(content, type=_Providers)
     if len({provider.name for provider in found}) < len(found):
@@ -99,7 +99,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
 
 
 def start_attempt(provider: Provider, to: str, now: float, random_text: Callable[[], str]) -> Attempt:
-    """Start a login. `random_text` must return unpredictable text."""
+    """Start a login. `random_text` must return unpredictable strings."""
     return Attempt(
         provider=provider.name,
         state=random_text(),
@@ -132,10 +132,10 @@ def check_return(
 ) -> None:
     """Check that a callback belongs to the attempt and comes from its provider.
 
-    `requires_issuer`: the provider announces that its responses name the issuer.
+    `requires_issuer` means that the provider has announced that its responses name the issuer.
 
     Raises:
-        Unauthenticated: it does not, or the attempt has expired.
+        Unauthenticated: one of these checks fails, or the attempt has expired.
     """
     if now >= attempt.end_time or not hmac.compare_digest(state.encode(), attempt.state.encode()):
         raise Unauthenticated("This login was not started here, or has expired. Log in again.")
@@ -160,7 +160,7 @@ def revocation_form(provider: Provider, refresh_token: str) -> dict[str, str]:
 
 
 def authorization(provider: Provider) -> str | None:
-    """Return the header that authenticates the gateway (RFC 6749, 2.3.1); None without a client secret."""
+    """Return the header that authenticates the gateway (RFC 6749, 2.3.1); None if there is no client secret."""
     if provider.client_secret is None:
         return None
     pair = f"{quote(provider.client_id, safe='')}:{quote(provider.client_secret, safe='')}"
@@ -168,7 +168,7 @@ def authorization(provider: Provider) -> str | None:
 
 
 def key_of(provider: Provider, tokens: Tokens, nonce: str | None) -> str:
-    """Return the session key from tokens. With `nonce`, the tokens must be of the login with this nonce.
+    """Return the session key from tokens. If `nonce` is set, the tokens must come from the login with this nonce.
 
     The tokens come directly from the provider, so their signature is not checked here (OpenID Connect Core, 3.1.3.7).
     The services check the token that is used.
@@ -190,7 +190,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _nonce(token: str) -> str | None:
-    """Return the nonce of a token without checking its signature; None if there is none."""
+    """Return a token's nonce without checking the signature; None if there is none."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""  # noqa: PLR2004  # header, payload, signature
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).nonce
@@ -199,7 +199,7 @@ def _nonce(token: str) -> str | None:
 
 
 def safe_path(to: str) -> str:
-    """Return a path of the console; `/` for anything else, such as other sites."""
+    """Return the path if it is in the console; `/` for anything else, such as other sites."""
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and len(to) <= _PATH_LENGTH_MAX
     return to if is_ours and to.isascii() and to.isprintable() else "/"
 
@@ -208,7 +208,7 @@ def find(providers: tuple[Provider, ...], name: str) -> Provider:
     """Return a provider by name.
 
     Raises:
-        InvalidField: there is no such provider.
+        InvalidField: the provider does not exist.
     """
     for provider in providers:
         if provider.name == name:

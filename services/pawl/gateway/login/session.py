@@ -1,4 +1,4 @@
-"""Browser sessions, sealed in cookies."""
+"""Seals browser sessions in cookies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.chassis.identity import browser_seal
 from pawl.errors import InvalidField, Unauthenticated
 from pawl.gateway.login.rules import Attempt, Renewal
 
-# Largest cookie that browsers keep.
+# Size of the largest cookie that browsers keep.
 COOKIE_BYTES_MAX: Final = 3900
 NAME: Final = "pawl_session"
 
@@ -23,7 +23,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     end_time: float
     store: str = ""
     user: str = ""
-    # Id of the renewal that can extend the session; empty if there is none.
+    # The id of the renewal that can extend the session; empty if there is none.
     renewal_id: str = ""
 
     @property
@@ -35,7 +35,7 @@ def metadata(key: str, *, store: str = "", user: str = "") -> tuple[tuple[str, s
     """Return the call metadata for a key.
 
     Raises:
-        InvalidField: a value has characters that metadata cannot hold.
+        InvalidField: a value has characters that are not allowed in metadata.
     """
     for field, value in (("key", key), ("pawl-store", store), ("pawl-user", user)):
         if not (value.isascii() and value.isprintable()):
@@ -45,9 +45,9 @@ def metadata(key: str, *, store: str = "", user: str = "") -> tuple[tuple[str, s
 
 
 def cookie_name(name: str, port: int | None, *, secure: bool) -> str:
-    """Return the name of a cookie. A secure one cannot be set by another host or without TLS.
+    """Return a cookie's name. A secure cookie cannot be set by another host or without TLS.
 
-    The name contains the port, because browsers share cookies between ports of a host.
+    The name contains the port, because browsers share cookies between a host's ports.
     """
     return f"{'__Host-' if secure else ''}{name}{f'_{port}' if port else ''}"
 
@@ -99,8 +99,8 @@ class Seal:
         """Return the key in a one-time login code.
 
         Raises:
-            Unauthenticated: the code is for another gateway, was used, has expired, or was made before `since`,
-                when it may have been used.
+            Unauthenticated: the code is for another gateway, has been used, has expired, or was created before `since`
+                and may therefore have been used.
         """
         self._used = {nonce: end_time for nonce, end_time in self._used.items() if end_time > now}
         code = browser_seal.read(self._keys, text)

@@ -1,4 +1,4 @@
-"""Reads request bodies, and builds responses; errors use the Connect protocol."""
+"""Reads request bodies and builds responses. Errors use the Connect protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None
 
 
 def refusal(error: PawlError, *, status: int = 0, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for an error; `status` overrides the status of its kind."""
+    """Return the response for an error; `status` overrides its kind's default status."""
     if error.kind == "UNAUTHENTICATED":
         headers = {"WWW-Authenticate": "Bearer", **(headers or {})}
     return answer(error_json(error), status=status or hosts.http_status(error), headers=headers)
@@ -45,7 +45,7 @@ def error_json(error: PawlError) -> dict[str, Any]:
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """Return the body of a request.
+    """Return a request's body.
 
     Raises:
         TooLarge: it has more than `bytes_max` bytes.
@@ -71,7 +71,7 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
 
 
 async def read_json(request: Request, bytes_max: int) -> Any:
-    """Parse a JSON body; an empty body is an empty object.
+    """Parse a JSON body. An empty body counts as an empty object.
 
     Raises:
         InvalidField: the content type is not JSON.
@@ -93,7 +93,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
     ".md": "text/plain; charset=utf-8",
 }
-# Only scripts of this origin run, and requests go only to this origin.
+# Only scripts from this origin run, and requests are only sent to this origin.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
@@ -111,7 +111,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Pages:
-    """Serves the files of the console. Unknown pages get the index page, which routes in the browser."""
+    """Serves the console's files. Unknown paths get the index page, which handles routing in the browser."""
 
     def __init__(self) -> None:
         self._files = {
@@ -119,7 +119,7 @@ class Pages:
         }
 
     def page(self, request: Request) -> Response:
-        """Handle `GET` for a file or a page of the console."""
+        """Handle `GET` for one of the console's files or pages."""
         found = self._files.get(request.scope["path"].removeprefix("/") or _INDEX)
         if found is None and "text/html" in request.headers.get("accept", ""):
             found = self._files.get(_INDEX)
@@ -130,7 +130,7 @@ class Pages:
             "Cache-Control": "no-cache",
             "Content-Security-Policy": _POLICY,
             "Vary": "Accept-Encoding",
-            # Browsers would resolve hosts of links that no one clicks, and a model can put data into a host name.
+            # Browsers would resolve the hosts of links that no one clicks, and a model can hide data in a hostname.
             "X-DNS-Prefetch-Control": "off",
         }
         if request.headers.get("if-none-match") == found.tag:

@@ -1,7 +1,7 @@
-"""Checks before a request is read: its host, its origin and its headers.
+"""Checks a request's host, origin and headers before it is read.
 
-Browsers send the session cookie with every request to the gateway, whichever page makes it. So a request with a cookie
-must come from a page of the gateway; a request with a key need not.
+Browsers send the session cookie with every request to the gateway, whichever page makes it. A request with a cookie
+must therefore come from one of the gateway's pages; a request with a key need not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ONCE: Final = frozenset(
 def check_host(host: str, allowed: Collection[str]) -> None:
     """Accept only allowed `Host` headers; loopback is always allowed.
 
-    Protects against DNS rebinding: a page whose name resolves to this machine sends its own name.
+    This protects against DNS rebinding: a page whose hostname resolves to this machine sends its own hostname.
 
     Raises:
         ForeignHost: the host is not allowed.
@@ -45,12 +45,12 @@ def check_host(host: str, allowed: Collection[str]) -> None:
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers by lower-case name; repeated headers become one list (RFC 9110, 5.3).
+    """Return headers by lower-case name. Repeated headers are joined into one list (RFC 9110, 5.3).
 
     Proxies append to headers such as `x-forwarded-for` and `via` by repeating them.
 
     Raises:
-        InvalidField: a header is repeated that must not be.
+        InvalidField: a header that must not be repeated is repeated.
     """
     found: dict[str, str] = {}
     for name, value in headers:
@@ -78,7 +78,7 @@ def check_caller(names: Iterable[str]) -> None:
     """Refuse repeated credential headers.
 
     Raises:
-        InvalidField: one is repeated; a proxy may have added its own to that of the client.
+        InvalidField: one is repeated; a proxy may have added its own to the client's.
     """
     all_names = list(names)
     for name in _CALLER_HEADERS:
@@ -87,7 +87,7 @@ def check_caller(names: Iterable[str]) -> None:
 
 
 def check_page(method: str, headers: Mapping[str, str]) -> None:
-    """Check that a request with a cookie comes from a page of the gateway.
+    """Check that a request with a cookie comes from one of the gateway's pages.
 
     Raises:
         ForeignOrigin: it may come from another page.
@@ -106,7 +106,7 @@ def check_page(method: str, headers: Mapping[str, str]) -> None:
 
 
 def check_json(content_type: str | None) -> None:
-    """Require the JSON content type, which forms of other pages cannot send.
+    """Require the JSON content type, which forms on other pages cannot send.
 
     Raises:
         InvalidField: it has another content type.
@@ -116,10 +116,10 @@ def check_json(content_type: str | None) -> None:
 
 
 def bearer(authorization: str | None) -> str | None:
-    """Return the key of an `Authorization` header; None if there is no header.
+    """Return the key from an `Authorization` header; None if there is no header.
 
     Raises:
-        InvalidField: it has another scheme, or no key.
+        InvalidField: it has another scheme or does not contain a key.
     """
     if authorization is None:
         return None
@@ -141,12 +141,12 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return the host of a `Host` header in lower case, without port; empty if it is invalid."""
+    """Return the host from a `Host` header in lower case, without the port; empty if it is invalid."""
     found = _HOST.fullmatch(host.lower())
     return (found["six"] or found["name"]).rstrip(".") if found else ""
 
 
-# HTTP status of each kind of error, as in the Connect protocol.
+# The HTTP status for each kind of error, as in the Connect protocol.
 HTTP_STATUS: Final[Mapping[str, int]] = {
     "INVALID_ARGUMENT": 400,
     "NOT_FOUND": 404,

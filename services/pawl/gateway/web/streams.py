@@ -1,7 +1,8 @@
-"""Server-sent event streams. One carries several gRPC streams, because browsers open only six connections to a host.
+"""Serves server-sent event streams.
 
-A pending message blocks only its own gRPC stream, so a slow reader uses no additional memory. References to sent
-messages are dropped immediately, because a thousand tabs may wait hours for the next message.
+Each carries several gRPC streams, because browsers open only six connections per host. A pending message blocks only
+its own gRPC stream, so a slow reader uses no additional memory. References to sent messages are dropped immediately,
+because a thousand tabs may wait for hours for their next message.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ Sources: TypeAlias = Sequence[AsyncGenerator[Event, None]]
 
 
 class Streams:
-    """Opens streams, and closes them on shutdown."""
+    """Opens streams and closes them on shutdown."""
 
     def __init__(
         self, callers: Callers, services: Services, counters: Counters, closing: asyncio.Event, *, streams_max: int
@@ -79,7 +80,7 @@ class Streams:
         self._ending: asyncio.Task[None] | None = None
 
     async def many(self, request: Request) -> Response:
-        """Handle `POST /stream`: stream the messages of all subscriptions, each with its key."""
+        """Handle `POST /stream`: stream the messages of all subscriptions, each marked with its subscription's key."""
         metadata = self._callers.credential(request)
         try:
             subscriptions = msgspec.convert(await read_json(request, _BYTES_MAX), _Subscriptions).subscriptions
@@ -99,9 +100,9 @@ class Streams:
         )
 
     async def run(self, request: Request) -> Response:
-        """Handle `GET /runs/{run_id}/events`: stream the events of a run after `Last-Event-ID`.
+        """Handle `GET /runs/{run_id}/events`: stream a run's events after `Last-Event-ID`.
 
-        A missing run is an error before the stream starts. `EventSource` would otherwise retry forever.
+        A missing run is reported as an error before the stream starts; otherwise, `EventSource` would retry forever.
         """
         metadata = self._callers.credential(request)
         run_id = request.path_params["run_id"]
@@ -127,7 +128,7 @@ class Streams:
         """Return a response that streams all sources. If the client disconnects early, `on_leave` is called.
 
         Raises:
-            ShuttingDown, Overloaded: no stream can be opened now.
+            ShuttingDown, Overloaded: a stream cannot currently be opened.
         """
         if self._closing.is_set():
             raise ShuttingDown
@@ -141,7 +142,7 @@ class Streams:
         Return False if the client disconnects first.
         """
         if self._ending is None:
-            # One task for all streams, outside the context of any of them.
+            # One task for all streams, outside any stream's context.
             self._ending = asyncio.get_running_loop().create_task(self._end_all(), context=contextvars.Context())
         scope = asyncio.timeout(0 if self._closing.is_set() else STREAM_SECONDS_MAX)
         self._counters.streams.inc()

@@ -1,4 +1,4 @@
-"""The program of an agent: the model requests calls until it answers.
+"""Implements an agent's program: the model requests calls until it answers.
 
 It has no cursor, because the messages are its state.
 """
@@ -54,7 +54,7 @@ def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak
 def _has_unanswered_notices(state: State) -> bool:
     if state.notices:
         return True
-    # An answer that an earlier run started but did not finish does not count.
+    # Ignore an answer that an earlier run started but did not finish.
     answers_and_notices = (
         message
         for message in filter(state.is_own, reversed(state.messages))

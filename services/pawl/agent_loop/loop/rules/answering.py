@@ -1,8 +1,9 @@
-"""State changes at the end of a model call, and detection of a model that repeats itself (LOOP-5).
+"""Changes the state at the end of a model call, and detects a model that repeats itself (LOOP-5).
 
 Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
-is made for the fourth time, or when its last six rounds were A B A B A B, where A and B are all calls of a round. No
-call of that round is executed. If the next round may be stuck, not even read-only calls run before their check.
+is made for the fourth time, or when its last six rounds were A B A B A B, where A and B each stand for all calls of a
+round. No call of that last round is executed. If the next round may be stuck, not even read-only calls run before their
+check.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _DIGITS: Final = 16
 
 
 def fingerprint(call: Call) -> str:
-    """Return a key that identical calls share. For refused calls it uses the text that the model wrote."""
+    """Return a key that identical calls share. The key of a refused call uses the text that the model wrote."""
     arguments = call.arguments_json or call.proposed_arguments.encode()
     return _digest(call.tool_name.encode() + b"\0" + arguments)
 
@@ -56,7 +57,7 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
-    """Return the call of the last round that makes the run stuck, given the state that counts it."""
+    """Return the last round's call that means the run is stuck, given the state that counts it."""
     calls = list(calls)
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
@@ -68,7 +69,7 @@ def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Ca
 def may_be_stuck(loop: LoopState, calls: Sequence[Call], identical_max: int) -> bool:
     """Return whether the run may be stuck once these calls are counted.
 
-    They are not checked yet, so their canonical arguments are unknown.
+    They have not been checked yet, so their canonical arguments are unknown.
     """
     of_one_tool = max(Counter(call.tool_name for call in calls).values(), default=0)
     if max(loop.call_counts.values(), default=0) + of_one_tool >= identical_max:
@@ -139,7 +140,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state that retries, waits for the model server or is about to fail, with the partial text.
+    """Return the state, with the partial text, that retries, waits for the model server or is about to fail.
 
     A turn that notices started does not wait for the server, because no user waits for it.
     """
@@ -159,13 +160,13 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     usage = usage_of(fact.answer.usage)
     state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
     left = limits.round_timeout_seconds - state.round_active_seconds
-    # Output cut short by the budget is not a failure of the model server. Top-ups limit it.
+    # If the budget cut the output short, the model server did not fail. Top-ups limit how often this happens.
     failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
     is_empty = fact.error.reason == EMPTY_ANSWER
-    # A model that answered nothing twice will not answer the third time.
+    # A model that has given no answer twice will not answer the third time.
     error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
     may_wait = error.is_outage and limits.provider_wait_seconds > 0 and not state.run.is_turn
-    # End the attempts early enough that the run can still wait for the server within its round timeout.
+    # Stop making attempts early enough that the run can still wait for the server within its round timeout.
     left_here = left - limits.model_headers_timeout_seconds if may_wait else left
     attempts_max = 0 if may_wait and error.reason == UNAVAILABLE else limits.model_attempts_max
     delay = retry.delay(error, failures=failures, attempts_max=attempts_max, left=left_here, jitter=fact.jitter)
@@ -209,7 +210,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Return the call waiting for the model server; not held if it has waited long enough."""
+    """Return the call held until the model server is available; not held if it has waited long enough."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None
@@ -217,7 +218,7 @@ def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitte
 
 
 def _with_next_model(state: State, opened: OpenModelCall) -> State:
-    """Return the state with the next model, which gets all attempts again."""
+    """Return the state with the next model, which gets the full number of attempts."""
     opened = replace(opened, failures=0, empty_answers=0)
     # Another model may count tokens differently.
     loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
@@ -225,7 +226,7 @@ def _with_next_model(state: State, opened: OpenModelCall) -> State:
 
 
 def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state with the call held because it costs more tokens than are left."""
+    """Return the state with the call held because it needs more tokens than are left."""
     held = replace(opened, held=True, tokens_needed=tokens_needed)
     state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
     return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.need_message(state)),)
@@ -248,7 +249,7 @@ def cut(state: State, fact: ModelCut) -> State:
 def with_partial(state: State, shown: Shown) -> State:
     """Add the last attempt's output as an interrupted message.
 
-    `shown` is where its output is in the log; empty if that output is void.
+    `shown` is the position of its output in the log; empty if that output is void.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call

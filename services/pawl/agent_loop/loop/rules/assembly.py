@@ -27,7 +27,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.strict_json import storable
 from pawl.errors import InvalidJson, TooLarge
 
-# Maximum for one call.
+# Limit for one call.
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 _decoder: Final = json.JSONDecoder()
 
@@ -41,7 +41,7 @@ def is_json(arguments: str, kind: type = object) -> bool:
 
 
 def _joined_arguments(fragments: Sequence[str]) -> str:
-    """Return the arguments that the fragments form: joined, unless only another reading is a JSON object.
+    """Return the fragments' arguments: joined, unless that is not a JSON object but another reading is.
 
     Some servers repeat all arguments in each fragment, send `{}` first, or add text after the object.
     """
@@ -63,19 +63,19 @@ def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete answer, or the part before the stream broke off."""
+    """A complete answer, or the part received before the stream broke off."""
 
     text: str
     reasoning: str
-    # Complete calls as the model wrote them. The arguments may be invalid JSON.
+    # Complete calls, as the model wrote them. The arguments may be invalid JSON.
     calls: tuple[CallPiece, ...]
     refusal: str
-    # A JSON object of extra fields to send back with the message and its calls; empty for none.
+    # A JSON object of extra fields to send back with the message and its calls; empty if there are none.
     provider_state_json: bytes
     usage: UsageReport
-    # Empty if the answer broke off.
+    # Empty if the answer was cut off.
     finish_reason: str
-    # True if the unknown fields were too large, so that none was kept.
+    # True if the unknown fields were too large and therefore dropped.
     fields_left_out: bool = False
 
     @property
@@ -104,8 +104,8 @@ class Assembly:
     the same start. A new id starts a new call even if its index is in use, because some servers send 0 for every call.
     A new id with only arguments continues the call at its index, because some servers generate an id per fragment.
 
-    Calls are sorted by index if each has one, otherwise by their start. `names` maps the model's names of tools to
-    their real names.
+    Calls are sorted by index if each has one, otherwise by when they started. `names` maps the model's tool names to
+    the real ones.
     """
 
     def __init__(self, names: Mapping[str, str] = MappingProxyType({})) -> None:

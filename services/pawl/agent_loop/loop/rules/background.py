@@ -1,10 +1,10 @@
-"""Parameters that make a call run in the background (ASYNC-1, ASYNC-3).
+"""Handles the parameters that make a call run in the background (ASYNC-1, ASYNC-3).
 
-They are added to the arguments of any tool and removed before the call is checked, shown or run. A tool that declares a
-parameter of such a name keeps all of them and cannot run in the background.
+They are added to the arguments of any tool and removed before the call is checked, shown or run. If a tool declares a
+parameter with one of these names, none is added or removed, and it cannot run in the background.
 
-Model servers that enforce the schema do not allow extra parameters. They get a tool instead, whose calls are read as
-calls of the tool they name.
+Model servers that enforce the schema do not allow extra parameters. These servers get a special tool instead, and its
+calls are read as calls of the tool that they name.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _UNTIL: Final = "_until"
 _WHEN: Final = "_when"
 NAMES: Final = frozenset({FLAG, _ESTIMATE, _INTERVAL, _COUNT, _DURATION, _DELAY, _REPORTS, _UNTIL, _WHEN})
 
-# Per job.
+# Limit per job.
 ITERATIONS_MAX: Final = 1_000_000
-# Maximum of `failures_told`: consecutive failures before a monitoring job reports that it sees nothing.
+# Maximum of `failures_told`: consecutive failures before a monitoring job reports that it cannot see anything.
 FAILURES_TOLD_MAX: Final = 100
 _ON_FAILURE: Final = "on_failure"
-# Times that a monitoring job reports its condition.
+# How often a monitoring job reports its condition.
 FIRINGS_MAX: Final = 1000
 INTERVAL_SECONDS_MIN: Final = 0.5
 _DURATION_MINUTES_MAX: Final = 365 * 24 * 60.0
@@ -121,7 +121,7 @@ FUNCTION: Final[Mapping[str, Any]] = {
 
 
 class RequestedTerms(JobTerms, frozen=True, kw_only=True):
-    # 0 if only the number of iterations ends the job.
+    # 0 if the job ends only by its number of iterations.
     duration_seconds: float = 0.0
     reports: JobReports = JobReports.EVERY
     # True if the request sets `reports`. Otherwise the tool may set it.
@@ -142,7 +142,7 @@ class AskedJob(JobTerms, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's arguments without the parameters, and either the requested terms or a fault.
+    """A call's arguments without the background parameters, and either the requested terms or a fault.
 
     A call with neither runs in the foreground.
     """
@@ -157,15 +157,16 @@ class _Fault(Exception):
 
 
 def read(arguments: str, schema_json: bytes) -> Reading:
-    """Parse the arguments that the model wrote for a tool with this schema. `arguments` may be any text."""
-    # Most calls have no parameters and need no second parse. JSON may also escape the first character.
+    """Parse the arguments that the model wrote for a tool with this schema. `arguments` can be any string."""
+    # Most calls do not have these parameters and do not need to be parsed again. JSON may also escape the first
+    # character.
     may_have_any = '"_' in arguments or r"\u005" in arguments
     schema = schema_json.decode(errors="replace")
     if not may_have_any or any(f'"{name}"' in schema for name in NAMES):
         return Reading(arguments=arguments)
     try:
         data = arguments.encode()
-        # Leave invalid arguments to the check of the call: re-encoded, they might pass.
+        # Leave invalid arguments to the call's check, which they might pass if re-encoded.
         written = strict_json.loads(data, bytes_max=len(data))
     except (InvalidJson, UnicodeError):
         return Reading(arguments=arguments)
@@ -180,7 +181,7 @@ def read(arguments: str, schema_json: bytes) -> Reading:
 
 
 def asked(job: AskedJob) -> RequestedTerms:
-    """Return a user's request in the same form as a model's, with the same limits.
+    """Return a user's request in the same form as a model's and under the same limits.
 
     Raises:
         InvalidField: the request is invalid.
@@ -233,7 +234,7 @@ def asked(job: AskedJob) -> RequestedTerms:
 def edited_series(shown: Series, edited: Series, now: float) -> Series:
     """Return the series that an approver grants after editing the one shown.
 
-    Without an end it keeps the shown end, so that a job always keeps a deadline that a person has set.
+    If it has no end, it keeps the one shown, so that a deadline set by a user always remains in place.
 
     Raises:
         InvalidField: the number, the interval or the end is out of range.
@@ -251,13 +252,13 @@ def edited_series(shown: Series, edited: Series, now: float) -> Series:
 
 
 def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Reading]:
-    """Return the name of the tool that a call of `TOOL` is about, and its parsed arguments.
+    """Return the name of the tool that a call of `TOOL` names, and that tool's parsed arguments.
 
     `schemas` has the schemas of the run's tools by name.
     """
     try:
         data = arguments.encode()
-        # Refuse JSON that parsers read differently, as for other calls.
+        # As for other calls, refuse JSON that different parsers read differently.
         written = strict_json.loads(data, bytes_max=len(data))
     except (InvalidJson, UnicodeError):
         written = None
@@ -308,7 +309,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
     estimate = _number(params, _ESTIMATE, least=0.0, most=_DURATION_MINUTES_MAX)
     params, failures_told = _split_failures_told(params)
     until, when = _until(params), _when(params)
-    # A caller who waits for a condition only wants to hear about that.
+    # A caller that waits for a condition only wants to hear about that condition.
     reports = _reports(params.get(_REPORTS, "every" if until is None and when is None else "end"))
     is_silent = reports["reports"] is JobReports.NONE
     reports["sets_reports"] = _REPORTS in params
@@ -355,7 +356,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
 
 
 def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Return the parameters without `on_failure`, which is part of a condition, and its value; 0 if unset."""
+    """Return the parameters without the condition's `on_failure`, and the value of `on_failure`; 0 if unset."""
     counts = []
     for name in (_UNTIL, _WHEN):
         written = params.get(name)

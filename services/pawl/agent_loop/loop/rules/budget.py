@@ -1,4 +1,4 @@
-"""The token budget of a run (LOOP-12): its size, its use, and estimates of unreported usage."""
+"""Computes a run's token budget (LOOP-12): its size, its use, and estimates of unreported usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.values import RunState, Usage, WaitKind
 # Prose has four or more bytes per token, code and most other scripts about three. Overestimating is safer: unreported
 # usage must not bypass a budget.
 _BYTES_PER_TOKEN: Final = 3
-# No text has more on average. A server that counts fewer tokens leaves something out, such as cached ones.
+# No text has more on average. If a server counts fewer tokens, it leaves some out, such as cached ones.
 _BYTES_PER_TOKEN_MAX: Final = 8
 _QUOTA_WAIT_SECONDS: Final = 300.0
 _QUOTA_WAITS_COUNTED_MAX: Final = 8
@@ -46,7 +46,7 @@ def left(state: State) -> int | None:
 
 
 def used(state: State) -> int:
-    """Return the tokens used of the run's budget, including by runs that share it."""
+    """Return how many tokens of the run's budget have been used, including by runs that share it."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
     return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
 
@@ -58,7 +58,7 @@ def is_used_up(state: State) -> bool:
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run fails for lack of tokens, because it may not wait for a top-up or none can help."""
+    """Return whether the run fails for lack of tokens, because it may not wait for a top-up or no top-up can help."""
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
 
@@ -74,9 +74,9 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return the minimum top-up for the next model call, as far as known."""
+    """Return the minimum top-up needed for the next model call, as far as is known."""
     last = state.loop.counted_prompt
-    # A prompt starts with the previous one.
+    # Each prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
     return max(1, needed_tokens - (left(state) or 0))
 
@@ -110,11 +110,11 @@ def quota_used_up(quota: AgentQuota) -> Problem:
 
 
 def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
-    """Decide for a run whose agent's daily quota is used up: fail, or wait for the next day.
+    """Decide whether a run whose agent has used up its daily quota fails or waits for the next day.
 
-    A waiting run checks again after 5 minutes, then 20 and so on. The ledger wakes waiting runs when the quota is
-    raised, but may do so just before this run parks. A minimum pause protects against a clock that is ahead of the
-    ledger's.
+    A waiting run checks again after 5 minutes, then after 20 and so on, because the ledger wakes waiting runs when the
+    quota is raised, but may do so just before this run parks. A minimum pause guards against a clock that is ahead of
+    the ledger's.
     """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
         message = "The runs of this agent have used up its quota of tokens per day (UTC)."
@@ -126,7 +126,7 @@ def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
 
 
 def needed(state: State, prompt_tokens: int) -> int:
-    """Return the tokens that a call needs, its prompt and one token, if fewer are left; 0 if it can be made."""
+    """Return the tokens that a call needs (its prompt plus one token) if fewer are left; 0 if it can be made."""
     rest = left(state)
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 
@@ -139,7 +139,7 @@ def need_message(state: State) -> str:
 
 
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
-    """Return the maximum length of the next answer: the requested one, or the budget that the prompt leaves."""
+    """Return the next answer's maximum length: the requested one, or what the prompt leaves of the budget."""
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
         return asked
@@ -148,7 +148,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem of an answer that ended because the budget did. Such a partial answer is not used."""
+    """Return the problem with an answer that the budget cut short. Such a partial answer is not used."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None
@@ -164,10 +164,10 @@ def estimate(size_bytes: int) -> int:
 
 
 def prompt_tokens(state: State, prompt_bytes: int) -> int:
-    """Estimate the tokens of the next prompt.
+    """Estimate the next prompt's tokens.
 
-    It adds an estimate of the new part to the server's count of the previous prompt, because the next prompt starts
-    with it.
+    It adds an estimate for the new part to the server's count for the previous prompt, with which the next prompt
+    starts.
     """
     last = state.loop.counted_prompt
     if last is None:
@@ -177,7 +177,7 @@ def prompt_tokens(state: State, prompt_bytes: int) -> int:
 
 
 def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
-    """Return the usage of a call, with estimates for unreported parts."""
+    """Return a call's usage, with estimates for unreported parts."""
     missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
     missing_output = 0 if report.output_tokens else estimate(output_bytes)
     return replace(
@@ -202,7 +202,7 @@ def with_discarded(state: State, usage: Usage) -> State:
 def with_lost_call(state: State, usage_before: Usage) -> Usage:
     """Return the run's usage after the worker that made the open call died.
 
-    Output that was shown is already counted. If none was shown, the prompt is added.
+    Output that was shown has already been counted. If none was shown, the prompt is added.
     """
     if state.run.usage != usage_before:
         return state.run.usage

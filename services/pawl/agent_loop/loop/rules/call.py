@@ -1,4 +1,4 @@
-"""A tool call in the ledger. Names and meanings follow pawl.event.v1."""
+"""Tool calls in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.values import (
 
 
 class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
-    """The person who did something, with their credential and delegate; empty if unknown or none."""
+    """The user who performed an action, with their credential and delegate; empty if unknown or if there is none."""
 
     user_id: UserId
     credential_id: CredentialId = CredentialId("")
@@ -30,14 +30,14 @@ class Decided(ByPerson, frozen=True, kw_only=True):
     kind: DecisionKind
     reason: str = ""
     time: float = 0.0
-    # Of the arguments that were decided on, in hex; empty if unknown.
+    # Digest of the arguments that were decided on, in hex; empty if unknown.
     arguments_sha256: str = ""
-    # The series that was decided on with the call; None if only the call was.
+    # The series that was decided on with the call; None if the decision was only about the call.
     series: Series | None = None
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a decision, with the approvals known to this process. The ledger counts them."""
+    """A request for a decision, with the approvals that this process knows about. The ledger counts them."""
 
     digest: str
     preview: str = ""
@@ -45,7 +45,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decided | None = None
     approvals_required: int = 1
     approvals: tuple[Decided, ...] = ()
-    # Approvals of the call before it was edited.
+    # Approvals given before the call was edited.
     earlier_approvals: tuple[Decided, ...] = ()
     escalated: bool = False
     # The series that can be granted with the call, or whose grant covers it.
@@ -53,7 +53,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def edited(self) -> bool:
-        """True if a person changed the arguments."""
+        """True if a user changed the arguments."""
         decided = (*self.approvals, self.decision) if self.decision else self.approvals
         return any(decision.kind is DecisionKind.EDIT for decision in decided)
 
@@ -65,7 +65,7 @@ class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inverse(msgspec.Struct, frozen=True, kw_only=True):
-    """The call that reverses another one. `summary` is one line for people."""
+    """The call that reverses another one. `summary` is one human-readable line."""
 
     tool_name: str
     arguments_json: bytes
@@ -94,7 +94,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str
     state: CallState
     provider_call_id: str = ""
-    # The name that the model used if another tool replaced it; otherwise empty.
+    # The name that the model used, if the call was changed to another tool; otherwise empty.
     proposed_tool_name: str = ""
     # The call that this one reverses; empty unless the run is an undo.
     undoes_call_id: CallId = CallId("")
@@ -119,9 +119,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     start_time: float | None = None
     end_time: float | None = None
     rule_id: str = ""
-    # The agent of its run; empty for the deployment's `default`.
+    # Its run's agent; empty for the deployment's `default`.
     agent_name: str = ""
-    # The run that does the call, if the call is or was DELEGATED or DETACHED.
+    # The run that carries out the call, if the call is or was DELEGATED or DETACHED.
     child_run_id: RunId = RunId("")
     # True if it was made elsewhere and imported with its result.
     imported: bool = False
@@ -136,12 +136,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks_in_mid_execution(self) -> bool:
-        """True if its running tool asks a person something, on behalf of the tool and not of the model."""
+        """True if its running tool is asking a user something on its own behalf, not the model's."""
         return self.state is CallState.ASKED and self.attempt > 0
 
     @property
     def approved_digest(self) -> str:
-        """The digest of the approval; empty if the call was not approved."""
+        """The approval's digest; empty if the call was not approved."""
         decision = self.approval.decision if self.approval else None
         if self.approval is None or decision is None:
             return ""

@@ -1,4 +1,4 @@
-"""Validation of everything that clients send (LOOP-15)."""
+"""Validates everything that clients send (LOOP-15)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
-    """Check a text of 1 to `bytes_max` bytes and return it.
+    """Check and return text of 1 to `bytes_max` bytes.
 
     Raises:
         TooLarge: it is longer.
@@ -44,7 +44,7 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
 
 
 def conversation_key(value: str) -> str:
-    """Check a client's conversation key, which may be empty, and return it.
+    """Check and return a client's conversation key, which may be empty.
 
     Raises:
         TooLarge: it has more than 200 bytes.
@@ -55,11 +55,11 @@ def conversation_key(value: str) -> str:
 
 
 def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
-    """Check the serialized tools that a client supplies with a run, and return them.
+    """Check and return the serialized tools that a client supplies with a run.
 
     Raises:
         InvalidField: there are more than 64.
-        TooLarge: they have more than 64 KiB together.
+        TooLarge: they are larger than 64 KiB in total.
     """
     if len(definitions) > OWN_TOOLS_MAX:
         raise InvalidField(f"{field} may have at most {OWN_TOOLS_MAX} tools", field=field)
@@ -69,7 +69,7 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
 
 
 def result_json(content: bytes) -> bytes:
-    """Check strict JSON of at most 1 MiB and return it.
+    """Check and return strict JSON of at most 1 MiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -79,7 +79,7 @@ def result_json(content: bytes) -> bytes:
 
 
 def arguments_json(content: bytes) -> bytes:
-    """Check a strict JSON object of at most 256 KiB and return it.
+    """Check and return a strict JSON object of at most 256 KiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -90,7 +90,7 @@ def arguments_json(content: bytes) -> bytes:
 
 
 def fraction(value: float | None) -> float | None:
-    """Check a fraction from 0 to 1, or None, and return it.
+    """Check and return a fraction between 0 and 1, or None.
 
     Raises:
         InvalidField
@@ -101,7 +101,7 @@ def fraction(value: float | None) -> float | None:
 
 
 def page_size(value: int) -> int:
-    """Check a page size and return it; 0 means the ledger's default.
+    """Check and return a page size; 0 means the ledger's default.
 
     Raises:
         InvalidField: it is larger than PAGE_SIZE_MAX.
@@ -112,7 +112,7 @@ def page_size(value: int) -> int:
 
 
 def wait_seconds(value: float) -> float:
-    """Check a wait of 0 to 60 seconds and return it.
+    """Check and return a wait of 0 to 60 seconds.
 
     Raises:
         InvalidField
@@ -123,7 +123,7 @@ def wait_seconds(value: float) -> float:
 
 
 def seq(value: int, field: str) -> int:
-    """Check a seq and return it.
+    """Check and return a seq.
 
     Raises:
         InvalidField

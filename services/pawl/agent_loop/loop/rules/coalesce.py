@@ -24,9 +24,10 @@ DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 class Coalescer:
     """Holds pieces back until it is time to show them.
 
-    The first piece is due immediately, later ones when 10 are held or 100 ms after the last output. So 100 pieces in
-    one burst give at most 11 outputs, and at 20 ms per piece at most 22. Within one output, the order between text,
-    reasoning and calls is lost; the order within each is kept. `now` is any monotonic clock in seconds.
+    The first piece is due immediately, later ones when 10 are held or 100 ms after the last output. A burst of 100
+    pieces therefore produces at most 11 outputs, and 100 pieces at 20 ms intervals at most 22. Within one output, the
+    order between text, reasoning and calls is lost, but the order within each is kept. `now` is the time of any
+    monotonic clock, in seconds.
     """
 
     def __init__(self, head: OutputDelta) -> None:
@@ -41,7 +42,7 @@ class Coalescer:
             self._pieces.append(piece)
 
     def due_at(self) -> float | None:
-        """Return when the held pieces are due; 0 means immediately, None that nothing is held."""
+        """Return when the held pieces are due; 0 means immediately. None means that nothing is held."""
         if not self._pieces:
             return None
         if self._shown_at is None or len(self._pieces) >= PIECES_MAX:

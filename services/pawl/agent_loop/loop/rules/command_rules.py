@@ -1,4 +1,4 @@
-"""State changes by commands. The ledger has already accepted every command that is read here."""
+"""Applies commands to the state. The ledger has already accepted every command that is read here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DID_NOT_HAPPEN = "An operator found that this call did not happen."
 
 
 def apply_command(state: State, command: Command, now: float) -> State:
-    """Apply `command`. A command about a call that is no longer pending changes nothing."""
+    """Apply `command`. A command about a call that is no longer pending has no effect."""
     match command.kind:
         case ToolResult() as result:
             call = state.calls.get(result.call_id)
@@ -68,7 +68,7 @@ def apply_command(state: State, command: Command, now: float) -> State:
 
 
 def decisions(state: State) -> tuple[RecordedDecision, ...]:
-    """Return the decisions about gated calls in the unconsumed commands of a state."""
+    """Return the decisions on gated calls in a state's unconsumed commands."""
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -91,7 +91,7 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the results of front-end calls in the unconsumed commands of a state."""
+    """Return the results of front-end calls in a state's unconsumed commands."""
     return tuple(
         replace(
             _result_note(state, _with_result(call, command.kind, command.time), command.user_id),
@@ -106,7 +106,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the front-end calls of the last two rounds that ended while leased, without the client's result."""
+    """Return the last two rounds' front-end calls that ended while leased, without the client's result."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()
@@ -144,12 +144,12 @@ def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
 
 
 def others_change_calls(state: State) -> bool:
-    """Return whether the ledger may change open calls: it counts approvals by several people and leases offers."""
+    """Return whether the ledger may change open calls. It leases offers and counts approvals by several people."""
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 
 def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
-    """Return the approvals and edits of calls that several people approve, including those before an edit."""
+    """Return the approvals and edits of calls that several people must approve, including those before an edit."""
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -171,7 +171,7 @@ def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def shared_decisions(state: State) -> tuple[Call, ...]:
-    """Return the calls that wait for several approvals. The ledger changes them with each approval."""
+    """Return the calls that wait for several approvals. Each approval makes the ledger change them."""
     return tuple(
         call
         for call in state.open_calls
@@ -200,7 +200,7 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
     if call.approval is not None:
         call = replace(call, approval=_approval(call.approval, command, decision))
     if call.approval is not None and decision.kind is DecisionKind.EDIT and call.approval.decision is None:
-        # Other people must approve the edited call, so show the request again.
+        # Others must approve the edited call, so show the request again.
         return state.with_calls([replace(call, arguments_json=decision.arguments_json)])
     match decision.kind:
         case DecisionKind.ANSWER:
@@ -227,7 +227,7 @@ def _granted(state: State, call: Call) -> State:
         job,
         arguments_json=call.arguments_json,
         interval_seconds=series.interval_seconds,
-        # If an edit allows fewer iterations than there have been, the current one is the last.
+        # If an edit allows fewer iterations than have already run, the current one is the last.
         iterations_max=max(series.iterations_max, call.round),
         end_time=series.end_time,
     )
@@ -275,7 +275,7 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw calls that wait for a person when the user steers the run. Other open calls continue."""
+    """Withdraw calls that wait for a user when the user steers the run. Other open calls continue."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = fact_rules.answered(state, call, None)
@@ -303,7 +303,7 @@ def _resolved(state: State, command: Resolve, now: float) -> State:
             result = settle.error("TOOL_ERROR", _DID_NOT_HAPPEN)
             return state.with_calls([settle.settled(call, CallState.FAILED, result, now, note)])
         case CallResolution.RUN_AGAIN:
-            # Make it runnable again, so that it progresses with this command even if the run is cancelled and the call
+            # Make it runnable again, so that this command takes effect even if the run is cancelled and the call is
             # withdrawn.
             found = {**state.loop.unknowns_resolved}
             found[call.call_id] = found.get(call.call_id, 0) + 1

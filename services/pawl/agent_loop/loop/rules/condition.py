@@ -1,4 +1,4 @@
-"""Conditions on results of iterations. Jobs monitor them without a model (ASYNC-4)."""
+"""Evaluates conditions on the results of iterations. Jobs monitor them without a model (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     above: float | None = None
     equals_json: bytes = b""
     changed: bool = False
-    # In CEL.
+    # A CEL expression.
     expression: str = ""
 
     def is_met(self, content: Any, before: Seen | None = None, fired: int = 0) -> bool:
-        """Return whether a parsed result meets the condition. A missing value meets no threshold and equals nothing.
+        """Return whether a parsed result meets the condition.
 
-        `before` is the previous iteration's value; None for the first one.
+        A missing value never meets a threshold or equals a value.
+
+        `before` is the previous iteration's value; None for the first iteration.
 
         Raises:
-            ExpressionError: the expression cannot be evaluated with this value.
+            ExpressionError: the expression cannot be evaluated for this value.
         """
         found = find(content, self.pointer)
         if self.expression:
@@ -77,7 +79,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kind(value: Any) -> type:
-    """Return the JSON type of a value: 20 and 20.0 are the same number, and true is not a number."""
+    """Return a value's JSON type: 20 and 20.0 have the same type, and true is not a number."""
     return float if type(value) is int else type(value)
 
 
@@ -91,7 +93,7 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is the same for equal values. Unless they are large, 20 and 20.0 are equal."""
+    """Return a digest that is the same for equal values. 20 and 20.0 are equal, unless numbers are large."""
     encoded = _encode(value)
     if len(encoded) <= expression.VALUE_BYTES_MAX:
         encoded = _encode(_decode(encoded))
@@ -112,7 +114,7 @@ def find(data: Any, pointer: str) -> Any:
 
 
 def written(condition: Condition) -> dict[str, Any]:
-    """Return a condition in the form that `read` accepts. Ambiguous and empty conditions stay invalid."""
+    """Return a condition in the form that `read` accepts. An ambiguous or empty condition remains invalid."""
     kinds = {
         "below": condition.below,
         "above": condition.above,
@@ -125,7 +127,7 @@ def written(condition: Condition) -> dict[str, Any]:
 
 
 def _value(data: bytes) -> Any:
-    """Decode JSON. Return a list for invalid JSON, because a list is invalid in a condition, too."""
+    """Decode JSON. Return a list for invalid JSON, because a list is also invalid in a condition."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""The rules of the loop. They decide the next step of a run from its whole state.
+"""The rules of the loop. They determine a run's next step from its whole state.
 
-Pure functions without I/O. `decide` returns one decision. The rules that hold for every run are here; the run's program
-decides everything else.
+Pure functions without I/O. `decide` returns one decision. The rules here apply to every run; the run's program decides
+everything else.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def decide(state: State, now: float) -> Decision:
     """Return what to do next.
 
     Guarantees for every program: it is asked each time unless the run is ending. Nothing starts once the run is
-    CANCELLING or about to fail, and no model call once the token budget is used up. An open model call comes before
-    open calls. A run ends only when every call has its result.
+    CANCELLING or about to fail, and no model call starts once the token budget is used up. An open model call is
+    handled before open calls. A run ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -72,7 +72,7 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Remove work that is already running, and ends that the ledger would refuse."""
+    """Remove work that is already running, and any attempt to end the run that the ledger would refuse."""
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
@@ -92,7 +92,7 @@ def _end(state: State, now: float) -> Decision:
     # such as one that was just approved.
     not_started = [call for call in state.open_calls if not _has_started(call, state)]
     if not_started:
-        # Perhaps not all in one step, so that large calls cannot prevent the end of a run.
+        # This may take several steps, so that large calls cannot prevent a run from ending.
         count = step.fitting([step.size_bytes(call) for call in not_started], step.BYTES_MAX)
         return Settle(
             calls=tuple(not_made(call, now) for call in not_started[:count]), is_part=count < len(not_started)
@@ -116,7 +116,7 @@ def not_made(call: Call, now: float) -> Call:
 
 
 def _has_started(call: Call, state: State) -> bool:
-    """Return whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
+    """Return whether the registry may have an execution of the call, because it is running or waiting for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 
@@ -142,7 +142,7 @@ def _is_in_round(state: State) -> bool:
 
 def _timeout_at(state: State, now: float) -> float:
     if state.run.is_job:
-        # A job has no timeout besides its deadline and its calls' deadlines. This is just a regular check.
+        # A job has no timeout other than its deadline and its calls' deadlines. This is just a regular check.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
@@ -169,13 +169,13 @@ def _continue_model(state: State, now: float) -> Decision:
 def _continue_calls(state: State, following: Wait, now: float) -> Decision:
     """Let overdue approvals, questions and offers expire or fall back, then continue with the open calls.
 
-    Without open calls, wait as the program requests.
+    If there are none, wait as the program requests.
     """
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
         return CheckFallback(call_id=to_check.call_id)
-    # A turn that notices started does not wait for people.
+    # A turn that notices started does not wait for users.
     unasked = state.open_calls if state.run.is_turn else overdue
     unanswered = next((call for call in unasked if call.asks_in_mid_execution), None)
     if unanswered is not None:

@@ -1,6 +1,6 @@
-"""Decisions of `decide` and of programs.
+"""Decisions made by `decide` and by programs.
 
-Decisions that start work have `names`. While a name is in progress, that work does not start again.
+Decisions that start work have `names`. Work whose name is in progress does not start again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pawl.values import RunState, WaitKind
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """Change these calls because a deadline passed or the run is ending. Then decide again.
 
-    With `is_part`, commit first, because all of them would be too large for one step.
+    With `is_part`, commit first, because together they would be too large for one step.
     """
 
     calls: tuple[Call, ...]
@@ -72,7 +72,7 @@ class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
 class Propose(msgspec.Struct, frozen=True, kw_only=True):
     """Have the registry check drafted calls in state PROPOSED, and start them. Then decide again.
 
-    Their round is the current or a later one. A later round starts with its first call.
+    They belong to the current round or a later one, which starts with its first call.
     """
 
     calls: tuple[Call, ...]
@@ -87,10 +87,10 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce a model call. Then decide again. Nothing of the run may be open.
+    """Announce a model call. Then decide again. The run must not have anything open.
 
-    `summarise_to_number` is not 0 if the call summarises the messages up to that number. `is_last` means that the round
-    limit is reached.
+    A `summarise_to_number` other than 0 means that the call summarises the messages up to that number. `is_last` means
+    that the round limit is reached.
     """
 
     round: int
@@ -114,7 +114,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delegate(msgspec.Struct, frozen=True, kw_only=True):
-    """Create the run that does this call, in the same step. Then decide again."""
+    """Create the run that carries out this call, in the same step. Then decide again."""
 
     call_id: CallId
 
@@ -134,7 +134,7 @@ class StopModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Cancel these executions wherever they run. Then decide again."""
+    """Cancel these executions wherever they are running. Then decide again."""
 
     call_ids: tuple[CallId, ...]
 
@@ -144,10 +144,10 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Wait until running work reports or until a time.
+    """Wait until running work reports or a given time is reached.
 
-    From a program it means that nothing follows until a call changes, a command arrives or the time comes. `waits` has
-    its reasons besides calls and time.
+    If a program returns it, nothing more happens until a call changes, a command arrives or the time is reached.
+    `waits` lists its reasons other than calls and time.
     """
 
     until: float | None
@@ -155,7 +155,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True):
-    """Release the run as WAITING or NEEDS_ATTENTION until a command arrives or until a time."""
+    """Release the run as WAITING or NEEDS_ATTENTION until a command arrives or a given time is reached."""
 
     state: RunState
     waits: tuple[WaitKind, ...]

@@ -1,6 +1,6 @@
-"""Calls that child runs do (TOOL-7): the options of a child run, and how its end settles the call.
+"""Delegates calls to child runs (TOOL-7): sets a child run's options and settles the call when it ends.
 
-The child's run id is derived from the call id. It is known before the run exists, and no call runs twice.
+The child's run id is derived from the call id. It is therefore known before the run exists, and no call runs twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OUTPUT_BYTES_MAX: Final = 128 * 1024
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call that a child run does. `rounds_max` 0 means the parent's limit."""
+    """The arguments of a call that a child run carries out. A `rounds_max` of 0 means the parent's limit."""
 
     task: str
     instructions: str = ""
@@ -75,7 +75,7 @@ def start(state: State, call: Call, now: float) -> State:
 
 
 def ended(state: State, command: AgentEnded, now: float) -> State:
-    """Settle the call of a child run that has ended. The child's tokens count for this run, too."""
+    """Settle the call of a child run that has ended. The child's tokens also count towards this run."""
     call = state.calls.get(command.call_id)
     if call is None or call.state is not CallState.DELEGATED:
         return state
@@ -130,7 +130,7 @@ def _agent(state: State, call: Call, name: str) -> AgentVersion:
 
 
 def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions:
-    """Return the child's options. It may do nothing that its parent, or the agent it names, may not."""
+    """Return the child's options. It may only do what both its parent and the agent it names may do."""
     own = state.run.options
     tokens = budget.left(state)
     if tokens == 0:
@@ -155,11 +155,11 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
     )
     return replace(
         own,
-        # A model must not drop the instructions of the deployment or the user.
+        # A model must not drop the deployment's or the user's instructions.
         instructions="\n\n".join(filter(None, (own.instructions, strict_json.storable(task.instructions)))),
         tool_names=chosen,
         without_tools=not chosen,
-        # A response format only applies to the run that it was set for.
+        # A response format only applies to the run for which it was set.
         response_format=own.response_format if agent is not None else None,
         tool_choice=own.tool_choice if agent is not None and not task.tool_names else ToolChoice(),
         limits=limits,

@@ -1,9 +1,9 @@
-"""CEL expressions (Common Expression Language) over the results of a job.
+"""Checks and evaluates CEL (Common Expression Language) expressions over a job's results.
 
-Models write them and they evaluate untrusted data, so both may be hostile. An expression can only use its three
-variables: no time, files or regular expressions. Its cost is bounded before it runs, in steps rather than seconds, so
-the same expression and data give the same outcome everywhere. The slowest permitted one takes about 30 ms. Macros that
-grow values in each step (map, filter, nested macros) are excluded.
+Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use its three
+variables, and has no access to the time, files or regular expressions. Its cost is limited before it runs, in steps
+rather than seconds, so that the same expression and data have the same outcome everywhere. The slowest permitted
+expression takes about 30 ms. Macros that make values grow with each step (map, filter, nested macros) are excluded.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from cel_expr_python import cel  # type: ignore[import-untyped]  # ships .pyi but no py.typed
 
 CHARACTERS_MAX: Final = 256
-# Of a value as JSON.
+# Limit for a value as JSON.
 VALUE_BYTES_MAX: Final = 64 * 1024
-# Per evaluation; a step takes at most 0.5 µs.
+# Limit per evaluation; a step takes at most 0.5 µs.
 _STEPS_MAX: Final = 60_000
-# Steps to convert one number, text, list or object.
+# Steps to convert one number, string, list or object.
 _CONVERSION_STEPS: Final = 5
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
@@ -50,14 +50,14 @@ _ENVIRONMENT: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.en
 
 
 class ExpressionError(ValueError):
-    """An expression is invalid or fails with some values. The message has the reason."""
+    """An expression is invalid or fails for some values. The message gives the reason."""
 
 
 def check(source: str) -> None:
-    """Check that an expression may be evaluated.
+    """Check that an expression is allowed to be evaluated.
 
     Raises:
-        ExpressionError: it may not; the message has the position.
+        ExpressionError: it is not; the message gives the position.
     """
     if not 0 < len(source) <= CHARACTERS_MAX:
         raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
@@ -75,7 +75,7 @@ def names_previous(source: str) -> bool:
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Evaluate a checked expression. Numbers are doubles, as in JSON, if that is exact.
+    """Evaluate a checked expression. As in JSON, numbers are doubles if this is exact.
 
     Raises:
         ExpressionError: it fails, is neither true nor false, or would process too much data.
@@ -115,9 +115,9 @@ def _first_line(text: str) -> str:
 
 
 def _steps(source: str, values: list[Any]) -> int:
-    """Return an upper bound of the steps of an evaluation.
+    """Return an upper bound on the number of steps in an evaluation.
 
-    Each operation may visit everything in its operands, `+` makes these larger, and a macro repeats what follows it.
+    Each operation may visit everything in its operands, `+` makes them larger, and a macro repeats what follows it.
     """
     longest, nodes, characters = _measured(values)
     macro = _MACROS.search(source)
@@ -137,7 +137,7 @@ def _steps(source: str, values: list[Any]) -> int:
 def _measured(values: list[Any]) -> tuple[int, int, int]:
     """Return the length of the longest list or object and the number of values and characters.
 
-    Stops when there are too many.
+    Stops once there are too many.
     """
     longest, nodes, characters, rest = 0, 0, 0, list(values)
     while rest and nodes * _CONVERSION_STEPS <= _STEPS_MAX:

@@ -1,4 +1,4 @@
-"""Facts (outcomes of this worker's tasks), events and commands."""
+"""Defines facts (outcomes of this worker's tasks), events and commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
     """The run can start: the registry returned its tools. The program continues at `cursor`."""
 
     tools: tuple[PinnedTool, ...]
-    # Tools beyond the maximum of a run.
+    # Tools in excess of a run's maximum.
     left_out: int = 0
     cursor: UndoPlan | None = None
 
@@ -34,39 +34,39 @@ class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and last seq of the open model call's output in the log; 0 for no output."""
+    """The first and last seq of the open model call's output in the log; 0 if there is no output."""
 
     first_seq: int = 0
     last_seq: int = 0
 
 
 class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer checked against the response format: its JSON if it fits, otherwise all faults."""
+    """An answer checked against the response format: its JSON if it conforms, otherwise all faults."""
 
     output_json: bytes = b""
     faults: tuple[str, ...] = ()
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The model answered. Has the drafted calls, and verdicts for those that may run.
+    """The model answered. Contains the drafted calls, and the verdicts on those that may run.
 
-    `output` is None if there is no response format or the run cannot end with this answer.
+    `output` is None if there is no response format, or if the run cannot end with this answer.
     """
 
     answer: ModelAnswer
     calls: tuple[Call, ...] = ()
     verdicts: Mapping[CallId, Verdict] = field(default_factory=dict)
     output: OutputChecked | None = None
-    # The calls that shall run in the background.
+    # The calls that are to run in the background.
     terms: Mapping[CallId, RequestedTerms] = field(default_factory=dict)
     shown: Shown = field(default_factory=Shown)
 
 
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """The model call failed after `answer`. `jitter` is from 0 to 1.
+    """The model call failed after `answer`. `jitter` is between 0 and 1.
 
-    `tokens_needed` is set if it was not made because fewer tokens are left. `quota_end_time` is set if it was not made
-    because the agent's daily quota is used up until then.
+    `tokens_needed` is set if the call was not made because fewer tokens are left. `quota_end_time` is set if it was not
+    made because the agent's daily quota is used up until that time.
     """
 
     error: Problem
@@ -78,7 +78,7 @@ class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
-    """The model call was cancelled after `answer`. `failure` is the reason if the run shall fail."""
+    """The model call was cancelled after `answer`. `failure` is the reason if the run is to fail."""
 
     answer: ModelAnswer
     shown: Shown = field(default_factory=Shown)
@@ -101,7 +101,7 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that a call delegates to; None unless it exists and is in `delegates`.
+    """The agent that a call delegates to. It is None unless it exists and is in `delegates`.
 
     `delegates` are the agents that the run's agent may delegate to.
     """
@@ -148,9 +148,9 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt failed and another follows, with `model`. Output from `void_from_seq` on is void.
+    """An attempt failed and another one follows, using `model`. Output from `void_from_seq` on is void.
 
-    `usage` counts the failed attempt.
+    `usage` includes the failed attempt.
     """
 
     round: int
@@ -186,7 +186,7 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool. `fraction` is from 0 to 1."""
+    """Progress of a running tool. `fraction` is between 0 and 1."""
 
     call_id: CallId
     tool_name: str
@@ -238,7 +238,7 @@ class Resolve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A front end reported progress of a call. The ledger has already published it, so the run ignores it."""
+    """A front end reported progress on a call. The ledger has already published it, so the run ignores it."""
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""State changes by facts.
+"""Applies facts to the state.
 
-For a call that is completed externally, the run waits for the news, or for a timeout, and then asks the registry. Such
-a call stays RUNNING. Starting it again asks the registry by its id.
+If a call is completed externally, the run waits until it is told or a timeout passes, and then asks the registry. The
+call stays RUNNING. Starting it again asks the registry by its id.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def answered(state: State, call: Call, answer: str | None) -> State:
     return replace(state.with_calls([continues]), loop=replace(state.loop, answers=answers))
 
 
-# The registry decides by its own clock when the time is over.
+# The registry decides by its own clock when the time has expired.
 _SECONDS_MIN: Final = 1.0
 _AT_ONCE: Final = 0.0
 
@@ -67,7 +67,7 @@ def times(state: State, now: float) -> list[float]:
 
 
 def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Record that a call waits for its completion. If the completion came first, ask again immediately."""
+    """Record that a call waits for its completion. If it has already been completed, ask again immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
@@ -93,7 +93,7 @@ def ended(state: State, call_id: CallId) -> State:
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
     """Apply `fact`. Return the state and the events that report it.
 
-    A fact about a call that is already settled changes nothing.
+    A fact about a call that is already settled has no effect.
     """
     match fact:
         case ToolsPinned():
@@ -170,7 +170,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
 
 
 def _checked(state: State, fact: CallChecked, now: float) -> State:
-    """Start a call that the program proposed. Calls that have started or are no longer proposed are ignored."""
+    """Start a call that the program proposed. Ignore calls that have started or are no longer proposed."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     following = program.of(state.run).follows(state, now)
     proposed = following.calls if isinstance(following, Propose) else ()

@@ -1,4 +1,4 @@
-"""The default instructions of the deployment's agent."""
+"""Default instructions for the deployment's agent."""
 
 from __future__ import annotations
 

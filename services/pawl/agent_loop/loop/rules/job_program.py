@@ -1,8 +1,8 @@
-"""The program of a job: one call, once or repeatedly. It calls no model; notices report its results.
+"""Implements a job's program: one call, made once or repeatedly. No model is called; notices report the results.
 
-Iteration n of a series is due at the start of the job plus n intervals. A slow iteration or a pause skips the due times
-it misses, and the job reports how many. Each iteration is a round with one call, whose id is derived from the run and
-the round.
+Iteration n of a series is scheduled n intervals after the start of the job. Scheduled times that pass during a slow
+iteration or a pause are skipped, and the job reports how many. Each iteration is a round with one call, whose id is
+derived from the run and the round.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
 from pawl.values import CallState, RunState, WaitKind
 
-# Maximum backoff of a job whose polls fail.
+# Maximum backoff for a job whose polls fail.
 BACKOFF_SECONDS_MAX: Final = 3600.0
-# A person was asked and did not approve: do not ask again.
+# A user was asked and did not approve, so do not ask again.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
 # A rule denies the call. Until it changes, every iteration would fail.
 _DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
-# Tolerance for rounding errors of due times.
+# Tolerance for rounding errors in scheduled times.
 _TINY: Final = 1e-6
 
 
@@ -61,7 +61,7 @@ def follows(state: State, now: float) -> Decision:
 
 
 def paused(state: State, time: float, *, resumes: bool) -> State:
-    """Pause or resume the job. A paused job starts no iterations."""
+    """Pause or resume the job. A paused job does not start iterations."""
     cursor = _cursor(state)
     if cursor.is_paused is not resumes:
         return state
@@ -74,9 +74,9 @@ def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # its
 
 
 def reported(base: State, after: State) -> State:
-    """Record the result of an iteration that a step settles, and whether to report it.
+    """Record the result of an iteration settled by a step, and whether to report it.
 
-    If a rule denies an iteration of a series, the job pauses and reports that. Its user can resume it when the rule
+    If a rule denies an iteration of a series, the job pauses and reports that. Its user can resume it once the rule
     allows it.
     """
     job, cursor = after.run.job, _cursor(after)
@@ -113,9 +113,9 @@ def _cursor(state: State) -> JobCursor:
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
-    """Return when the iteration after `last`, or the first one, is due.
+    """Return the scheduled time of the iteration after `last`, or of the first one.
 
-    Due times are at whole intervals since the start, after `last` has ended and not before `resume_time`.
+    Scheduled times are whole intervals from the start, after `last` has ended and not before `resume_time`.
     """
     if not job.interval_seconds:
         return job.begin_time
@@ -135,9 +135,9 @@ def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
 
 
 def missed(job: Job, last: Call) -> int:
-    """Return how many due times passed without an iteration until `last` ended.
+    """Return how many scheduled times passed without an iteration until `last` ended.
 
-    After the last iteration nothing is due. The count is too low if the clock was set back.
+    Nothing is scheduled after the last iteration. The count is too low if the clock was set back.
     """
     if not job.interval_seconds:
         return 0
@@ -149,7 +149,7 @@ def missed(job: Job, last: Call) -> int:
 
 
 def _denial(call: Call) -> str:
-    """Return the message of a rule that denies a call; empty if none does."""
+    """Return the message of the rule that denies a call; empty if none does."""
     is_denied = call.state is CallState.FAILED and call.result is not None and call.result.error_reason in _DENIED
     return _message(call) if is_denied else ""
 

@@ -1,4 +1,4 @@
-"""Background jobs: from the call that starts one to the notices in its conversation."""
+"""Handles background jobs, from the call that starts one to the notices in its conversation."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, J
 OPEN_MAX: Final = 10
 # Timeout of an iteration if the tool sets none.
 TIMEOUT_SECONDS: Final = 3600.0
-# Rounds of a turn that notices start (ASYNC-5).
+# Maximum rounds of a turn that notices start (ASYNC-5).
 TURN_ROUNDS_MAX: Final = 3
-# Part of the context that new notices may fill; a single one may be larger.
+# Fraction of the context that new notices may fill; a single notice may be larger.
 ENTERED_FRACTION: Final = 0.25
-# Larger results are cut in notices.
+# Larger results are truncated in notices.
 OUTPUT_BYTES_MAX: Final = 16 * 1024
-# The answer of a model that has nothing to say.
+# A model's answer when it has nothing to say.
 SILENT: Final = "[silent]"
 
 _IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
@@ -53,7 +53,7 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
-# A run waits for tools in these contexts, except a turn that notices started.
+# Runs wait for tools in these contexts, unless they are turns that notices started.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 
 
@@ -132,7 +132,7 @@ def detached(
 
 
 def as_driven(run: Run) -> Run:
-    """Return a run with the options that apply if it is a job or a turn that notices started."""
+    """Return a run with the options that apply to it as a job or as a turn that notices started."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
@@ -145,7 +145,7 @@ def as_driven(run: Run) -> Run:
         return replace(run, options=options)
     if not run.is_turn:
         return run
-    # No user requested it, so it waits for no person.
+    # No user requested it, so it does not wait for a user.
     options = replace(
         options,
         limits=replace(limits, rounds_max=min(TURN_ROUNDS_MAX, limits.rounds_max)),
@@ -183,7 +183,7 @@ def entered(state: State) -> State:
 
 
 def alarms(state: State) -> str:
-    """Return the alarms that a turn always reports to the user, one per line; empty for none."""
+    """Return the alarms that a turn always reports to the user, one per line; empty if there are none."""
     if not state.run.is_turn:
         return ""
     shown = (
@@ -200,7 +200,7 @@ def is_silent(content: str) -> bool:
 
 
 def may_become_silent(content: str) -> bool:
-    """Return whether an answer that starts like this may turn out to be silent."""
+    """Return whether an answer that starts this way may turn out to be silent."""
     return SILENT.startswith(content.strip().lower())
 
 
@@ -225,10 +225,10 @@ def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: f
 
 
 def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
-    """Return a user's job as adjusted by the verdict on its first call.
+    """Return a user's job, adjusted to the verdict on its first call.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message has the reason.
+        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message gives the reason.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
@@ -245,7 +245,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 
 
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
-    """Apply the tool's report policy unless the request has its own.
+    """Apply the tool's report policy unless the request has one of its own.
 
     A monitoring job only reports its condition, and a single call only its end.
     """
@@ -400,7 +400,7 @@ def _alarm(notice: Notice) -> str:
 
 
 def _escaped(encoded: bytes) -> bytes:
-    """Escape characters in JSON that are invisible, change the text direction, or mark up a model's text."""
+    """Escape characters in JSON that are invisible, change the text direction, or are markup to a model."""
     return _MARKING.sub(_escape, encoded.decode()).encode()
 
 

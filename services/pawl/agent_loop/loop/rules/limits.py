@@ -1,4 +1,4 @@
-"""Limits of a run: defaults, and the ceilings for requested values."""
+"""Defines a run's limits: the defaults, and the ceilings for requested values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from msgspec.structs import asdict, replace
 from pawl.errors import InvalidField
 from pawl.values import TOKENS_MAX
 
-# People who must approve a call.
+# Number of users who must approve a call.
 APPROVALS_MAX: Final = 5
 
 _SECONDS: Final = (0.001, 366 * 86_400)
-# Allowed minimum and maximum in a deployment, _SECONDS if absent. Whole numbers only if the minimum is an int.
+# Allowed minimum and maximum in a deployment, _SECONDS if absent. Only whole numbers are allowed if the minimum is an
+# int.
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "rounds_max": (1, 1000),
     "calls_per_round_max": (1, 1000),
-    # With 1, the first call of any tool would count as a loop.
+    # If it were 1, the first call of any tool would count as a loop.
     "identical_calls_max": (2, 1000),
     "model_attempts_max": (1, 20),
-    # Below this, a cut result is little more than its remark.
+    # Below this, a truncated result is little more than its note.
     "result_bytes_per_round_max": (1024, 2**30),
-    # Below this, a summary and the message it is for do not fit.
+    # Below this, a summary does not fit along with the message it is for.
     "context_bytes_max": (10_000, 2**30),
     "total_tokens_max": (0, TOKENS_MAX),
     "topped_up_tokens_max": (0, TOKENS_MAX),
@@ -41,7 +42,7 @@ OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """All limits of a run. See pawl.event.v1.RunLimits for the fields."""
+    """All of a run's limits. See pawl.event.v1.RunLimits for the fields."""
 
     rounds_max: int = 10
     calls_per_round_max: int = 20
@@ -66,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     provider_wait_seconds: float = 0.0
 
     def with_asked(self, asked: Mapping[str, float], ceilings: Limits) -> Limits:
-        """Return these limits with the requested values, by name, which may not exceed `ceilings`.
+        """Return these limits with the requested values, which are given by name and may not exceed `ceilings`.
 
         Raises:
             InvalidField: a value is above its ceiling or too small.
@@ -85,20 +86,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return the timeout of a call, given the tool's own timeout or 0."""
+        """Return a call's timeout, given the tool's own timeout or 0."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return the timeout of a question, given its own timeout or 0."""
+        """Return a question's timeout, given its own timeout or 0."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 
-# Ceilings where the deployment sets none.
+# Ceilings that apply if the deployment does not set them.
 CEILINGS: Final = Limits(
     rounds_max=1000,
     calls_per_round_max=100,
     identical_calls_max=100,
-    # Less than a round, so that a slow tool fails its call and not its run.
+    # Less than a round, so that a slow tool fails its call rather than its run.
     tool_timeout_seconds=100.0,
     round_timeout_seconds=3600.0,
     run_timeout_seconds=86_400.0,
@@ -119,7 +120,7 @@ CEILINGS: Final = Limits(
 class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a deployment, read from PAWL_LIMITS_FILE."""
 
-    # Limits of a run that requests none.
+    # Limits of a run that does not request any.
     defaults: Limits = Limits(provider_wait_seconds=900.0)
     # The most that a run may request.
     ceilings: Limits = CEILINGS
@@ -135,8 +136,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_limits(document: object) -> DeploymentLimits:
     """Parse limits from a JSON value such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
 
-    A missing ceiling is the one in CEILINGS, or the default if that is higher. Tokens cost money, so the ceiling of a
-    token budget is its default unless set.
+    A missing ceiling is taken from CEILINGS, or is the default if that is higher. Tokens cost money, so the ceiling for
+    a token budget is its default unless it is set.
 
     Raises:
         ValueError: names or values are invalid; the message lists all problems.

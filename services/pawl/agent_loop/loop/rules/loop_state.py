@@ -1,4 +1,4 @@
-"""The state of a run that is not in the ledger's rows, so that another worker can continue.
+"""The part of a run's state that is not in the ledger's rows, kept so that another worker can continue.
 
 Stored as JSON with each commit that changes it. Missing fields have their defaults.
 """
@@ -20,13 +20,15 @@ from pawl.values import Answer, Usage
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """An announced model call that has not ended.
 
-    `attempt` counts all attempts, also by workers that died or handed over. `failures` counts failures of the model
-    server (LOOP-7), and `empty_answers` its empty answers. Output of this attempt starts at seq `output_from_seq`.
-    `usage_before` is the run's usage before this attempt; until it ends, the run's usage includes an estimate of it.
+    `attempt` counts all attempts, including those by workers that died or handed over. `failures` counts the model
+    server's failures (LOOP-7), and `empty_answers` its empty answers. This attempt's output starts at seq
+    `output_from_seq`. `usage_before` is the run's usage before this attempt. Until the attempt ends, the run's usage
+    includes an estimate for it.
 
-    A `held` attempt waits for tokens or for the model server. `tokens_needed` is its cost if the budget had less, and
-    `quota_waits` how often the agent's daily quota delayed it. `outage_since` is when the run started to wait for the
-    model server, `outage_waits` how often it has waited, `next_try_time` when it tries again.
+    A `held` attempt waits for tokens or for the model server. `tokens_needed` is its cost if the budget had fewer
+    tokens left, and `quota_waits` is how often the agent's daily quota has delayed it. `outage_since` is when the run
+    started to wait for the model server, `outage_waits` is how often it has waited, and `next_try_time` is when it
+    tries again.
     """
 
     attempt: int
@@ -54,7 +56,7 @@ class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Consecutive iterations with the same result, cut to a few bytes."""
+    """Consecutive iterations with the same result, which is truncated to a few bytes."""
 
     first_round: int
     last_round: int
@@ -62,14 +64,14 @@ class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):
-    """The state of a job's program. Its values are bounded; it is under 16 KiB."""
+    """The state of a job's program. Its values are limited in size; the whole is under 16 KiB."""
 
     # Iterations that failed or whose condition could not be evaluated.
     failures: int = 0
-    # Digest of the result that was reported last.
+    # Digest of the most recently reported result.
     told_sha256: str = ""
     failed_in_a_row: int = 0
-    # The error of the conditions in the last iteration; empty for none.
+    # The error in evaluating the conditions in the last iteration; empty if there was none.
     problem: str = ""
     # True once the `until` condition is met.
     met: bool = False
@@ -80,43 +82,43 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     # How often the condition became true and was reported.
     fired: int = 0
     fired_time: float = 0.0
-    # Since when the condition is true; None if it is false.
+    # When the condition became true; None if it is false.
     held_time: float | None = None
-    # Digest of the changed value that must stay unchanged for the hold time.
+    # Digest of the changed value, which must now stay the same for the hold time.
     held_sha256: str = ""
     # Results since the last reported digest. Equal consecutive ones are merged, and only the last ones are kept.
     digest: tuple[Digested, ...] = ()
     # Iterations before those in `digest`.
     digest_left_out: int = 0
     digest_time: float = 0.0
-    # When the job was last resumed. Earlier due times are skipped.
+    # When the job was last resumed. Earlier scheduled times are skipped.
     resume_time: float = 0.0
     is_paused: bool = False
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a run that its worker keeps between steps."""
+    """The part of a run's state that its worker keeps between steps."""
 
     model_call: OpenModelCall | None = None
-    # Active seconds of the run at the start of the current round.
+    # The run's active seconds at the start of the current round.
     round_began_active_seconds: float = 0.0
-    # How often each call was made, by fingerprint; recent calls only.
+    # How often each recent call was made, by fingerprint.
     call_counts: dict[str, int] = field(default_factory=dict)
-    # Fingerprints of the calls of the last rounds, oldest first.
+    # Fingerprints of the calls in the last rounds, oldest first.
     round_fingerprints: tuple[str, ...] = ()
-    # Messages of the user that wait for the batch to close.
+    # The user's messages that wait for the batch to close.
     steers: tuple[str, ...] = ()
-    # Remarks to add to the results of open calls.
+    # Notes to add to the results of open calls.
     notes: dict[CallId, str] = field(default_factory=dict)
     # Calls with an unknown outcome that an operator must resolve.
     in_doubt: tuple[CallId, ...] = ()
-    # How often an operator found that an open call had not happened and shall run again.
+    # How often an operator found that an open call had not happened and should run again.
     unknowns_resolved: dict[CallId, int] = field(default_factory=dict)
-    # Answers to the questions that tools of open calls asked, in order.
+    # Answers to the questions asked by open calls' tools, in order.
     answers: dict[CallId, tuple[Answer, ...]] = field(default_factory=dict)
     # When to ask the registry again about calls that are completed externally; 0 once completed.
     completions: dict[CallId, float] = field(default_factory=dict)
-    # The failure of the run once all of its work has stopped.
+    # The run's failure, once all of its work has stopped.
     failure: RunFailure | None = None
     # Output of the last failed attempt.
     partial_text: str = ""
@@ -124,11 +126,11 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     summarised_round: int = 0
     # Tokens that top-ups have added to the budget.
     tokens_added: int = 0
-    # Part of the run's usage that its agents have used.
+    # The tokens in the run's usage that its agents used.
     agents_tokens: int = 0
-    # Until when the run waits for a top-up; None if it does not.
+    # When the run stops waiting for a top-up; None if it is not waiting.
     top_up_deadline_time: float | None = None
-    # Answers that did not fit the response format.
+    # Number of answers that did not fit the response format.
     misfits: int = 0
     # The last prompt; None before the first one and after a summary, which changes the next prompt.
     counted_prompt: CountedPrompt | None = None
@@ -136,7 +138,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     cursor: UndoPlan | JobCursor | None = None
     # True if the last answer was empty, so that no message was added.
     said_nothing: bool = False
-    # Models that failed; the run continues with the next of its `model_fallbacks`.
+    # Number of models that failed. The run continues with the next of its `model_fallbacks`.
     fallbacks_used: int = 0
 
 
@@ -146,9 +148,9 @@ write: Final = msgspec.json.Encoder().encode
 
 
 def read(data: bytes) -> LoopState:
-    """Decode a state. Empty bytes are the state of a run that has not started.
+    """Decode a state. Empty bytes stand for the state of a run that has not started.
 
     Raises:
-        msgspec.DecodeError: the bytes are not a state.
+        msgspec.DecodeError: the bytes are not a valid state.
     """
     return _decoder.decode(data) if data else LoopState()

@@ -1,4 +1,4 @@
-"""A message in the ledger. Names and meanings follow pawl.event.v1."""
+"""Messages in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Role(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a conversation. The ledger assigns `number`; it is 0 before."""
+    """One entry in a conversation. The ledger assigns `number`, which is 0 until then."""
 
     role: Role
     run_id: RunId
@@ -34,12 +34,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     summarised_to_number: int = 0
     # True if it was written elsewhere and imported.
     imported: bool = False
-    # All parts of a user's message that is more than text; `text` has its texts.
+    # All parts of a user's message, if it contains more than text; `text` has its text parts.
     parts: tuple[Part, ...] = ()
-    # The faults of an answer that does not fit the response format; empty for none.
+    # The faults in an answer that does not fit the response format; empty if there are none.
     misfit: str = ""
-    # The model that wrote it; empty for other authors or if unknown.
+    # The model that wrote it; empty if the author is not a model or the model is unknown.
     model: str = ""
-    # Job notices for the model, as a JSON array; empty except for NOTICE.
+    # Job notices for the model, as a JSON array; empty unless the message is a NOTICE.
     notices_json: bytes = b""
     user_id: UserId = UserId("")

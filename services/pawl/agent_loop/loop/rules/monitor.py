@@ -1,4 +1,4 @@
-"""Evaluates iterations of a job: what to remember of each, and whether to report it (ASYNC-4, ASYNC-5)."""
+"""Evaluates a job's iterations: what to remember about each, and whether to report it (ASYNC-4, ASYNC-5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pawl.values import CallState, JobReports
 
 # Default number of consecutive failures after which a monitoring job reports them.
 FAILURES_TOLD: Final = 3
-# Results in a digest; earlier ones are only counted.
+# Maximum number of results in a digest; earlier ones are only counted.
 DIGESTED_MAX: Final = 8
 _DIGESTED_BYTES_MAX: Final = 200
 
@@ -36,7 +36,7 @@ def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor
 
 
 def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
-    """Return whether to report an iteration, and the cursor that records the report."""
+    """Return whether to report an iteration, and the cursor that records this."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
     digest = hashlib.sha256(result.encode()).hexdigest()[:16]
@@ -68,9 +68,9 @@ def job_output(
     paused: str = "",
     ends_digest: bool = False,
 ) -> str:
-    """Return the job's output after an iteration with the result `result`; the output before it was `output_before`.
+    """Return the job's output after an iteration that returned `result`; before it, the output was `output_before`.
 
-    `paused` is why the job pauses; empty if it does not. `ends_digest` is true if its digest is due.
+    `paused` is the reason why the job pauses; empty if it does not. `ends_digest` is true if its digest is due.
     """
     outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:
@@ -108,11 +108,11 @@ def is_over(job: Job, cursor: JobCursor) -> bool:
 
 
 def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) -> JobCursor:
-    """Apply a result to a monitor, which fires when its condition becomes true, not while it stays true.
+    """Apply a result to a monitor, which fires when its condition becomes true, but not while it remains true.
 
-    If the condition becomes true during the pause and is still true afterwards, the monitor fires then. With a hold
-    time, it fires once the condition has been true for that long; a changed value must stay the same. A condition that
-    cannot be evaluated is neither true nor false.
+    If the condition becomes true during the pause and is still true afterwards, the monitor fires at the end of the
+    pause. If there is a hold time, it fires once the condition has been true for that long, and a changed value must
+    have stayed the same. A condition that cannot be evaluated is neither true nor false.
     """
     if monitor is None:
         return cursor
@@ -122,7 +122,7 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
         holds = condition.is_met(content, before, cursor.fired)
     except ExpressionError as error:
         return replace(cursor, problem=f"{cursor.problem} when: {error}".strip())
-    # After the clock went back the duration is unknown: restart it now.
+    # The clock was set back, so the duration is unknown: restart it now.
     digest = seen.sha256 if seen is not None and condition.changed else ""
     is_held = cursor.held_time is not None and digest == cursor.held_sha256
     since = min(cursor.held_time or now, now) if is_held else now
@@ -132,13 +132,13 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     if holds and may and (cursor.is_armed or condition.changed):
         return replace(cursor, fired=cursor.fired + 1, fired_time=now, is_armed=False)
     if holds and condition.changed:
-        # It still counts as changed after the pause, unless the value returns to the earlier one.
+        # It still counts as changed after the pause, unless the value has returned to the earlier one.
         cursor = replace(cursor, when_seen=before)
     return replace(cursor, is_armed=cursor.is_armed or not holds)
 
 
 def has_passed(start: float, now: float, seconds: float) -> bool:
-    """Return whether so many seconds have passed. A clock that went back does not block."""
+    """Return whether this many seconds have passed. Clocks that are set back do not block it."""
     return not 0 <= now - start < seconds
 
 

@@ -1,4 +1,4 @@
-"""The options of a run: validation and defaults."""
+"""Validates a run's options and fills in defaults."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pawl.chassis import strict_json
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 
 INSTRUCTIONS_BYTES_MAX: Final = 64 * 1024
-# Of a model's or tool's name.
+# Limit for a model's or tool's name.
 NAME_CHARACTERS_MAX: Final = 256
 TOOL_NAMES_MAX: Final = 1000
-# Models that a run can fall back to.
+# Maximum number of models that a run can fall back to.
 FALLBACKS_MAX: Final = 4
 TEMPERATURE_MAX: Final = 2.0
-# Of the schema of a response format.
+# Limit for a response format's schema.
 SCHEMA_BYTES_MAX: Final = 64 * 1024
 
 _FORMAT_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
 
 
 class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The deployment's options where a client sets nothing."""
+    """The deployment's defaults for options that a client does not set."""
 
     model: str
     instructions: str = ""
@@ -41,7 +41,7 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedOptions(Options, frozen=True, kw_only=True):
-    """Options that a client requests. `limits` has only the fields that were present."""
+    """Options that a client requests. `limits` contains only the fields that were present."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
     Raises:
         InvalidField, TooLarge: a value is out of range, or two contradict each other.
-        InvalidSchema: the schema of the response format is not JSON. tool-registry checks everything else about it.
+        InvalidSchema: the response format's schema is not JSON. tool-registry checks everything else about it.
     """
     _check_names(asked)
     _check_tool_choice(asked)
@@ -78,7 +78,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
 
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
-    """Return the options of a continuing run under the deployment's current approval minimum.
+    """Return a continuing run's options under the deployment's current approval minimum.
 
     A raised minimum applies to continuing runs; a lowered one does not.
     """

@@ -1,4 +1,4 @@
-"""Structured answers: JSON that fits the schema of a response format."""
+"""Handles structured answers: JSON that fits a response format's schema."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import FailureClass, ResponseFormat, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 
-# Answers that may not fit before the run fails.
+# Number of answers that may fail to fit before the run fails.
 TRIES_MAX: Final = 3
-# Failure reason of a run without an answer that fits.
+# Failure reason of a run without a fitting answer.
 OUTPUT_INVALID: Final = "OUTPUT_INVALID"
 
 _DEFAULT_NAME: Final = "answer"
@@ -36,7 +36,7 @@ def asked(form: ResponseFormat) -> dict[str, Any]:
 
 
 def document(text: str) -> str:
-    """Return the JSON in an answer: its text, or the contents of the only Markdown block."""
+    """Return the JSON in an answer: its text, or the contents of its only Markdown block."""
     whole = text.strip()
     block = _BLOCK.fullmatch(whole)
     return block["inside"].strip() if block and "```" not in block["inside"] else whole
@@ -53,7 +53,7 @@ def may_be_tried_again(state: State) -> bool:
 
 
 def correction(answer: Message, form: ResponseFormat | None) -> str:
-    """Return the correction for the model after an answer that does not fit; with `form`, it includes the schema."""
+    """Return the correction for the model after an answer that does not fit. With `form`, it includes the schema."""
     faults = "\n".join(f"- {fault}" for fault in answer.misfit.splitlines())
     head = f"[This answer does not have the requested format:\n{faults}"
     if form is None:

@@ -1,4 +1,4 @@
-"""The parts of a user's message: validation, and conversion for the model."""
+"""Validates the parts of a user's message and converts them for the model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pawl.agent_loop.loop.rules import checks
 from pawl.errors import InvalidField, TooLarge, UnsupportedPart
 
 PARTS_MAX: Final = 32
-# Of all parts of a message: texts, images and the texts of documents.
+# Total for all parts of a message: text, images and the text of documents.
 BYTES_MAX: Final = 1024 * 1024
-# Size of an image in a history: about two thousand tokens, independent of its bytes.
+# Size of an image in a history: about two thousand tokens, regardless of its bytes.
 IMAGE_SIZE_BYTES: Final = 6000
 NAME_CHARACTERS_MAX: Final = 200
-# The first bytes of an image by type. The model server finds out whether the rest is valid.
+# The first bytes of an image, by type. The model server will find out whether the rest is valid.
 _IMAGES: Final = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "image/jpeg": re.compile(rb"\xff\xd8\xff"),
@@ -31,7 +31,7 @@ _IMAGES: Final = {
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image. Without `data` it is no longer shown, and the other fields describe it."""
+    """An image. If it has no `data`, it is no longer shown, and the other fields describe it."""
 
     data: bytes = b""
     media_type: str = ""
@@ -40,7 +40,7 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A document of the user or the store, with its text at the time of the message."""
+    """A document belonging to the user or the store, with its text at the time of the message."""
 
     document_name: str
     shared: bool = False
@@ -58,11 +58,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Part, ...]:
-    """Validate the parts of a message. Return the text first, images with their types, and documents without text.
+    """Validate the parts of a message. Return the text first, then images with their types, and documents without text.
 
     Raises:
         InvalidField, TooLarge: a part is invalid; the error names the field.
-        UnsupportedPart: the models of the deployment do not accept images.
+        UnsupportedPart: the deployment's models do not accept images.
     """
     if len(parts) > PARTS_MAX:
         raise InvalidField(f"parts may have at most {PARTS_MAX} entries", field="parts")
@@ -94,7 +94,7 @@ def with_text(file: FilePart, text: str) -> FilePart:
 
 
 def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str, Any]]:
-    """Return parts as in the chat-completions protocol: plain text if all parts are text.
+    """Return parts in the form of the chat-completions protocol; plain text if all parts are text.
 
     Placeholders describe images that the model cannot see.
     """
@@ -105,7 +105,7 @@ def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str
 
 
 def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str | list[Mapping[str, Any]] | None:
-    """Join contents of the chat-completions protocol; plain text if all are text."""
+    """Join contents in the form of the chat-completions protocol; plain text if all are text."""
     texts = list(takewhile(lambda content: isinstance(content, str | None), contents))
     text = "\n\n".join(each for each in texts if isinstance(each, str) and each) or None
     if len(texts) == len(contents):
@@ -115,7 +115,7 @@ def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str 
 
 
 def size_bytes(content: object) -> int:
-    """Return the size of a content in a history. Images count with a fixed size."""
+    """Return the size of a message's content in a history. Each image counts as a fixed size."""
     if not isinstance(content, list | tuple):
         return len(msgspec.json.encode(content))
     return sum(

@@ -1,4 +1,4 @@
-"""Applies decisions to the state, up to the next work and the step to commit before it."""
+"""Applies decisions to the state until there is work to start, and returns the step to commit before it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from pawl.chassis.ids import CallId
 from pawl.values import CallState, RunState, WaitKind
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
-# A correct rule set never makes more decisions in a row without work.
+# A correct set of rules never makes more decisions than this in a row without starting work.
 _DECISIONS_MAX: Final = 1000
 
 # Decisions that start work once the step is durable.
@@ -69,7 +69,7 @@ Rest: TypeAlias = Wait | Park | Finish | StopModel
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes to commit (the difference between `state` and the ledger, and `events`), and what to do next."""
+    """The changes to commit (`events`, and the difference between `state` and the ledger), and what to do next."""
 
     state: State
     events: tuple[OwnerEvent, ...]
@@ -78,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
-    """Return the next step from the ledger's state, its commands and new facts.
+    """Return the next step, given the ledger's state, its commands and new facts.
 
     Pure: the same arguments give the same plan. A step that the ledger refuses is planned again from a fresh base.
     """
@@ -90,7 +90,7 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
     """Apply the unconsumed commands and these facts. Return the state and the events that report the facts.
 
-    Includes the program's records of settled calls, because later decisions may depend on them.
+    This includes the program's records of settled calls, because later decisions may depend on them.
     """
     state = _apply_commands(base, sorted(base.commands, key=_priority), now)
     events: list[OwnerEvent] = []
@@ -103,7 +103,7 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
     """Apply as many unconsumed commands as fit into one step.
 
-    Returns None if all fit; then the step may contain more.
+    Returns None if all of them fit; the step may then contain more.
     """
     commands = sorted(base.commands, key=_priority)
     count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
@@ -120,7 +120,7 @@ def apply_part(base: State, now: float, bytes_max: int) -> State | None:
 def _apply_commands(base: State, commands: Sequence[Command], now: float) -> State:
     state = base
     # A result that the ledger accepted counts even if an earlier message withdraws the call, because receipts are
-    # final. A waiting tool does not continue with an answer that arrived together with a cancel.
+    # final. A waiting tool does not continue with an answer that arrived along with a cancellation.
     for command in commands:
         state = apply_command(state, command, now)
     taken = tuple(command.command_id for command in commands)
@@ -138,13 +138,13 @@ def _priority(command: Command) -> int:
 
 
 def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: RunState) -> Plan:
-    """Return the plan that follows from a state. `written` is the state of the run in the ledger."""
+    """Return the plan that follows from a state. `written` is the run's state in the ledger."""
     produced = list(events)
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):
         decision = decide(state, now)
         if isinstance(decision, Finish) and decision.state is RunState.COMPLETED and written not in IN_MOTION:
-            # The run resumes and ends in one plan, but the ledger needs a step for each.
+            # The run resumes and ends in the same plan, but the ledger needs a separate step for each.
             decision = Resume()
         if isinstance(decision, Work):
             work.append(decision)
@@ -233,7 +233,7 @@ def _finish(state: State, decision: Finish) -> State:
     if state.loop.model_call is not None:
         # The call is dropped, but the output of an earlier attempt is kept.
         state = answering.with_partial(state, Shown())
-    # Keep new messages of the user, although only the next run answers them.
+    # Keep the user's new messages, although only the next run will answer them.
     state = _enter_steers(program.of(state.run).concluded(state, continues=False))
     run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
     return replace(state, run=run)
@@ -297,7 +297,7 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         return state, ()
     usage = budget.with_lost_call(state, opened.usage_before)
     state = replace(state, run=replace(state.run, usage=usage))
-    # A longer log means that the lost attempt has shown output.
+    # A longer log means that the lost attempt had shown output.
     showed = state.run.last_seq > opened.output_from_seq
     event = RoundRetrying(
         round=state.run.round + opened.summary,

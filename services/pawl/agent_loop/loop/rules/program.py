@@ -1,7 +1,7 @@
-"""The program of a run: a model, a job or an undo, behind one interface.
+"""Defines the interface to a run's program, which is a model, a job or an undo.
 
-The loop treats all programs the same: checks, approvals, questions, executions, takeovers, cancellation, limits, the
-inbox and the log. A program is a module with these functions. They are pure, cheap, and only see the state.
+The loop treats all programs alike in checks, approvals, questions, executions, takeovers, cancellation, limits, the
+inbox and the log. A program is a module with these functions. They are pure and cheap, and see only the state.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from pawl.agent_loop.undo import program as undo_program
 
 
 class Program(Protocol):
-    """What drives a run. Its memory is the messages, the calls and `LoopState.cursor`."""
+    """The program that drives a run. It remembers through the messages, the calls and `LoopState.cursor`."""
 
     def follows(self, state: State, now: float) -> Decision:
         """Return the program's next decision.
 
-        The loop asks after each settlement, command, fact and due time, also while calls are open, but not while the
-        run is ending. Work that is in progress does not start again, so the program may repeat an answer until its
+        The loop asks after each settlement, command, fact and scheduled time, even while calls are open, but not while
+        the run is ending. Work that is in progress does not start again, so the program may repeat an answer until its
         result is in the state. The answer is one of:
-        * PinTools or PlanUndo until the run has started; nothing else comes before,
+        * PinTools or PlanUndo until the run has started; nothing else may come first,
         * CallModel or EnterSteers, only when no call and no model call is open,
         * Propose, with ids derived from the state, so that no call is made twice,
         * ReadCalls, for calls that are not in the state,
         * Finish when nothing is open, or Fail, which stops open work,
         * `budget.exhausted` instead of a model call that the budget does not allow,
-        * Wait if nothing follows until something changes or its time comes. Open work continues.
+        * Wait if there is nothing to do until something changes or its time is reached. Open work continues.
 
-        The result of a Propose is only used if the program still gives that answer then.
+        A Propose's result is only used if the program still returns the same Propose by then.
         """
         ...
 
     def reported(self, base: State, after: State) -> State:
         """Return `after` with the program's records of the calls that are settled in it but not in `base`.
 
-        Called after facts are applied and before `follows`, with the ledger's state as `base`, and when a step is
+        Called after facts are applied and before `follows`, with the ledger's state as `base`, and also when a step is
         planned.
         """
         ...
@@ -47,7 +47,7 @@ class Program(Protocol):
     def concluded(self, state: State, *, continues: bool) -> State:
         """Return the state with the program's final report, before the run ends in any way.
 
-        With `continues` the run does not end yet, because messages of the user enter it. Idempotent.
+        With `continues`, the run does not end yet, because the user's messages enter it. Idempotent.
         """
         ...
 

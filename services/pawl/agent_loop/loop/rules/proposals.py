@@ -17,7 +17,7 @@ from pawl.agent_loop.model.request import CallPiece
 from pawl.chassis.ids import CallId
 from pawl.values import CallState, Disposition, EffectClass, ExecutionContext, Outcome, Series
 
-# Characters kept of arguments that are too large.
+# Number of characters kept from arguments that are too large.
 _KEPT_CHARACTERS: Final = 4096
 _ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 
@@ -25,10 +25,10 @@ _ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 def draft(
     run: Run, answer: ModelAnswer, *, without_tools: bool, now: float, new_call_id: Callable[[], CallId]
 ) -> tuple[Call, ...]:
-    """Return a call for each request of the model in round `run.round`, in its order.
+    """Return a call for each of the model's requests in round `run.round`, in the model's order.
 
-    Calls that may run are PROPOSED and must be checked. These are FAILED: surplus calls, arguments over 256 KiB, a
-    truncated last call, and calls in an answer that must not have any.
+    Calls that may run are PROPOSED and must be checked. A call is FAILED if it is surplus, has arguments over 256 KiB,
+    is a truncated last call, or is in an answer that must not have any calls.
     """
     calls = [
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
@@ -64,7 +64,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         return _refused(call, "TOO_MANY_CALLS", message, now)
     near = _near_match(raw.name, run)
     if near or call.tool_name != raw.name.strip():
-        # Keep the name in a form that model servers accept, and that is not the name of another tool.
+        # Keep the name in a form that model servers accept and that is not another tool's name.
         if near:
             call = replace(call, tool_name=text.tool_name(raw.name.replace(".", "_")))
         hint = f"; did you mean '{near}'?" if near else "."
@@ -76,7 +76,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
 
 
 def _near_match(name: str, run: Run) -> str:
-    """Return the tool that the model means by a name with extra characters, in the model's form; empty if none."""
+    """Return the tool that the model means by a name with extra characters, as the model spells it; empty if none."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""
@@ -101,7 +101,7 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
 def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
     """Apply the registry's verdict to a PROPOSED call or to a call that falls back to a backend tool.
 
-    A call of a `series` may start under its grant, or asks for one. A call that may run is RUNNABLE; its batch
+    A call in a `series` either starts under its grant or requests one. A call that may run is RUNNABLE, and its batch
     determines when it starts. A read-only call that has already run is settled.
     """
     limits, people = options.limits, max(1, verdict.approvals_required, options.approvals_required)
@@ -157,7 +157,7 @@ def with_offer(call: Call, verdict: Verdict) -> Call:
 
 
 def released(call: Call, limits: Limits, now: float) -> Call:
-    """Return a call that needs no approval, or has it, in the waiting state of its context."""
+    """Return a call that needs no approval, or has been approved, in its context's waiting state."""
     match call.context:
         case ExecutionContext.FRONTEND:
             deadline = now + limits.offer_deadline_seconds

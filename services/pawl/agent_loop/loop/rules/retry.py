@@ -1,4 +1,4 @@
-"""Retries of failed model calls (LOOP-7). There is no other retry layer."""
+"""Decides on retries of failed model calls (LOOP-7). There is no other retry layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DELAY_SECONDS_MAX: Final = 10.0
 _FIRST_WAIT_SECONDS: Final = 10.0
 _WAIT_SECONDS_MAX: Final = 60.0
 
-# The token budget is used up, or cut an answer short.
+# The token budget is used up, or has cut an answer short.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
 # The agent's daily quota is used up.
@@ -29,7 +29,7 @@ _REASONS: Final = {
 
 
 def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
-    """Return the problem of an answer with neither text nor a call; None if it has either."""
+    """Return the problem with an answer that has neither text nor a call; None if it has either."""
     if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
         return None
     message = "The model's answer had neither text nor a call."
@@ -39,11 +39,11 @@ def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
 
 
 def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, jitter: float) -> float | None:
-    """Return the seconds before the next attempt, or None for no more attempts.
+    """Return the number of seconds before the next attempt, or None if there are no more attempts.
 
     `failures` counts the model server's failures in this call, including this one, but not workers that died or handed
     over. The delay doubles from 1 s to 10 s, reduced by up to half by `jitter` (0 to 1), and respects the server's
-    minimum. `left` is the rest of the round; a longer delay is pointless.
+    minimum. `left` is the time left in the round; a longer delay is pointless.
     """
     if not problem.retryable or failures >= attempts_max:
         return None
@@ -55,7 +55,7 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 def next_try_time(
     problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
 ) -> float | None:
-    """Return when a run that has waited for the model server since `since` tries again; None if it fails.
+    """Return when a run that has been waiting for the model server since `since` tries again; None if it fails.
 
     The wait doubles from 10 s to one minute, reduced by up to half by `jitter`, and respects the server's minimum. The
     last attempt is at the end of `wait_seconds`.
@@ -71,8 +71,8 @@ def next_try_time(
 def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
     """Return whether to use the next fallback model after the last attempt with this one.
 
-    It does after server errors, refusals and rate limits, because another model may be served elsewhere. It does not
-    after wrong credentials, content filters or limits of the run. `left` is the same as for `delay`.
+    This is true after server errors, refusals and rate limits, because another model may be served elsewhere. It is
+    false after wrong credentials, content filters or the run's own limits. `left` has the same meaning as in `delay`.
     """
     is_server_fault = problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
     return is_server_fault and fallbacks_left > 0 and left > 0

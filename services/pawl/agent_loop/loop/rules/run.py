@@ -1,4 +1,4 @@
-"""A run in the ledger. Names and meanings follow pawl.event.v1."""
+"""Runs in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """Whether a serial call waits for earlier calls that need a person."""
+    """Whether a serial call waits for earlier calls that wait for a user."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -76,7 +76,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that are stored as requested: all but the limits."""
+    """The options that are stored as requested, which are all except the limits."""
 
     model: str = ""
     instructions: str = ""
@@ -91,7 +91,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 0
     temperature: float | None = None
     output_tokens_max: int | None = None
-    # None for text.
+    # None means text.
     response_format: ResponseFormat | None = None
     # None leaves it to the model server.
     reasoning_effort: ReasoningEffort | None = None
@@ -100,13 +100,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
-    """The options of a run, fixed when it is created."""
+    """A run's options, fixed when it is created."""
 
     limits: Limits = field(default_factory=Limits)
 
 
 class FailureClass(StrEnum):
-    """Groups of failures, for clients to branch on."""
+    """Classes of failures that clients can branch on."""
 
     AUTH = "AUTH"
     RATE = "RATE"
@@ -119,7 +119,7 @@ class FailureClass(StrEnum):
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run FAILED: the group, a reason for programs, and a sentence for the user."""
+    """Why a run FAILED: the class, a machine-readable reason, and a sentence for the user."""
 
     failure_class: FailureClass
     reason: str
@@ -129,14 +129,14 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
 class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
-    # Digest of a definition that the client supplied; empty for registered tools.
+    # Digest of a client-supplied definition; empty for registered tools.
     definition_sha256: str = ""
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that a client supplied with the run.
 
-    Only `client_id` gets their calls, or any client of the user if empty.
+    Only `client_id` gets their calls; if it is empty, any of the user's clients does.
     """
 
     names: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ class JobTerms(msgspec.Struct, frozen=True, kw_only=True):
     when: Monitor | None = None
     report_iterations: int = 0
     report_seconds: float = 0.0
-    # 0 for the default.
+    # 0 means the default.
     failures_told: int = 0
 
 
@@ -189,7 +189,7 @@ class Job(JobTerms, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval of a job's iterations, given with a call. Once `ended`, it covers nothing."""
+    """An approval of a job's iterations, given with a call. Once `ended`, it no longer covers any."""
 
     series: Series
     call_id: CallId
@@ -202,7 +202,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to undo the calls of a run, or only `call_id`. `user_id` requested it."""
+    """A request by `user_id` to undo a run's calls, or only `call_id`."""
 
     run_id: RunId
     call_id: CallId = CallId("")
@@ -225,7 +225,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     options: RunOptions
     above: tuple[RunAbove, ...]
-    # Delegations above it. A job has the depth of the run that starts it.
+    # Number of delegations above it. A job has the same depth as the run that starts it.
     depth: int
     user_roles: tuple[str, ...] = ()
     # None for the deployment's `default`.
@@ -235,7 +235,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution in a conversation. With `undo` it undoes another run."""
+    """One execution in a conversation. If `undo` is set, it undoes another run."""
 
     store_id: StoreId
     user_id: UserId
@@ -244,7 +244,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState = RunState.QUEUED
     waits: tuple[WaitKind, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
-    # The root run whose token budget also counts this run's tokens; empty for none.
+    # The root run whose token budget also counts this run's tokens; empty if there is none.
     budget_run_id: RunId = RunId("")
     tools: tuple[PinnedTool, ...] = ()
     round: int = 0
@@ -255,37 +255,37 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: RunFailure | None = None
     stop_cause: StopCause | None = None
     output_text: str = ""
-    # Due times of a series without an iteration, up to the end of its last one.
+    # Number of scheduled times in a series without an iteration, up to the end of its last one.
     missed_iterations: int = 0
     active_seconds: float = 0.0
     unstopped_call_ids: tuple[CallId, ...] = ()
-    # The user's roles at the start of the run.
+    # The user's roles when the run started.
     user_roles: tuple[str, ...] = ()
     undo: Undo | None = None
-    # The run whose call this run does; empty if it is not a child run.
+    # The run whose call this run carries out; empty if it is not a child run.
     parent_run_id: RunId = RunId("")
     parent_call_id: CallId = CallId("")
-    # Delegations above it.
+    # Number of delegations above it.
     depth: int = 0
-    # Ancestors, also through jobs, the parent last. Rules that restrict them restrict this run.
+    # Ancestors, including those through jobs, with the parent last. Rules that restrict them also restrict this run.
     above: tuple[RunAbove, ...] = ()
     # The credential that started it or its ancestor; empty if unknown.
     credential_id: CredentialId = CredentialId("")
-    # The user of the delegate that started it; empty for none.
+    # The delegate's user, if a delegate started it; otherwise empty.
     delegate_user_id: UserId = UserId("")
     # None for the deployment's `default`.
     agent: PinnedAgent | None = None
-    # The last answer as JSON if it fits the response format.
+    # The last answer as JSON, if it fits the response format.
     output_json: bytes = b""
-    # The tools that the client supplied.
+    # The client-supplied tools.
     own_tools: OwnTools | None = None
     # The background call, if the run is a job.
     job: Job | None = None
     # The conversation that a job reports to.
     reports_to_conversation_id: ConversationId = ConversationId("")
-    # Turns started by job notices, and not by messages, that led to this run.
+    # Number of turns leading to this run that were started by job notices rather than by messages.
     generation: int = 0
-    # The approval of a job's iterations, if there ever was one.
+    # The approval of a job's iterations, if there has ever been one.
     grant: Grant | None = None
 
     @property
@@ -299,18 +299,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chain(self) -> tuple[RunAbove, ...]:
-        """The ancestors of a run that this run starts."""
+        """The ancestors of any run that this run starts."""
         own = RunAbove(run_id=self.run_id, conversation_id=self.acts_for_conversation_id, agent_name=self.agent_name)
         return (*self.above, own)
 
     @property
     def is_turn(self) -> bool:
-        """True if job notices started the run, and not a message."""
+        """True if job notices, rather than a message, started the run."""
         return self.generation > 0 and not self.reports_to_conversation_id
 
     @property
     def series(self) -> Series | None:
-        """The iterations of a job, with their current grant, if any; None for other runs."""
+        """A job's iterations, with their current grant, if any; None for other runs."""
         job, grant = self.job, self.grant
         if job is None or not self.is_job or not job.interval_seconds:
             return None
@@ -329,7 +329,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agent_name(self) -> str:
-        """The name of the run's agent, including the deployment's `default`."""
+        """The name of the run's agent, which may be the deployment's `default`."""
         return self.agent.name if self.agent else DEFAULT_AGENT
 
     def tool_version(self, name: str) -> int:
@@ -338,7 +338,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's report to its conversation about an iteration, or with `occasion` 0 about its end.
+    """A job's report to its conversation about an iteration, or about its end if `occasion` is 0.
 
     `run` is the job's state.
     """

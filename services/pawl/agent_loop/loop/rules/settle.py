@@ -1,4 +1,4 @@
-"""Settles calls: gives each its one result."""
+"""Settles calls by giving each its only result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNKNOWN: Final = (
 )
 _DEFAULT_ANSWER: Final = "No answer arrived in time. This is the question's default answer."
 
-# Reason of a call's result if the call may still run although its run was stopped.
+# Result reason of a call that may still be running although its run was stopped.
 NOT_STOPPED: Final = "NOT_STOPPED"
 
 
@@ -52,7 +52,7 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
     """Return a running call settled by its cancellation.
 
-    A call that may still run gets a result with reason NOT_STOPPED. If it may then have an unknown effect, it is
+    The result of a call that may still be running has the reason NOT_STOPPED. If its effect may then be unknown, it is
     OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
@@ -73,10 +73,11 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 
 
 def expired(call: Call, options: RunOptions, now: float) -> Call:
-    """Return a call that was not decided, answered or run in time.
+    """Return a call that was not decided on, answered or run in time.
 
-    An approval request may be escalated and waits once more. A question with a default answer gets it. A front-end call
-    may become a question with a new deadline. Front-end calls that fall back to a backend tool are handled elsewhere.
+    An approval request may be escalated, in which case it waits once more. A question that has a default answer gets
+    it. A front-end call may become a question with a new deadline. Front-end calls that fall back to a backend tool are
+    handled elsewhere.
     """
     match call.state:
         case CallState.AWAITING_APPROVAL if _escalates(call, options):

@@ -1,4 +1,4 @@
-"""Everything the loop knows about a run at one moment: the input of all rules."""
+"""Everything the loop knows about a run at one moment: the input to all rules."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def check_of(call_id: CallId) -> str:
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """A run, its conversation, its calls, and the work in progress.
 
-    `messages` are those that the model sees, in order, and `calls` the calls that they request. `under_way` names the
-    tasks of this process for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so that
-    after a takeover all work starts again.
+    `messages` holds the messages that the model sees, in order, and `calls` the calls that they request. `under_way`
+    names this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so
+    that all work starts again after a takeover.
     """
 
     run: Run
@@ -42,19 +42,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     calls: Mapping[CallId, Call] = field(default_factory=dict)
     loop: LoopState = field(default_factory=LoopState)
     commands: tuple[Command, ...] = ()
-    # Commands that are applied but not committed yet.
+    # Commands that have been applied but not committed yet.
     consumed: tuple[CommandId, ...] = ()
     # Runs to create with the next commit.
     delegations: tuple[Delegation, ...] = ()
     # Job notices that no model has seen yet, as far as this process knows.
     notices: tuple[Notice, ...] = ()
-    # Open jobs of the conversation.
+    # The conversation's open jobs.
     open_jobs: int = 0
-    # Notices in a message that is not committed yet.
+    # Notices in a message that has not been committed yet.
     entered: tuple[Notice, ...] = ()
-    # The iteration of a job that the next commit reports; 0 for none.
+    # The job iteration that the next commit reports; 0 if there is none.
     tells_iteration: int = 0
-    # Active time so far by this process's clock; `run` has the ledger's value.
+    # Active time so far by this process's clock. `run` has the ledger's value.
     active_seconds: float = 0.0
     under_way: frozenset[str] = frozenset()
     # Calls that ReadCalls has read for the program. Not persisted.
@@ -63,18 +63,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
     # True if the registry has returned the tools. The first commit stores them.
     tools_pinned: bool = False
-    # Seconds until the open model call starts here; None if it has started, here or elsewhere.
+    # Number of seconds until the open model call starts here; None if it has started, here or elsewhere.
     model_starts_in: float | None = None
 
     # When the agent's used-up daily quota ends. Not persisted.
     quota_end_time: float | None = None
 
-    # The value of `own_tokens` at which the shared budget is used up, by the last commit; None if unknown.
+    # The value of `own_tokens` at which the shared budget is used up, according to the last commit; None if unknown.
     shared_tokens_max: int | None = None
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of the run's own model calls, without tokens of its agents."""
+        """Tokens used by the run's own model calls, excluding those used by its agents."""
         return self.run.usage.total_tokens - self.loop.agents_tokens
 
     @property
@@ -90,7 +90,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch(self) -> tuple[Call, ...]:
-        """The calls of the last round, in the model's order."""
+        """The last round's calls, in the model's order."""
         run_id, number = self.run.run_id, self.run.round
         found = [call for call in self.calls.values() if call.run_id == run_id and call.round == number]
         return tuple(sorted(found, key=lambda call: call.index))
@@ -104,7 +104,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_message(self) -> Message | None:
-        """The newest message of this run, except summaries."""
+        """This run's newest message, ignoring summaries."""
         own = (message for message in reversed(self.messages) if message.run_id == self.run.run_id)
         return next((message for message in own if message.role is not Role.SUMMARY), None)
 

@@ -1,4 +1,4 @@
-"""One step of a run: the difference of two states, as committed to the ledger."""
+"""One step of a run: the difference between two states, as committed to the ledger."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pawl.values import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
 
 T = TypeVar("T")
 
-# Target size of a step: further items wait for the next step if they would exceed it. Items that cannot wait, such as
-# the model's answer, have limits of their own, so that the step fits into a message.
+# Target size of a step. Items that would exceed it wait for the next step. Items that cannot wait, such as the model's
+# answer, have limits of their own, so that the step fits into a message.
 BYTES_MAX: Final = 2 * 1024 * 1024
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -56,13 +56,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     wake_time: float | None = None
     # All of them, if the step adds any.
     unstopped_call_ids: tuple[CallId, ...] = ()
-    # The current end of the log, for a step whose messages name seqs of its own events.
+    # The current end of the log, needed by a step whose messages refer to seqs of its own events.
     after_seq: int | None = None
     # Runs for the calls that this step delegates.
     delegations: tuple[Delegation, ...] = ()
     entered_notices: tuple[Notice, ...] = ()
     tells_iteration: int = 0
-    # True if a model shall write the conversation's title, because the run has answered.
+    # True if a model is to write the conversation's title now that the run has answered.
     asks_title: bool = False
 
     @property
@@ -75,7 +75,7 @@ def size_bytes(entry: Call | Command) -> int:
 
 
 def fitting(sizes: Sequence[int], bytes_max: int) -> int:
-    """Return how many of the first entries fit into one step; at least one."""
+    """Return how many entries, counted from the first, fit into one step; at least one."""
     total = 0
     for count, size in enumerate(sizes):
         total += size
@@ -93,7 +93,7 @@ def between(
     wake_time: float | None = None,
 ) -> Step:
     old, new = base.run, after.run
-    # The ledger sets CANCELLING itself, in the transaction that accepts the cancel.
+    # The ledger sets CANCELLING itself, in the transaction that accepts the cancellation.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
     changes_output = (new.output_text, new.output_json, new.missed_iterations) != (
@@ -136,7 +136,7 @@ def between(
 def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> State:
     """Return the state in the ledger after it accepted the step to `after`.
 
-    `last_seq` is 0 if the step had no event. The messages get the same numbers as in the ledger, because only the
+    `last_seq` is 0 if the step had no events. The messages get the same numbers as in the ledger, because only the
     active run's worker appends to a conversation.
     """
     last = max((message.number for message in after.messages), default=0)

@@ -1,4 +1,4 @@
-"""Tools, calls and executions in the registry. Meanings follow pawl.tool.v1."""
+"""Defines the registry's tools, calls and executions. Meanings follow pawl.tool.v1."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to check. `edited` means that a person changed it. Version 0 means that the run has no such tool."""
+    """A call to check. `edited` means that a user changed it. Version 0 means that the run does not have the tool."""
 
     call_id: CallId
     tool_name: str
@@ -66,7 +66,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's or front end's action on a call, for the audit chain."""
+    """A user's or front end's action on a call, to be recorded in the audit chain."""
 
     call_id: CallId
     tool_name: str
@@ -75,7 +75,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     arguments_json: bytes = b""
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
-    # As in `PinnedTool`.
+    # Same as in `PinnedTool`.
     definition_sha256: str = ""
 
 
@@ -87,20 +87,20 @@ class RecordedDecision(Recorded, frozen=True, kw_only=True):
 
 
 class RecordedResult(Recorded, frozen=True, kw_only=True):
-    """The end of a front-end call: who returned the result or held the call, and for how long."""
+    """The end of a front-end call: who returned its result or had leased it, and for how long."""
 
     content_json: bytes
     state: CallState
-    # Since the lease; 0 without one.
+    # Time since the lease; 0 if there is none.
     duration_seconds: float
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     result: CallResult
-    # The tool's question, with INPUT_REQUIRED.
+    # The tool's question, if the outcome is INPUT_REQUIRED.
     question: Question | None = None
-    # How long it can still be completed, with AWAITING_COMPLETION.
+    # How long it can still be completed, if the outcome is AWAITING_COMPLETION.
     completion_seconds_left: float = 0.0
 
 
@@ -130,7 +130,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     without_background: bool = False
     # The tool's own timeout in the background; 0 if unset.
     async_timeout_seconds: float = 0.0
-    # The tool's default report policy for its jobs; None to report each iteration.
+    # The tool's default report policy for its jobs; None means that each iteration is reported.
     reports: ReportPolicy | None = None
     # The digest for granting the call's series, or of the grant that covers the call.
     series_digest: str = ""
@@ -142,7 +142,7 @@ ExecutionPiece: TypeAlias = Progress | ExecutionResult
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a cancellation: whether the execution has stopped, and its result if there is one."""
+    """The response to a cancellation: whether the execution has stopped, and its result if there is one."""
 
     stopped: bool
     result: ExecutionResult | None = None
