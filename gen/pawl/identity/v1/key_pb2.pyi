@@ -74,11 +74,11 @@ class Key(_message.Message):
     name: _builtins.str
     """Description by its creator; at most 200 characters."""
     store_id: _builtins.str
-    """Store of the key; empty for a key with the role deployment. In CreateKey, empty means the caller's store."""
+    """Store of the key; empty for a key with the deployment role. In CreateKey, empty means the caller's store."""
     user_id: _builtins.str
     """User that the key represents."""
     decides_for_users: _builtins.bool
-    """With the role delegate: whether it may decide for the users it acts for."""
+    """With the delegate role: whether it may decide for the users it acts for."""
     create_user_id: _builtins.str
     """Who created it; empty for the first key, from `pawl keys bootstrap`."""
     create_credential_id: _builtins.str
@@ -152,7 +152,7 @@ class CreateKeyRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Idempotency key; empty for none."""
+    """Optional idempotency key."""
     @_builtins.property
     def key(self) -> Global___Key:
         """The key. The service sets its ID, times, and who created and revoked it."""
@@ -173,7 +173,7 @@ Global___CreateKeyRequest: _TypeAlias = CreateKeyRequest  # noqa: Y015
 
 @_typing.final
 class CreateKeyResponse(_message.Message):
-    """Response of CreateKey."""
+    """Response from CreateKey."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -215,7 +215,7 @@ class ListKeysRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     store_id: _builtins.str
     """Store; empty for the caller's own. For the deployment, empty means its own keys."""
     include_ended: _builtins.bool
@@ -238,14 +238,14 @@ Global___ListKeysRequest: _TypeAlias = ListKeysRequest  # noqa: Y015
 
 @_typing.final
 class ListKeysResponse(_message.Message):
-    """Response of ListKeys."""
+    """Response from ListKeys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___Key]:
         """The keys."""
@@ -288,7 +288,7 @@ Global___RevokeKeyRequest: _TypeAlias = RevokeKeyRequest  # noqa: Y015
 
 @_typing.final
 class RevokeKeyResponse(_message.Message):
-    """Response of RevokeKey."""
+    """Response from RevokeKey."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -347,7 +347,7 @@ class KeyEvent(_message.Message):
     by_user_id: _builtins.str
     """User who did it."""
     by_delegate_user_id: _builtins.str
-    """User of the delegate that acted for `by_user_id`, if any."""
+    """User ID of the delegate that acted for `by_user_id`, if any."""
     by_credential_id: _builtins.str
     """Credential with which it was done."""
     @_builtins.property
@@ -396,7 +396,7 @@ class ListKeyEventsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     store_id: _builtins.str
     """Store; empty for the caller's own. For the deployment, empty means all stores and its own events."""
     key_id: _builtins.str
@@ -422,14 +422,14 @@ Global___ListKeyEventsRequest: _TypeAlias = ListKeyEventsRequest  # noqa: Y015
 
 @_typing.final
 class ListKeyEventsResponse(_message.Message):
-    """Response of ListKeyEvents."""
+    """Response from ListKeyEvents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyEvent]:
         """Events, newest first."""

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class KeyServiceStub(object):
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
     decide get PERMISSION_DENIED.
     """
@@ -62,7 +62,7 @@ class KeyServiceStub(object):
 
 class KeyServiceServicer(object):
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
     decide get PERMISSION_DENIED.
     """
@@ -160,7 +160,7 @@ def add_KeyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KeyService(object):
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
     decide get PERMISSION_DENIED.
     """

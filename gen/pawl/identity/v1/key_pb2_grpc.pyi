@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class KeyServiceStub:
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
     decide get PERMISSION_DENIED.
     """
@@ -85,7 +85,7 @@ class KeyServiceStub:
 @_typing.type_check_only
 class KeyServiceAsyncStub(KeyServiceStub):
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
     decide get PERMISSION_DENIED.
     """
@@ -138,7 +138,7 @@ class KeyServiceAsyncStub(KeyServiceStub):
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
     decide get PERMISSION_DENIED.
     """

@@ -109,7 +109,7 @@ Global___SyncKeysRequest: _TypeAlias = SyncKeysRequest  # noqa: Y015
 
 @_typing.final
 class SyncKeysResponse(_message.Message):
-    """Response of SyncKeys."""
+    """Response from SyncKeys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

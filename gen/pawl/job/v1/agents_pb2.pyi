@@ -68,7 +68,7 @@ Global___PutAgentRequest: _TypeAlias = PutAgentRequest  # noqa: Y015
 
 @_typing.final
 class PutAgentResponse(_message.Message):
-    """Response of PutAgent."""
+    """Response from PutAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -126,7 +126,7 @@ Global___GetAgentRequest: _TypeAlias = GetAgentRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentResponse(_message.Message):
-    """Response of GetAgent."""
+    """Response from GetAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,7 +162,7 @@ class ListAgentsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -180,14 +180,14 @@ Global___ListAgentsRequest: _TypeAlias = ListAgentsRequest  # noqa: Y015
 
 @_typing.final
 class ListAgentsResponse(_message.Message):
-    """Response of ListAgents."""
+    """Response from ListAgents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The newest versions."""
@@ -234,7 +234,7 @@ Global___GetAgentQuotaRequest: _TypeAlias = GetAgentQuotaRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentQuotaResponse(_message.Message):
-    """Response of GetAgentQuota."""
+    """Response from GetAgentQuota."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -312,7 +312,7 @@ Global___PutDraftRequest: _TypeAlias = PutDraftRequest  # noqa: Y015
 
 @_typing.final
 class PutDraftResponse(_message.Message):
-    """Response of PutDraft."""
+    """Response from PutDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -370,7 +370,7 @@ Global___GetDraftRequest: _TypeAlias = GetDraftRequest  # noqa: Y015
 
 @_typing.final
 class GetDraftResponse(_message.Message):
-    """Response of GetDraft."""
+    """Response from GetDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -409,7 +409,7 @@ class ListDraftsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -428,14 +428,14 @@ Global___ListDraftsRequest: _TypeAlias = ListDraftsRequest  # noqa: Y015
 
 @_typing.final
 class ListDraftsResponse(_message.Message):
-    """Response of ListDrafts."""
+    """Response from ListDrafts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The drafts."""

@@ -37,7 +37,7 @@ Global___ListErasuresRequest: _TypeAlias = ListErasuresRequest  # noqa: Y015
 
 @_typing.final
 class ListErasuresResponse(_message.Message):
-    """Response of ListErasures: a part of the IDs of a conversation."""
+    """Response from ListErasures: a part of the IDs of a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -105,7 +105,7 @@ Global___ConfirmErasureRequest: _TypeAlias = ConfirmErasureRequest  # noqa: Y015
 
 @_typing.final
 class ConfirmErasureResponse(_message.Message):
-    """Response of ConfirmErasure."""
+    """Response from ConfirmErasure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -131,7 +131,7 @@ class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decisio
     DECISION_RIGHT_OWN_RUNS: _DecisionRight.ValueType  # 1
     """Gated calls and questions of the user's own runs."""
     DECISION_RIGHT_STORE: _DecisionRight.ValueType  # 2
-    """Also gated calls of all users of the store."""
+    """Also gated calls of all the store's users."""
     DECISION_RIGHT_QUESTIONS: _DecisionRight.ValueType  # 3
     """Questions of the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
 
@@ -143,7 +143,7 @@ DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
 DECISION_RIGHT_OWN_RUNS: DecisionRight.ValueType  # 1
 """Gated calls and questions of the user's own runs."""
 DECISION_RIGHT_STORE: DecisionRight.ValueType  # 2
-"""Also gated calls of all users of the store."""
+"""Also gated calls of all the store's users."""
 DECISION_RIGHT_QUESTIONS: DecisionRight.ValueType  # 3
 """Questions of the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
 Global___DecisionRight: _TypeAlias = DecisionRight  # noqa: Y015
@@ -242,9 +242,9 @@ class SubmitMessageRequest(_message.Message):
     user_id: _builtins.str
     """User ID."""
     request_id: _builtins.str
-    """Idempotency key; empty for none."""
+    """Optional idempotency key."""
     conversation_id: _builtins.str
-    """The conversation; empty for a new one."""
+    """The conversation; empty to create one."""
     conversation_must_exist: _builtins.bool
     """Refuse an unknown conversation instead of creating it with this ID. Another user's is always refused."""
     text: _builtins.str
@@ -254,7 +254,7 @@ class SubmitMessageRequest(_message.Message):
     credential_id: _builtins.str
     """ID of the user's credential (not compared)."""
     delegate_user_id: _builtins.str
-    """User of the delegate, if any (not compared)."""
+    """User ID of the delegate, if any (not compared)."""
     conversation_key: _builtins.str
     """Client-chosen key of the conversation, 1 to 200 bytes, instead of a `conversation_id`. A missing
     conversation is created. Empty for none.
@@ -262,7 +262,7 @@ class SubmitMessageRequest(_message.Message):
     asked_agent: _builtins.str
     """Name of the agent that the user gave; empty for `default`."""
     client_id: _builtins.str
-    """The only client that may lease their calls; empty for any of the user (not compared)."""
+    """The only client that may lease their calls; empty means any of the user (not compared)."""
     asked_tools_sha256: _builtins.bytes
     """SHA-256 of the tools as the client gave them, compared instead of them; empty without tools."""
     only_repeat: _builtins.bool
@@ -287,8 +287,8 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other users who count as actors if several must approve, at most 8 (not compared). The user of the
-        delegate, and the makers of the key.
+        """Other users who count as actors if several must approve, at most 8 (not compared). The delegate's user,
+        and the makers of the key.
         """
 
     @_builtins.property
@@ -305,7 +305,7 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the run that it starts, as pawl.event.v1.Labels."""
+        """Labels of the run that it starts; see pawl.event.v1.Labels."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
@@ -348,7 +348,7 @@ Global___SubmitMessageRequest: _TypeAlias = SubmitMessageRequest  # noqa: Y015
 
 @_typing.final
 class SubmitMessageResponse(_message.Message):
-    """Response of SubmitMessage."""
+    """Response from SubmitMessage."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -388,7 +388,7 @@ class StartJobRequest(_message.Message):
     run_id: _builtins.str
     """ID for the run."""
     new_conversation_id: _builtins.str
-    """ID for a conversation that is created to report to; empty for any."""
+    """ID for a conversation that is created to report to; empty means any."""
     asked_sha256: _builtins.bytes
     """SHA-256 of the job as the user gave it, compared instead of its times."""
     @_builtins.property
@@ -420,7 +420,7 @@ Global___StartJobRequest: _TypeAlias = StartJobRequest  # noqa: Y015
 
 @_typing.final
 class StartJobResponse(_message.Message):
-    """Response of StartJob."""
+    """Response from StartJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -478,7 +478,7 @@ Global___ClaimRunsRequest: _TypeAlias = ClaimRunsRequest  # noqa: Y015
 
 @_typing.final
 class ClaimRunsResponse(_message.Message):
-    """Response of ClaimRuns."""
+    """Response from ClaimRuns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -570,8 +570,8 @@ Global___LoadRunRequest: _TypeAlias = LoadRunRequest  # noqa: Y015
 
 @_typing.final
 class LoadRunResponse(_message.Message):
-    """Response of LoadRun: a part of the state of a run. Repeated fields continue from part to part; other fields
-    are in the first part.
+    """Response from LoadRun: a part of the state of a run. Repeated fields continue from part to part; other
+    fields are in the first part.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -591,7 +591,7 @@ class LoadRunResponse(_message.Message):
     open_job_count: _builtins.int
     """Number of open jobs of its user in the conversation."""
     shared_tokens_left: _builtins.int
-    """As CommitRunResponse.shared_tokens_left."""
+    """Same as CommitRunResponse.shared_tokens_left."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""
@@ -704,7 +704,7 @@ Global___RenewLeasesRequest: _TypeAlias = RenewLeasesRequest  # noqa: Y015
 
 @_typing.final
 class RenewLeasesResponse(_message.Message):
-    """Response of RenewLeases."""
+    """Response from RenewLeases."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -762,7 +762,7 @@ Global___ReleaseWorkerRequest: _TypeAlias = ReleaseWorkerRequest  # noqa: Y015
 
 @_typing.final
 class ReleaseWorkerResponse(_message.Message):
-    """Response of ReleaseWorker."""
+    """Response from ReleaseWorker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -814,7 +814,7 @@ Global___ReportCrashRequest: _TypeAlias = ReportCrashRequest  # noqa: Y015
 
 @_typing.final
 class ReportCrashResponse(_message.Message):
-    """Response of ReportCrash."""
+    """Response from ReportCrash."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -916,7 +916,7 @@ class CommitRunRequest(_message.Message):
     tokens_used: _builtins.int
     """With `usage`: tokens to add to the shared budget; negative to correct an estimate."""
     budget_run_id: _builtins.str
-    """As Run.budget_run_id."""
+    """Same as Run.budget_run_id."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
         """Events of the worker, in order. round_started, round_retrying, round_ended, output_delta, tool_progress,
@@ -1083,7 +1083,7 @@ class Delegation(_message.Message):
     text: _builtins.str
     """Its first message."""
     depth: _builtins.int
-    """Number of delegations above it, as Run.depth."""
+    """Number of delegations above it; see Run.depth."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in."""
@@ -1094,7 +1094,7 @@ class Delegation(_message.Message):
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-        """Runs above it, its parent last, as Run.above."""
+        """Runs above it, its parent last; see Run.above."""
 
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:
@@ -1129,7 +1129,7 @@ Global___Delegation: _TypeAlias = Delegation  # noqa: Y015
 
 @_typing.final
 class CommitRunResponse(_message.Message):
-    """Response of CommitRun."""
+    """Response from CommitRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1198,7 +1198,7 @@ class Command(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that sent it, set by the ledger; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User of the delegate that sent it for `user_id`; as `credential_id`."""
+    """User ID of the delegate that sent it for `user_id`; as `credential_id`."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -1589,7 +1589,7 @@ class ProgressCommand(_message.Message):
     fraction: _builtins.float
     """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """Message for people."""
+    """Human-readable message."""
     def __init__(
         self,
         *,
@@ -1638,7 +1638,7 @@ class SendCommandRequest(_message.Message):
     call is or was gated.
     """
     session_id: _builtins.str
-    """Session that leased the call, for results and progress; empty for any session of the client. If it no
+    """Session that leased the call, for results and progress; empty means any session of the client. If it no
     longer holds the call: WRONG_HOLDER, and nothing is stored. Not part of the fingerprint.
     """
     credential_id: _builtins.str
@@ -1646,15 +1646,15 @@ class SendCommandRequest(_message.Message):
     different one, and not that of the run.
     """
     delegate_user_id: _builtins.str
-    """User of the delegate, if any. Not part of the fingerprint."""
+    """User ID of the delegate, if any. Not part of the fingerprint."""
     @_builtins.property
     def command(self) -> Global___Command:
         """The command; the ledger sets `time`."""
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other users who count as actors if several must approve, at most 8. Not part of the fingerprint. The user
-        of the delegate, and the makers of the key.
+        """Other users who count as actors if several must approve, at most 8. Not part of the fingerprint. The
+        delegate's user, and the makers of the key.
         """
 
     def __init__(
@@ -1681,7 +1681,7 @@ Global___SendCommandRequest: _TypeAlias = SendCommandRequest  # noqa: Y015
 
 @_typing.final
 class SendCommandResponse(_message.Message):
-    """Response of SendCommand: the receipt."""
+    """Response from SendCommand: the receipt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1694,7 +1694,7 @@ class SendCommandResponse(_message.Message):
     reason: _builtins.str
     """Name of an ErrorReason without its prefix; empty if accepted."""
     message: _builtins.str
-    """Message for people."""
+    """Human-readable message."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run with its pending calls; absent if UNKNOWN. For another user's run only store, user, run and
@@ -1757,7 +1757,7 @@ Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
 
 @_typing.final
 class StopJobResponse(_message.Message):
-    """Response of StopJob."""
+    """Response from StopJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1815,7 +1815,7 @@ Global___NoteCompletionRequest: _TypeAlias = NoteCompletionRequest  # noqa: Y015
 
 @_typing.final
 class NoteCompletionResponse(_message.Message):
-    """Response of NoteCompletion."""
+    """Response from NoteCompletion."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1858,7 +1858,7 @@ Global___ListCommandsRequest: _TypeAlias = ListCommandsRequest  # noqa: Y015
 
 @_typing.final
 class ListCommandsResponse(_message.Message):
-    """Response of ListCommands: a part of the inbox; there is at least one."""
+    """Response from ListCommands: a part of the inbox; there is at least one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1866,14 +1866,14 @@ class ListCommandsResponse(_message.Message):
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
     open_job_count: _builtins.int
-    """As LoadRunResponse.open_job_count."""
+    """Same as LoadRunResponse.open_job_count."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
         """Unconsumed commands."""
 
     @_builtins.property
     def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
-        """As LoadRunResponse.notices."""
+        """Same as LoadRunResponse.notices."""
 
     def __init__(
         self,
@@ -1938,7 +1938,7 @@ Global___LeaseOfferRequest: _TypeAlias = LeaseOfferRequest  # noqa: Y015
 
 @_typing.final
 class LeaseOfferResponse(_message.Message):
-    """Response of LeaseOffer."""
+    """Response from LeaseOffer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2008,7 +2008,7 @@ Global___RenewOffersRequest: _TypeAlias = RenewOffersRequest  # noqa: Y015
 
 @_typing.final
 class RenewOffersResponse(_message.Message):
-    """Response of RenewOffers."""
+    """Response from RenewOffers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2048,7 +2048,7 @@ class ReleaseOffersRequest(_message.Message):
     client_id: _builtins.str
     """Client ID."""
     run_id: _builtins.str
-    """Only offers of this run; empty for all."""
+    """Only offers of this run; empty means all."""
     session_id: _builtins.str
     """Session ID."""
     def __init__(
@@ -2070,7 +2070,7 @@ Global___ReleaseOffersRequest: _TypeAlias = ReleaseOffersRequest  # noqa: Y015
 
 @_typing.final
 class ReleaseOffersResponse(_message.Message):
-    """Response of ReleaseOffers."""
+    """Response from ReleaseOffers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2122,7 +2122,7 @@ Global___GetRunRequest: _TypeAlias = GetRunRequest  # noqa: Y015
 
 @_typing.final
 class GetRunResponse(_message.Message):
-    """Response of GetRun."""
+    """Response from GetRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2172,23 +2172,23 @@ class ListJobsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     parent_run_id: _builtins.str
-    """Only jobs that this run started; empty for all."""
+    """Only jobs that this run started; empty means all."""
     reports_to_conversation_id: _builtins.str
-    """Only jobs that report to this conversation; empty for all."""
+    """Only jobs that report to this conversation; empty means all."""
     running_jobs_of_store: _builtins.bool
-    """List the running jobs of all users of the store: open and not being stopped. Other filters are then
+    """List the running jobs of all the store's users: open and not being stopped. Other filters are then
     ignored.
     """
     stopped_by_command_id: _builtins.str
-    """Also jobs that this command stopped; empty for none. With `running_jobs_of_store` a command of an
+    """Also jobs that this command stopped; empty if there is none. With `running_jobs_of_store` a command of an
     operator: also ended jobs, while the ledger keeps them. With `reports_to_conversation_id` a command of
     the user: open jobs that nobody else has stopped.
     """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
-        """Only jobs in these states; empty for all."""
+        """Only jobs in these states; empty means all."""
 
     def __init__(
         self,
@@ -2213,14 +2213,14 @@ Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
 
 @_typing.final
 class ListJobsResponse(_message.Message):
-    """Response of ListJobs."""
+    """Response from ListJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
         """Runs of the jobs."""
@@ -2256,7 +2256,7 @@ class GetCallRequest(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     for_approval: _builtins.bool
-    """Also return gated calls of all users of the store, complete, to check an edit. Only for users who can
+    """Also return gated calls of all the store's users, complete, to check an edit. Only for users who can
     decide them.
     """
     def __init__(
@@ -2277,7 +2277,7 @@ Global___GetCallRequest: _TypeAlias = GetCallRequest  # noqa: Y015
 
 @_typing.final
 class GetCallResponse(_message.Message):
-    """Response of GetCall."""
+    """Response from GetCall."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2320,18 +2320,18 @@ class ListPendingCallsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     of_all_users: _builtins.bool
-    """List calls of all users of the store that await approval, and runs that wait for tokens. As approvers may
+    """List calls of all the store's users that await approval, and runs that wait for tokens. As approvers may
     see them: without content of the conversation.
     """
     tool_name: _builtins.str
-    """Only calls of this tool, and no runs; empty for all."""
+    """Only calls of this tool, and no runs; empty means all."""
     conversation_id: _builtins.str
-    """Only calls and runs of this conversation; empty for all. Not with `of_all_users`."""
+    """Only calls and runs of this conversation; empty means all. Not with `of_all_users`."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
-        """Only calls in these states, and no runs; empty for all."""
+        """Only calls in these states, and no runs; empty means all."""
 
     def __init__(
         self,
@@ -2355,7 +2355,7 @@ Global___ListPendingCallsRequest: _TypeAlias = ListPendingCallsRequest  # noqa: 
 
 @_typing.final
 class ListPendingCallsResponse(_message.Message):
-    """Response of ListPendingCalls."""
+    """Response from ListPendingCalls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2363,7 +2363,7 @@ class ListPendingCallsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
         """The calls."""
@@ -2429,7 +2429,7 @@ Global___ListEventsRequest: _TypeAlias = ListEventsRequest  # noqa: Y015
 
 @_typing.final
 class ListEventsResponse(_message.Message):
-    """Response of ListEvents."""
+    """Response from ListEvents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2497,7 +2497,7 @@ Global___GetConversationRequest: _TypeAlias = GetConversationRequest  # noqa: Y0
 
 @_typing.final
 class GetConversationResponse(_message.Message):
-    """Response of GetConversation."""
+    """Response from GetConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2537,11 +2537,11 @@ class ImportConversationRequest(_message.Message):
     user_id: _builtins.str
     """User ID."""
     request_id: _builtins.str
-    """Idempotency key; empty for none."""
+    """Optional idempotency key."""
     title: _builtins.str
     """Title; empty for the first line of the first message."""
     conversation_key: _builtins.str
-    """As SubmitMessageRequest.conversation_key; CONVERSATION_EXISTS if it is in use."""
+    """Same as SubmitMessageRequest.conversation_key; CONVERSATION_EXISTS if it is in use."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """Messages in order, marked as imported, without IDs and numbers."""
@@ -2571,7 +2571,7 @@ Global___ImportConversationRequest: _TypeAlias = ImportConversationRequest  # no
 
 @_typing.final
 class ImportConversationResponse(_message.Message):
-    """Response of ImportConversation."""
+    """Response from ImportConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

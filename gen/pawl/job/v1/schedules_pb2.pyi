@@ -40,7 +40,7 @@ class ScheduleOwner(_message.Message):
     credential_id: _builtins.str
     """Credential ID."""
     delegate_user_id: _builtins.str
-    """User of the delegate, if any."""
+    """User ID of the delegate, if any."""
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Roles of the user."""
@@ -86,7 +86,7 @@ class GetDueScheduleRequest(_message.Message):
     """Schedule name."""
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
-        """Start of a range of due times, inclusive; absent for none."""
+        """Start of a range of due times, inclusive; absent if there is none."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -111,7 +111,7 @@ Global___GetDueScheduleRequest: _TypeAlias = GetDueScheduleRequest  # noqa: Y015
 
 @_typing.final
 class GetDueScheduleResponse(_message.Message):
-    """Response of GetDueSchedule."""
+    """Response from GetDueSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -179,7 +179,7 @@ class DueSchedule(_message.Message):
     generation: _builtins.int
     """Generation when it was read."""
     last_run_id: _builtins.str
-    """Run of the previous fire; empty for none."""
+    """Run of the previous fire; empty if there is none."""
     @_builtins.property
     def owner(self) -> Global___ScheduleOwner:
         """User and credential."""
@@ -217,7 +217,7 @@ Global___DueSchedule: _TypeAlias = DueSchedule  # noqa: Y015
 
 @_typing.final
 class ClaimSchedulesResponse(_message.Message):
-    """Response of ClaimSchedules."""
+    """Response from ClaimSchedules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -268,7 +268,7 @@ class FireScheduleRequest(_message.Message):
 
     @_builtins.property
     def backfill_time(self) -> _timestamp_pb2.Timestamp:
-        """Due time to backfill, ignoring the overlap policy; absent for none."""
+        """Due time to backfill, ignoring the overlap policy; absent if there is none."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ Global___FireScheduleRequest: _TypeAlias = FireScheduleRequest  # noqa: Y015
 
 @_typing.final
 class FireScheduleResponse(_message.Message):
-    """Response of FireSchedule."""
+    """Response from FireSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -43,7 +43,7 @@ Global___ClaimTitlesRequest: _TypeAlias = ClaimTitlesRequest  # noqa: Y015
 
 @_typing.final
 class ClaimTitlesResponse(_message.Message):
-    """Response of ClaimTitles."""
+    """Response from ClaimTitles."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -149,7 +149,7 @@ Global___SetTitleRequest: _TypeAlias = SetTitleRequest  # noqa: Y015
 
 @_typing.final
 class SetTitleResponse(_message.Message):
-    """Response of SetTitle."""
+    """Response from SetTitle."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

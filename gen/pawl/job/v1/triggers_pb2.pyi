@@ -46,7 +46,7 @@ Global___LeaseMailboxesRequest: _TypeAlias = LeaseMailboxesRequest  # noqa: Y015
 
 @_typing.final
 class LeaseMailboxesResponse(_message.Message):
-    """Response of LeaseMailboxes."""
+    """Response from LeaseMailboxes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -100,7 +100,7 @@ Global___CheckMailboxRequest: _TypeAlias = CheckMailboxRequest  # noqa: Y015
 
 @_typing.final
 class CheckMailboxResponse(_message.Message):
-    """Response of CheckMailbox."""
+    """Response from CheckMailbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -164,7 +164,7 @@ Global___ReportMailboxRequest: _TypeAlias = ReportMailboxRequest  # noqa: Y015
 
 @_typing.final
 class ReportMailboxResponse(_message.Message):
-    """Response of ReportMailbox."""
+    """Response from ReportMailbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -275,7 +275,7 @@ Global___DueTrigger: _TypeAlias = DueTrigger  # noqa: Y015
 
 @_typing.final
 class CheckWebhookResponse(_message.Message):
-    """Response of CheckWebhook."""
+    """Response from CheckWebhook."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -318,7 +318,7 @@ class TriggerEvent(_message.Message):
     data: _builtins.bytes
     """Stored data of a waiting event, at most 256 KiB."""
     conversation_key: _builtins.str
-    """Key of the conversation of its run; empty for a new one."""
+    """Key of the conversation of its run; empty to create one."""
     def __init__(
         self,
         *,
@@ -391,7 +391,7 @@ Global___ClaimedEvent: _TypeAlias = ClaimedEvent  # noqa: Y015
 
 @_typing.final
 class ClaimEventsResponse(_message.Message):
-    """Response of ClaimEvents."""
+    """Response from ClaimEvents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -473,7 +473,7 @@ Global___FireTriggerRequest: _TypeAlias = FireTriggerRequest  # noqa: Y015
 
 @_typing.final
 class FireTriggerResponse(_message.Message):
-    """Response of FireTrigger."""
+    """Response from FireTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -91,11 +91,11 @@ class Channel(_message.Message):
     credential_id: _builtins.str
     """Credential that last changed it. Output only."""
     delegate_user_id: _builtins.str
-    """User of the delegate that last changed it; empty if the user did. Output only."""
+    """User ID of the delegate that last changed it; empty if the user did. Output only."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
-        """Kinds of notifications to send; empty for all. APPROVAL_NEEDED goes only to users who also get it in the
-        inbox (NotifyService).
+        """Kinds of notifications to send; empty means all. APPROVAL_NEEDED goes only to users who also get it in
+        the inbox (NotifyService).
         """
 
     @_builtins.property
@@ -280,7 +280,7 @@ class CreateChannelRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Idempotency key; empty for none."""
+    """Optional idempotency key."""
     @_builtins.property
     def channel(self) -> Global___Channel:
         """The channel."""
@@ -301,7 +301,7 @@ Global___CreateChannelRequest: _TypeAlias = CreateChannelRequest  # noqa: Y015
 
 @_typing.final
 class CreateChannelResponse(_message.Message):
-    """Response of CreateChannel."""
+    """Response from CreateChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -353,7 +353,7 @@ Global___GetChannelRequest: _TypeAlias = GetChannelRequest  # noqa: Y015
 
 @_typing.final
 class GetChannelResponse(_message.Message):
-    """Response of GetChannel."""
+    """Response from GetChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -394,7 +394,7 @@ Global___ListChannelsRequest: _TypeAlias = ListChannelsRequest  # noqa: Y015
 
 @_typing.final
 class ListChannelsResponse(_message.Message):
-    """Response of ListChannels."""
+    """Response from ListChannels."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -433,11 +433,11 @@ class UpdateChannelRequest(_message.Message):
     name: _builtins.str
     """Description; at most 200 characters."""
     url: _builtins.str
-    """New destination: an https URL, or `mailto:` and an address. As Channel.url."""
+    """New destination: an https URL, or `mailto:` and an address. See Channel.url."""
     enabled: _builtins.bool
     """Whether the channel sends notifications."""
     after_seconds: _builtins.int
-    """Delay of notifications in seconds, at most a day. As Channel.after_seconds."""
+    """Delay of notifications in seconds, at most a day. See Channel.after_seconds."""
     @_builtins.property
     def kinds(self) -> _notify_pb2.NotificationKinds:
         """New kinds of notifications, replacing the current ones; an empty set means all."""
@@ -477,7 +477,7 @@ Global___UpdateChannelRequest: _TypeAlias = UpdateChannelRequest  # noqa: Y015
 
 @_typing.final
 class UpdateChannelResponse(_message.Message):
-    """Response of UpdateChannel."""
+    """Response from UpdateChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,7 +523,7 @@ Global___DeleteChannelRequest: _TypeAlias = DeleteChannelRequest  # noqa: Y015
 
 @_typing.final
 class DeleteChannelResponse(_message.Message):
-    """Response of DeleteChannel."""
+    """Response from DeleteChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -562,7 +562,7 @@ Global___SendChannelCodeRequest: _TypeAlias = SendChannelCodeRequest  # noqa: Y0
 
 @_typing.final
 class SendChannelCodeResponse(_message.Message):
-    """Response of SendChannelCode."""
+    """Response from SendChannelCode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -605,7 +605,7 @@ Global___ConfirmChannelRequest: _TypeAlias = ConfirmChannelRequest  # noqa: Y015
 
 @_typing.final
 class ConfirmChannelResponse(_message.Message):
-    """Response of ConfirmChannel."""
+    """Response from ConfirmChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -651,7 +651,7 @@ Global___RotateChannelSecretRequest: _TypeAlias = RotateChannelSecretRequest  # 
 
 @_typing.final
 class RotateChannelSecretResponse(_message.Message):
-    """Response of RotateChannelSecret."""
+    """Response from RotateChannelSecret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -695,7 +695,7 @@ Global___TestChannelRequest: _TypeAlias = TestChannelRequest  # noqa: Y015
 
 @_typing.final
 class TestChannelResponse(_message.Message):
-    """Response of TestChannel."""
+    """Response from TestChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -728,14 +728,14 @@ class ListDeliveriesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """ID of the channel; empty for all channels of the caller."""
+    """ID of the channel; empty means all channels of the caller."""
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___ChannelDeliveryState.ValueType]:
-        """Only deliveries in these states; empty for all."""
+        """Only deliveries in these states; empty means all."""
 
     def __init__(
         self,
@@ -755,7 +755,7 @@ Global___ListDeliveriesRequest: _TypeAlias = ListDeliveriesRequest  # noqa: Y015
 
 @_typing.final
 class ListDeliveriesResponse(_message.Message):
-    """Response of ListDeliveries."""
+    """Response from ListDeliveries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -763,7 +763,7 @@ class ListDeliveriesResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDelivery]:
         """The deliveries."""
@@ -839,7 +839,7 @@ Global___ResendDeliveriesRequest: _TypeAlias = ResendDeliveriesRequest  # noqa: 
 
 @_typing.final
 class ResendDeliveriesResponse(_message.Message):
-    """Response of ResendDeliveries."""
+    """Response from ResendDeliveries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -885,7 +885,7 @@ Global___UnsubscribeChannelRequest: _TypeAlias = UnsubscribeChannelRequest  # no
 
 @_typing.final
 class UnsubscribeChannelResponse(_message.Message):
-    """Response of UnsubscribeChannel."""
+    """Response from UnsubscribeChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -924,7 +924,7 @@ Global___ResendDeliveryRequest: _TypeAlias = ResendDeliveryRequest  # noqa: Y015
 
 @_typing.final
 class ResendDeliveryResponse(_message.Message):
-    """Response of ResendDelivery."""
+    """Response from ResendDelivery."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -141,7 +141,7 @@ class Notification(_message.Message):
     run_id: _builtins.str
     """ID of the run; empty with CHANNEL_DISABLED."""
     conversation_id: _builtins.str
-    """Conversation of the run; empty with APPROVAL_NEEDED, as conversations are private."""
+    """The run's conversation; empty with APPROVAL_NEEDED, as conversations are private."""
     event_id: _builtins.str
     """Event (RunEvent.event_id) that caused it. With CHANNEL_DISABLED the delivery that caused it; empty if a
     reader unsubscribed.
@@ -216,7 +216,7 @@ Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
 
 @_typing.final
 class SubscribeResponse(_message.Message):
-    """Response of Subscribe."""
+    """Response from Subscribe."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -250,7 +250,7 @@ class ListNotificationsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     only_unread: _builtins.bool
     """Only unread notifications."""
     def __init__(
@@ -270,7 +270,7 @@ Global___ListNotificationsRequest: _TypeAlias = ListNotificationsRequest  # noqa
 
 @_typing.final
 class ListNotificationsResponse(_message.Message):
-    """Response of ListNotifications."""
+    """Response from ListNotifications."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -278,7 +278,7 @@ class ListNotificationsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     UNREAD_COUNT_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     unread_count: _builtins.int
     """Number of unread notifications, over all pages."""
     @_builtins.property
@@ -326,7 +326,7 @@ Global___AcknowledgeNotificationsRequest: _TypeAlias = AcknowledgeNotificationsR
 
 @_typing.final
 class AcknowledgeNotificationsResponse(_message.Message):
-    """Response of AcknowledgeNotifications."""
+    """Response from AcknowledgeNotifications."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NotifyServiceStub(object):
-    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
     """
@@ -55,7 +55,7 @@ class NotifyServiceStub(object):
 
 
 class NotifyServiceServicer(object):
-    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
     """
@@ -120,7 +120,7 @@ def add_NotifyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NotifyService(object):
-    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
     """

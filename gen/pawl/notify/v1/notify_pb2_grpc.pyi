@@ -31,7 +31,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NotifyServiceStub:
-    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
     """
@@ -64,7 +64,7 @@ class NotifyServiceStub:
 
 @_typing.type_check_only
 class NotifyServiceAsyncStub(NotifyServiceStub):
-    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
     """
@@ -93,7 +93,7 @@ class NotifyServiceAsyncStub(NotifyServiceStub):
     """
 
 class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
     """

@@ -166,7 +166,7 @@ class Preferences(_message.Message):
     MUTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
-        """Kinds to send; empty for all. A channel with its own kinds sends only kinds in both."""
+        """Kinds to send; empty means all. A channel with its own kinds sends only kinds in both."""
 
     @_builtins.property
     def quiet(self) -> Global___QuietTimes:
@@ -210,7 +210,7 @@ Global___GetPreferencesRequest: _TypeAlias = GetPreferencesRequest  # noqa: Y015
 
 @_typing.final
 class GetPreferencesResponse(_message.Message):
-    """Response of GetPreferences."""
+    """Response from GetPreferences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,7 +264,7 @@ Global___UpdatePreferencesRequest: _TypeAlias = UpdatePreferencesRequest  # noqa
 
 @_typing.final
 class UpdatePreferencesResponse(_message.Message):
-    """Response of UpdatePreferences."""
+    """Response from UpdatePreferences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -312,7 +312,7 @@ Global___MuteConversationRequest: _TypeAlias = MuteConversationRequest  # noqa: 
 
 @_typing.final
 class MuteConversationResponse(_message.Message):
-    """Response of MuteConversation."""
+    """Response from MuteConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -351,7 +351,7 @@ Global___UnmuteConversationRequest: _TypeAlias = UnmuteConversationRequest  # no
 
 @_typing.final
 class UnmuteConversationResponse(_message.Message):
-    """Response of UnmuteConversation."""
+    """Response from UnmuteConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -117,7 +117,7 @@ class AuditEntry(_message.Message):
     kind: Global___AuditKind.ValueType
     """What it records."""
     user_id: _builtins.str
-    """User of the run."""
+    """The run's user."""
     run_id: _builtins.str
     """Run ID."""
     call_id: _builtins.str
@@ -148,17 +148,17 @@ class AuditEntry(_message.Message):
     results without a lease.
     """
     prev_hash: _builtins.str
-    """Hash of the previous entry; empty for the first."""
+    """Hash of the previous entry; empty for the first page."""
     hash: _builtins.str
     """SHA-256, in hex, of this entry."""
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown, and for RULE."""
     delegate_user_id: _builtins.str
-    """User of the delegate that started the run for `user_id`, if any."""
+    """User ID of the delegate that started the run for `user_id`, if any."""
     by_credential_id: _builtins.str
     """ID of the credential of `by_user_id`; empty if unknown."""
     by_delegate_user_id: _builtins.str
-    """User of the delegate that acted for `by_user_id`, if any."""
+    """User ID of the delegate that acted for `by_user_id`, if any."""
     agent_name: _builtins.str
     """Agent of the run, `default` if it named none. Empty for RULE and for late results of workers."""
     @_builtins.property
@@ -228,7 +228,7 @@ class ListAuditRequest(_message.Message):
     page_size: _builtins.int
     """Entries per page, 1 to 1000; default 100."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     agent_name: _builtins.str
     """Only entries of runs of this agent."""
     @_builtins.property
@@ -263,14 +263,14 @@ Global___ListAuditRequest: _TypeAlias = ListAuditRequest  # noqa: Y015
 
 @_typing.final
 class ListAuditResponse(_message.Message):
-    """Response of ListAudit."""
+    """Response from ListAudit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
         """Entries, newest first."""
@@ -319,7 +319,7 @@ Global___VerifyAuditRequest: _TypeAlias = VerifyAuditRequest  # noqa: Y015
 
 @_typing.final
 class VerifyAuditResponse(_message.Message):
-    """Response of VerifyAudit."""
+    """Response from VerifyAudit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -370,7 +370,7 @@ class AuditProblem(_message.Message):
     HEAD_MISMATCH: it is not the entry at the recorded end, or the one known from elsewhere.
     """
     explanation: _builtins.str
-    """Explanation for people."""
+    """Human-readable explanation."""
     def __init__(
         self,
         *,
@@ -398,9 +398,9 @@ class GetToolAnalyticsRequest(_message.Message):
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     BY_AGENT_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Only this tool; empty for all."""
+    """Only this tool; empty means all."""
     agent_name: _builtins.str
-    """Only runs of this agent; empty for all."""
+    """Only runs of this agent; empty means all."""
     by_agent: _builtins.bool
     """Return separate figures for each agent."""
     @_builtins.property
@@ -430,7 +430,7 @@ Global___GetToolAnalyticsRequest: _TypeAlias = GetToolAnalyticsRequest  # noqa: 
 
 @_typing.final
 class GetToolAnalyticsResponse(_message.Message):
-    """Response of GetToolAnalytics."""
+    """Response from GetToolAnalytics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AuditServiceStub(object):
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
-    operator or admin; the store comes from the credential.
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
+    or admin role; the store comes from the credential.
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
     and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
@@ -59,8 +59,8 @@ class AuditServiceStub(object):
 
 
 class AuditServiceServicer(object):
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
-    operator or admin; the store comes from the credential.
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
+    or admin role; the store comes from the credential.
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
     and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
@@ -130,8 +130,8 @@ def add_AuditServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AuditService(object):
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
-    operator or admin; the store comes from the credential.
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
+    or admin role; the store comes from the credential.
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
     and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,

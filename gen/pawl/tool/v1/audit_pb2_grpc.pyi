@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AuditServiceStub:
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
-    operator or admin; the store comes from the credential.
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
+    or admin role; the store comes from the credential.
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
     and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
@@ -66,8 +66,8 @@ class AuditServiceStub:
 
 @_typing.type_check_only
 class AuditServiceAsyncStub(AuditServiceStub):
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
-    operator or admin; the store comes from the credential.
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
+    or admin role; the store comes from the credential.
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
     and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
@@ -101,8 +101,8 @@ class AuditServiceAsyncStub(AuditServiceStub):
     """
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
-    operator or admin; the store comes from the credential.
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
+    or admin role; the store comes from the credential.
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
     and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,

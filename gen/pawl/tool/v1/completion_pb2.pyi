@@ -50,7 +50,7 @@ Global___CompleteCallRequest: _TypeAlias = CompleteCallRequest  # noqa: Y015
 
 @_typing.final
 class CompleteCallResponse(_message.Message):
-    """Response of CompleteCall."""
+    """Response from CompleteCall."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

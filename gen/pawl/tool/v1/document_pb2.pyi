@@ -111,7 +111,7 @@ class PutDocumentRequest(_message.Message):
     text: _builtins.str
     """The complete text, at most 1 MiB in UTF-8, without NUL."""
     language: _builtins.str
-    """Language of the search index; default simple, which indexes words unchanged. As Document.language."""
+    """Language of the search index; default simple, which indexes words unchanged. See Document.language."""
     def __init__(
         self,
         *,
@@ -130,7 +130,7 @@ Global___PutDocumentRequest: _TypeAlias = PutDocumentRequest  # noqa: Y015
 
 @_typing.final
 class PutDocumentResponse(_message.Message):
-    """Response of PutDocument."""
+    """Response from PutDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,7 +184,7 @@ Global___DeleteDocumentRequest: _TypeAlias = DeleteDocumentRequest  # noqa: Y015
 
 @_typing.final
 class DeleteDocumentResponse(_message.Message):
-    """Response of DeleteDocument."""
+    """Response from DeleteDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,7 +210,7 @@ class ListDocumentsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -227,14 +227,14 @@ Global___ListDocumentsRequest: _TypeAlias = ListDocumentsRequest  # noqa: Y015
 
 @_typing.final
 class ListDocumentsResponse(_message.Message):
-    """Response of ListDocuments."""
+    """Response from ListDocuments."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
         """Documents by name; for the same name, that of the store first."""
@@ -281,7 +281,7 @@ Global___GetDocumentRequest: _TypeAlias = GetDocumentRequest  # noqa: Y015
 
 @_typing.final
 class GetDocumentResponse(_message.Message):
-    """Response of GetDocument."""
+    """Response from GetDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -28,7 +28,7 @@ if _version_not_supported:
 class DocumentServiceStub(object):
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
-    role admin. A user's own documents are invisible to others.
+    admin role. A user's own documents are invisible to others.
     """
 
     def __init__(self, channel):
@@ -62,7 +62,7 @@ class DocumentServiceStub(object):
 class DocumentServiceServicer(object):
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
-    role admin. A user's own documents are invisible to others.
+    admin role. A user's own documents are invisible to others.
     """
 
     def PutDocument(self, request, context):
@@ -145,7 +145,7 @@ def add_DocumentServiceServicer_to_server(servicer, server):
 class DocumentService(object):
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
-    role admin. A user's own documents are invisible to others.
+    admin role. A user's own documents are invisible to others.
     """
 
     @staticmethod

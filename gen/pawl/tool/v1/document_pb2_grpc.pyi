@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class DocumentServiceStub:
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
-    role admin. A user's own documents are invisible to others.
+    admin role. A user's own documents are invisible to others.
     """
 
     @_typing.overload
@@ -71,7 +71,7 @@ class DocumentServiceStub:
 class DocumentServiceAsyncStub(DocumentServiceStub):
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
-    role admin. A user's own documents are invisible to others.
+    admin role. A user's own documents are invisible to others.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -109,7 +109,7 @@ class DocumentServiceAsyncStub(DocumentServiceStub):
 class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
-    role admin. A user's own documents are invisible to others.
+    admin role. A user's own documents are invisible to others.
     """
 
     @_abc_1.abstractmethod

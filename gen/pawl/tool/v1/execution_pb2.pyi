@@ -132,19 +132,19 @@ class CallContext(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the run."""
+    """The run's user."""
     conversation_id: _builtins.str
-    """Conversation of the run."""
+    """The run's conversation."""
     run_id: _builtins.str
     """Run ID."""
     approvals_required: _builtins.int
-    """Number of different people who must approve each gated call; 0 means one. From 2 on, no rule can allow a
+    """Number of different users who must approve each gated call; 0 means one. From 2 on, no rule can allow a
     call instead.
     """
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User of the delegate that started the run, if any."""
+    """User ID of the delegate that started the run, if any."""
     agent_name: _builtins.str
     """Agent of the run, `default` if it named none. Required."""
     in_background: _builtins.bool
@@ -227,7 +227,7 @@ class ResolveToolsRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names; empty for all that the user may call."""
+        """Names; empty means all that the user may call."""
 
     @_builtins.property
     def pinned_versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -253,7 +253,7 @@ Global___ResolveToolsRequest: _TypeAlias = ResolveToolsRequest  # noqa: Y015
 
 @_typing.final
 class ResolveToolsResponse(_message.Message):
-    """Response of ResolveTools."""
+    """Response from ResolveTools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -311,7 +311,7 @@ Global___CheckOwnToolsRequest: _TypeAlias = CheckOwnToolsRequest  # noqa: Y015
 
 @_typing.final
 class CheckOwnToolsResponse(_message.Message):
-    """Response of CheckOwnTools."""
+    """Response from CheckOwnTools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -365,7 +365,7 @@ Global___CheckAnswerRequest: _TypeAlias = CheckAnswerRequest  # noqa: Y015
 
 @_typing.final
 class CheckAnswerResponse(_message.Message):
-    """Response of CheckAnswer: the answer is valid."""
+    """Response from CheckAnswer: the answer is valid."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -414,7 +414,7 @@ Global___CheckOutputRequest: _TypeAlias = CheckOutputRequest  # noqa: Y015
 
 @_typing.final
 class CheckOutputResponse(_message.Message):
-    """Response of CheckOutput."""
+    """Response from CheckOutput."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -476,7 +476,7 @@ Global___ReadDocumentRequest: _TypeAlias = ReadDocumentRequest  # noqa: Y015
 
 @_typing.final
 class ReadDocumentResponse(_message.Message):
-    """Response of ReadDocument."""
+    """Response from ReadDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -619,7 +619,7 @@ Global___ExecuteReads: _TypeAlias = ExecuteReads  # noqa: Y015
 
 @_typing.final
 class CheckCallsResponse(_message.Message):
-    """Response of CheckCalls."""
+    """Response from CheckCalls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -705,9 +705,9 @@ class RecordedDecision(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that decided; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User of the delegate that decided for `user_id`, if any."""
+    """User ID of the delegate that decided for `user_id`, if any."""
     definition_sha256: _builtins.str
-    """As PinnedTool.definition_sha256."""
+    """Same as PinnedTool.definition_sha256."""
     for_series: _builtins.bool
     """Whether it is about the series; each use is then audited with this call ID."""
     def __init__(
@@ -735,7 +735,7 @@ Global___RecordedDecision: _TypeAlias = RecordedDecision  # noqa: Y015
 
 @_typing.final
 class RecordDecisionsResponse(_message.Message):
-    """Response of RecordDecisions."""
+    """Response from RecordDecisions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -819,9 +819,9 @@ class RecordedResult(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that returned the result; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User of the delegate that returned it for `user_id`, if any."""
+    """User ID of the delegate that returned it for `user_id`, if any."""
     definition_sha256: _builtins.str
-    """As PinnedTool.definition_sha256."""
+    """Same as PinnedTool.definition_sha256."""
     def __init__(
         self,
         *,
@@ -848,7 +848,7 @@ Global___RecordedResult: _TypeAlias = RecordedResult  # noqa: Y015
 
 @_typing.final
 class RecordResultsResponse(_message.Message):
-    """Response of RecordResults."""
+    """Response from RecordResults."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -934,11 +934,11 @@ class Verdict(_message.Message):
     rule_id: _builtins.str
     """Rule that decided; empty if none did. An ALLOW rule has counted the call, once."""
     approvals_required: _builtins.int
-    """APPROVE: number of different people who must approve, from the tool definition; 0 means one."""
+    """APPROVE: number of different users who must approve, from the tool definition; 0 means one."""
     without_background: _builtins.bool
-    """As ToolDefinition.without_background."""
+    """Same as ToolDefinition.without_background."""
     async_timeout_seconds: _builtins.float
-    """As ToolDefinition.async_timeout_seconds."""
+    """Same as ToolDefinition.async_timeout_seconds."""
     series_digest: _builtins.str
     """APPROVE: digest to grant the series; empty if each iteration needs approval. RUN and DELEGATE: digest of
     the grant that covers the call and has counted it, once.
@@ -957,7 +957,7 @@ class Verdict(_message.Message):
 
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
-        """As ToolDefinition.reports."""
+        """Same as ToolDefinition.reports."""
 
     def __init__(
         self,
@@ -1105,7 +1105,7 @@ Global___Answer: _TypeAlias = Answer  # noqa: Y015
 
 @_typing.final
 class ExecuteToolResponse(_message.Message):
-    """Response of ExecuteTool: progress or the result."""
+    """Response from ExecuteTool: progress or the result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1146,7 +1146,7 @@ class ExecutionProgress(_message.Message):
     fraction: _builtins.float
     """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """Message for people, at most 1 KiB."""
+    """Human-readable message, at most 1 KiB."""
     def __init__(
         self,
         *,
@@ -1239,7 +1239,7 @@ Global___CancelExecutionRequest: _TypeAlias = CancelExecutionRequest  # noqa: Y0
 
 @_typing.final
 class CancelExecutionResponse(_message.Message):
-    """Response of CancelExecution."""
+    """Response from CancelExecution."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -186,8 +186,8 @@ class Rule(_message.Message):
     revoke_user_id: _builtins.str
     """User who revoked it. Output only."""
     call_id: _builtins.str
-    """Call of the caller whose approval led to the rule; empty for none. The call must have needed approval,
-    and match the tool name of the rule.
+    """Call of the caller whose approval led to the rule; empty if there is none. The call must have needed
+    approval, and match the tool name of the rule.
     """
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
@@ -245,7 +245,7 @@ class CreateRuleRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Idempotency key; empty for none."""
+    """Optional idempotency key."""
     @_builtins.property
     def rule(self) -> Global___Rule:
         """The new rule."""
@@ -266,7 +266,7 @@ Global___CreateRuleRequest: _TypeAlias = CreateRuleRequest  # noqa: Y015
 
 @_typing.final
 class CreateRuleResponse(_message.Message):
-    """Response of CreateRule."""
+    """Response from CreateRule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -312,7 +312,7 @@ Global___RevokeRuleRequest: _TypeAlias = RevokeRuleRequest  # noqa: Y015
 
 @_typing.final
 class RevokeRuleResponse(_message.Message):
-    """Response of RevokeRule."""
+    """Response from RevokeRule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -347,11 +347,11 @@ class ListRulesRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     include_ended: _builtins.bool
     """Include revoked, expired and used up rules."""
     all_users: _builtins.bool
-    """Include the rules of all users of the store; requires the role admin."""
+    """Include the rules of all the store's users; requires the admin role."""
     def __init__(
         self,
         *,
@@ -370,14 +370,14 @@ Global___ListRulesRequest: _TypeAlias = ListRulesRequest  # noqa: Y015
 
 @_typing.final
 class ListRulesResponse(_message.Message):
-    """Response of ListRules."""
+    """Response from ListRules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RULES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rule]:
         """The rules."""

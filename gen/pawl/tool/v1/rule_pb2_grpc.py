@@ -32,8 +32,8 @@ class RuleServiceStub(object):
     category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
-    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
+    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
     """
 
@@ -67,8 +67,8 @@ class RuleServiceServicer(object):
     category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
-    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
+    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
     """
 
@@ -148,8 +148,8 @@ class RuleService(object):
     category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
-    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
+    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
     """
 

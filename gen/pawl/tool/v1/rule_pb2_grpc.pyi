@@ -33,8 +33,8 @@ class RuleServiceStub:
     category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
-    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
+    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
     """
 
@@ -82,8 +82,8 @@ class RuleServiceAsyncStub(RuleServiceStub):
     category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
-    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
+    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
     """
 
@@ -127,8 +127,8 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
     category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
-    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
+    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
     """
 

@@ -128,7 +128,7 @@ class SourceToolPolicy(_message.Message):
     effect_class: _call_pb2.EffectClass.ValueType
     """Effect class; default AT_MOST_ONCE. RECONCILABLE is not possible."""
     timeout_seconds: _builtins.float
-    """Timeout in seconds, as ToolDefinition.timeout_seconds."""
+    """Timeout in seconds; see ToolDefinition.timeout_seconds."""
     excluded: _builtins.bool
     """Do not register the tool."""
     bulk_count: _builtins.str
@@ -137,14 +137,14 @@ class SourceToolPolicy(_message.Message):
     depth.
     """
     without_background: _builtins.bool
-    """As ToolDefinition.without_background."""
+    """Same as ToolDefinition.without_background."""
     async_timeout_seconds: _builtins.float
-    """Background timeout in seconds, as ToolDefinition.async_timeout_seconds."""
+    """Background timeout in seconds; see ToolDefinition.async_timeout_seconds."""
     permits_grants: _builtins.bool
-    """As ToolDefinition.permits_grants."""
+    """Same as ToolDefinition.permits_grants."""
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
-        """Default reports of its jobs, as ToolDefinition.reports."""
+        """Default reports of its jobs; see ToolDefinition.reports."""
 
     def __init__(
         self,
@@ -430,7 +430,7 @@ class OpenApiConfig(_message.Message):
 
     @_builtins.property
     def operation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """IDs of the operations to use; empty for all. At most 200."""
+        """IDs of the operations to use; empty means all. At most 200."""
 
     def __init__(
         self,
@@ -512,9 +512,11 @@ class HttpEndpointConfig(_message.Message):
     description: _builtins.str
     """Description for the model, 1 to 4096 bytes."""
     arguments_schema_json: _builtins.bytes
-    """JSON Schema of the arguments, as ToolDefinition.arguments_schema_json."""
+    """JSON Schema of the arguments; see ToolDefinition.arguments_schema_json."""
     idempotency_header: _builtins.str
-    """Header that carries the idempotency key; empty for none. Required for the effect class IDEMPOTENT."""
+    """Header that carries the idempotency key; empty if there is none. Required for the effect class
+    IDEMPOTENT.
+    """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Headers of every request."""
@@ -656,7 +658,7 @@ Global___AddSourceRequest: _TypeAlias = AddSourceRequest  # noqa: Y015
 
 @_typing.final
 class AddSourceResponse(_message.Message):
-    """Response of AddSource."""
+    """Response from AddSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -695,7 +697,7 @@ class LeftOutTool(_message.Message):
     name: _builtins.str
     """The source's name of the tool."""
     reason: _builtins.str
-    """Reason for people."""
+    """Human-readable reason."""
     def __init__(
         self,
         *,
@@ -734,7 +736,7 @@ Global___RemoveSourceRequest: _TypeAlias = RemoveSourceRequest  # noqa: Y015
 
 @_typing.final
 class RemoveSourceResponse(_message.Message):
-    """Response of RemoveSource."""
+    """Response from RemoveSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -768,7 +770,7 @@ Global___ListSourcesRequest: _TypeAlias = ListSourcesRequest  # noqa: Y015
 
 @_typing.final
 class ListSourcesResponse(_message.Message):
-    """Response of ListSources. A store can have 50 sources."""
+    """Response from ListSources. A store can have 50 sources."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -814,7 +816,7 @@ Global___CheckSourceRequest: _TypeAlias = CheckSourceRequest  # noqa: Y015
 
 @_typing.final
 class CheckSourceResponse(_message.Message):
-    """Response of CheckSource."""
+    """Response from CheckSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -880,7 +882,7 @@ Global___ApproveSourceRequest: _TypeAlias = ApproveSourceRequest  # noqa: Y015
 
 @_typing.final
 class ApproveSourceResponse(_message.Message):
-    """Response of ApproveSource."""
+    """Response from ApproveSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

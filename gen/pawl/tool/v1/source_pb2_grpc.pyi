@@ -28,9 +28,9 @@ GRPC_VERSION: str
 
 class SourceServiceStub:
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading requires the role admin or operator (every user can see the tools with
-    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
-    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    from the credential. Reading requires the admin or operator role (every user can see the tools with
+    ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
+    require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
     Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
@@ -92,9 +92,9 @@ class SourceServiceStub:
 @_typing.type_check_only
 class SourceServiceAsyncStub(SourceServiceStub):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading requires the role admin or operator (every user can see the tools with
-    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
-    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    from the credential. Reading requires the admin or operator role (every user can see the tools with
+    ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
+    require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
     Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
@@ -152,9 +152,9 @@ class SourceServiceAsyncStub(SourceServiceStub):
 
 class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading requires the role admin or operator (every user can see the tools with
-    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
-    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    from the credential. Reading requires the admin or operator role (every user can see the tools with
+    ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
+    require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
     Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a

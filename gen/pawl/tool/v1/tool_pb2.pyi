@@ -84,7 +84,7 @@ class ToolDefinition(_message.Message):
     that involve questions to the user are not cached.
     """
     approvals_required: _builtins.int
-    """Number of different people who must approve a gated call, 0 to 5; 0 means one. From 2 on, the user who
+    """Number of different users who must approve a gated call, 0 to 5; 0 means one. From 2 on, the user who
     started or steered the run cannot approve. Not for HUMAN tools.
     """
     without_background: _builtins.bool
@@ -105,11 +105,11 @@ class ToolDefinition(_message.Message):
 
     @_builtins.property
     def allowed_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who may call it; empty for all of the store."""
+        """Users who may call it; empty means all of the store."""
 
     @_builtins.property
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The user must have one of these roles; empty for any."""
+        """The user must have one of these roles; empty means any."""
 
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
@@ -251,7 +251,7 @@ Global___RegisterToolRequest: _TypeAlias = RegisterToolRequest  # noqa: Y015
 
 @_typing.final
 class RegisterToolResponse(_message.Message):
-    """Response of RegisterTool."""
+    """Response from RegisterTool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -297,7 +297,7 @@ Global___UnregisterToolRequest: _TypeAlias = UnregisterToolRequest  # noqa: Y015
 
 @_typing.final
 class UnregisterToolResponse(_message.Message):
-    """Response of UnregisterTool."""
+    """Response from UnregisterTool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -340,7 +340,7 @@ Global___GetToolRequest: _TypeAlias = GetToolRequest  # noqa: Y015
 
 @_typing.final
 class GetToolResponse(_message.Message):
-    """Response of GetTool."""
+    """Response from GetTool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -373,7 +373,7 @@ class ListToolsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -390,14 +390,14 @@ Global___ListToolsRequest: _TypeAlias = ListToolsRequest  # noqa: Y015
 
 @_typing.final
 class ListToolsResponse(_message.Message):
-    """Response of ListTools."""
+    """Response from ListTools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
         """Current versions of the tools."""

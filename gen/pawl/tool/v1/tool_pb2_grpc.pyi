@@ -40,7 +40,7 @@ class ToolServiceStub:
     """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
     Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
 
-    Requires the role member or admin, or no role at all. A tool can be replaced by its creator or an admin.
+    Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
     Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
     one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
 
@@ -85,7 +85,7 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
     Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
 
-    Requires the role member or admin, or no role at all. A tool can be replaced by its creator or an admin.
+    Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
     Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
     one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
 
@@ -133,7 +133,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
         Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
 
-        Requires the role member or admin, or no role at all. A tool can be replaced by its creator or an admin.
+        Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
         Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
         one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
 

@@ -279,7 +279,7 @@ class WorkerProgress(_message.Message):
     fraction: _builtins.float
     """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """Message for people; cut to 1 KiB."""
+    """Human-readable message; cut to 1 KiB."""
     def __init__(
         self,
         *,
@@ -517,9 +517,9 @@ class Invocation(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the run."""
+    """The run's user."""
     conversation_id: _builtins.str
-    """Conversation of the run."""
+    """The run's conversation."""
     run_id: _builtins.str
     """Run ID."""
     tool_name: _builtins.str

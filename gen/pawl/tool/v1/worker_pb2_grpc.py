@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
-    worker or admin.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
+    worker or admin role.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
-    worker or admin.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
+    worker or admin role.
     """
 
     def AttachWorker(self, request_iterator, context):
@@ -102,8 +102,8 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
-    worker or admin.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
+    worker or admin role.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
-    worker or admin.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
+    worker or admin role.
     """
 
     @_typing.overload
@@ -71,8 +71,8 @@ class WorkerServiceStub:
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
-    worker or admin.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
+    worker or admin role.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -111,8 +111,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
-    worker or admin.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
+    worker or admin role.
     """
 
     @_abc_1.abstractmethod
