@@ -33,11 +33,11 @@ _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """What happened to a tool whose call was ended from outside."""
+    """What happened to a tool after its call was ended from outside."""
 
     NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"
-    # It runs elsewhere; whether it stops is unknown.
+    # It runs elsewhere, and whether it stops is unknown.
     ASKED_TO_STOP = "ASKED_TO_STOP"
     STILL_RUNNING = "STILL_RUNNING"
 
@@ -66,12 +66,12 @@ def too_large_text(definition: ToolDefinition, count: int) -> str:
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
-    """Return the error for an exception of this type. Its text is not meant for the model."""
+    """Return the error text for an exception of this type. The exception's own text is not meant for the model."""
     return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return a suffix for tools that were interrupted."""
+    """Return a suffix for errors of interrupted tools."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 
@@ -85,8 +85,8 @@ def of_error(
 ) -> ExecutionResult:
     """Return the result of a tool that raised an exception.
 
-    Only the text of a ToolError reaches the model. Of other exceptions it sees the type, because their texts can
-    contain paths, queries and passwords. For the same reason the log gets only the type and the stack frames.
+    Only a ToolError's text reaches the model. For other exceptions, the model sees only the type, because their text
+    can contain paths, queries and passwords. For the same reason, only the type and the stack frames are logged.
     """
     if isinstance(error, OutcomeUnknown):
         return of_doubt(definition.name, seconds)
@@ -108,7 +108,7 @@ def of_error(
 def of_timeout(
     definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
 ) -> ExecutionResult:
-    """Return the result of a tool that timed out, perhaps because another tool held it up (`hindrance`)."""
+    """Return the result of a tool that timed out, possibly because another tool held it up (`hindrance`)."""
     match end:
         case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"
