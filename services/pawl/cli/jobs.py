@@ -1,4 +1,4 @@
-"""`pawl jobs`: calls that run in the background."""
+"""Implements `pawl jobs`, for calls that run in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that run a program of a service or open the console; they use more than the public API."""
+"""Implements commands that run a service's program or open the console. They use more than the public API."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def bootstrap(
         typer.Option("--database-url", help="Default: PAWL_DATABASE_URL, or the database of the data folder."),
     ] = None,
 ) -> None:
-    """Create the first key of the deployment, which creates all others. Requires access to the database.
+    """Create the deployment's first key, which can create all other keys. Requires access to the database.
 
-    Prints the secret alone on standard output. If the deployment already has a key, it creates none.
+    Prints only the secret to standard output. If the deployment already has a key, no key is created.
     """
     flags: Flags = context.obj
     if database_url is not None:
@@ -78,7 +78,7 @@ async def console(
     *,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the link instead of opening it.")] = False,
 ) -> None:
-    """Open the console in your browser, logged in. The link works once, for two minutes, on this machine."""
+    """Open the console in your browser, logged in. The link works only once, within two minutes, on this machine."""
     found = read_endpoints(target.data)
     gateways = [replica.http for replica in (found.services.get("gateway", []) if found else []) if replica.ready]
     if found is None or not gateways:
