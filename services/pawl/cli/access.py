@@ -336,7 +336,7 @@ async def whoami(
     limits: Annotated[bool, typer.Option("--limits", help="Also show the limits of runs and their maximums.")] = False,
     json: Json = False,
 ) -> None:
-    """Show your identity, your permissions and the features of the deployment."""
+    """Show your identity, your permissions and the deployment's features."""
     found = await target.whoami()
     caller, deployment = found.caller, found.deployment
     where = f"of the store {caller.store_id}" if caller.store_id else "of the deployment"

@@ -110,8 +110,8 @@ def verb(
     `output` is a sentence that may contain request fields, or a function that returns lines. If the response has a
     secret, only the secret goes to standard output. `confirmation` is a question to ask first. `narrows` refuses an
     empty value, which would mean all. At least one of the options in `needs` is required. `before` fills in a request
-    from its names before the options are applied to it. The exit code is 0 if `succeeded`
-    returns true for the response, otherwise 1.
+    from its names before the options are applied to it. The exit code is 0 if `succeeded` returns true for the
+    response, and 1 otherwise.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:

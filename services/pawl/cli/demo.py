@@ -74,7 +74,7 @@ def demo(
     """Play a conversation, including a crash.
 
     Starts its own suite in a temporary folder on free ports, plays the conversation, and verifies the outcome from the
-    ledger. Exit code 0 if every check passes.
+    ledger. The exit code is 0 if every check passes.
     """
     folder = Path(tempfile.mkdtemp(prefix="pawl-demo-"))
     code = EXIT_UNSUCCESSFUL

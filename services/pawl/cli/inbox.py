@@ -42,7 +42,7 @@ async def inbox(
 ) -> None:
     """Show what waits for you, across all runs, and decide.
 
-    Without a terminal, or with --list, it only shows.
+    If there is no terminal, or with --list, it only lists items.
     """
     scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
     wanted = agent_pb2.PendingFilter(scope=scope)
@@ -59,7 +59,7 @@ async def inbox(
 
 
 class Reviewer:
-    """Presents pending items one by one. If there is no keyboard, it only shows them."""
+    """Presents pending items one by one. If there is no keyboard, it only lists items."""
 
     def __init__(self, target: AsyncClient, console: Console, keyboard: LineReader | None) -> None:
         self._target = target

@@ -134,10 +134,10 @@ async def undo(
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
     yes: Yes = False,
 ) -> int:
-    """Undo the effects of a run, last first.
+    """Undo a run's effects, most recent first.
 
-    Shows what can and cannot be undone, then undoes it and reports. Undo calls that need approval wait for it. Exit
-    code 0 if everything that can be undone is undone.
+    Shows what can and cannot be undone, then undoes it and reports. Undo calls that need approval wait for it. The exit
+    code is 0 if everything that can be undone was undone.
     """
     found = await items(target, undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call))
     _show_undos(console, found)

@@ -100,7 +100,7 @@ async def run(
 ) -> int:
     """Start a run and watch it.
 
-    Exit code 0 if it completed, otherwise 1. Ctrl-C stops watching, not the run.
+    The exit code is 0 if the run completed, otherwise 1. Ctrl-C stops watching but does not stop the run.
     """
     options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort), without_background=no_background)
     if schema is not None:

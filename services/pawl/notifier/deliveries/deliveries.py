@@ -1,4 +1,4 @@
-"""Sends due deliveries to their receivers."""
+"""Sends deliveries to their receivers when they are due."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 TITLE_CHARACTERS_MAX: Final = 200
 # Counts as the host of every e-mail, alongside the webhooks' hosts, because one server sends all e-mail.
 EMAIL_HOST: Final = "mailto:"
-# E-mails per user. Any more wait.
+# Maximum number of e-mails per user. Any more have to wait.
 EMAILS_MAX_AN_HOUR: Final = 60
 _EMAIL_PAUSE: Final = timedelta(minutes=5)
 # Type of an e-mail with a confirmation code.
@@ -144,7 +144,7 @@ class Outcome:
 
     @property
     def is_gone(self) -> bool:
-        """True if the receiver asks for the channel to be ended."""
+        """True if the receiver asks for the channel to be disabled."""
         return self.status == _GONE
 
     @property
@@ -312,7 +312,7 @@ def body_of(draft: Draft, public_url: str = "") -> str:
 
 
 def body_of_own(kind: str, inbox: Inbox, channel_id: ChannelId, now: datetime) -> str:
-    """Return the body of a delivery without a notification: a TEST or a CODE."""
+    """Return the body of a delivery that has no notification: a TEST or a CODE."""
     return _body(kind, now, {"store_id": inbox.store_id, "user_id": inbox.user_id, "channel_id": channel_id})
 
 
@@ -337,7 +337,7 @@ def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnDelivery:
-    """A delivery without a notification: a TEST, or a CODE derived from `secret`."""
+    """A delivery that has no notification: a TEST, or a CODE derived from `secret`."""
 
     delivery_id: DeliveryId
     channel_id: ChannelId

@@ -215,7 +215,7 @@ class PostgresDeliveries(DatabaseAdapter):
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
         """Claim deliveries that are still due and should be sent now. No other process tries a claimed delivery.
 
-        The others are postponed or ended, as `plan` decides.
+        Other deliveries are postponed or ended, as `plan` decides.
         """
         by_id = {candidate.delivery_id: candidate for candidate in candidates}
         async with self._database.transaction() as connection:

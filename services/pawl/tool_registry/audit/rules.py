@@ -191,7 +191,7 @@ class Verifier:
         self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Check the next entry; returns the problem, if any."""
+        """Check the next entry; return the problem, if any."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(seq=expected, kind="GAP", explanation=f"entry {expected} is missing, {entry.seq} comes next")

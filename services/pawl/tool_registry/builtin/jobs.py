@@ -73,7 +73,7 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
 
 
 def state_of(run: run_pb2.Run) -> str:
-    """Return the name of a run's state, or the reason it waits."""
+    """Return the name of a run's state, or the reason why it is waiting."""
     if run_pb2.WAIT_KIND_APPROVAL in run.waits:
         return "AWAITING_APPROVAL"
     if run_pb2.WAIT_KIND_PAUSED in run.waits:

@@ -76,7 +76,7 @@ class BatchCheck:
         The checks of jobs in `started` that are still running have not been written yet.
 
         Raises:
-            DependencyUnavailable: The end of a call cannot be written.
+            DependencyUnavailable: A call's end cannot be written.
         """
         found = dict[CallId, ExecutionResult]()
         for call_id, job in jobs.items():

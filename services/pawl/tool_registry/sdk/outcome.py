@@ -43,7 +43,7 @@ class ToolEnd(StrEnum):
 
 
 def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
-    """Return the result of a tool that returned `value`."""
+    """Return the result for a tool that returned `value`."""
     inverse, given = (value.inverse, value.value) if isinstance(value, Reversible) else (None, value)
     try:
         content = dumps_canonical(without(secrets, plain(given)))
@@ -83,7 +83,7 @@ def _inverse(inverse: Inverse, secrets: Collection[str]) -> InverseCall:
 def of_error(
     definition: ToolDefinition, error: BaseException, *, secrets: Collection[str], seconds: float
 ) -> ExecutionResult:
-    """Return the result of a tool that raised an exception.
+    """Return the result for a tool that raised an exception.
 
     Only a ToolError's text reaches the model. For other exceptions, the model sees only the type, because their text
     can contain paths, queries and passwords. For the same reason, only the type and the stack frames are logged.
@@ -108,7 +108,7 @@ def of_error(
 def of_timeout(
     definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
 ) -> ExecutionResult:
-    """Return the result of a tool that timed out, possibly because another tool held it up (`hindrance`)."""
+    """Return the result for a tool that timed out, possibly because another tool held it up (`hindrance`)."""
     match end:
         case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"
@@ -121,13 +121,13 @@ def of_timeout(
 
 
 def of_uncompleted(definition: ToolDefinition, seconds: float = 0.0) -> ExecutionResult:
-    """Return the result of a call that was not completed in time."""
+    """Return the result for a call that was not completed in time."""
     message = f"{definition.name} returned, but the call was not completed in time{doubt(definition)}"
     return ended_badly(Outcome.FAILED, NOT_COMPLETED, message, seconds)
 
 
 def of_unstarted(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
-    """Return the result of a call that ended before its tool started."""
+    """Return the result for a call that ended before its tool started."""
     message = f"{definition.name} was not started, because {why}: it was never sent and had no effect. Call it again"
     return ended_badly(Outcome.FAILED, reason, message, seconds)
 
@@ -147,7 +147,7 @@ def _late_effect(definition: ToolDefinition) -> str:
 
 
 def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:
-    """Return the result of a call whose outcome is unknown."""
+    """Return the result for a call whose outcome is unknown."""
     return ended_badly(
         Outcome.UNKNOWN,
         "OUTCOME_UNKNOWN",

@@ -17,7 +17,7 @@ from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
-# Maximum size of the JSON arguments of an undo call.
+# Maximum size of an undo call's JSON arguments.
 UNDO_BYTES_MAX: Final = 64 * 1024
 LISTED_MAX: Final = 500
 

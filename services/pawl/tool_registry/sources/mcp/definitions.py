@@ -39,7 +39,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-# A tool as described by its server, as JSON.
+# A tool as its server describes it, in JSON.
 Described: TypeAlias = Mapping[str, Any]
 
 

@@ -134,7 +134,10 @@ class WorkerLink:
 async def keep_checkpoint(
     repository: PostgresWorkerRepository, retry: Retry, link: WorkerLink, report: pb.WorkerCheckpoint
 ) -> None:
-    """Store a checkpoint of a call that the worker holds, and send a receipt. Raises as `Retry.until_answered` does."""
+    """Store a checkpoint of a call that the worker holds, and send a receipt.
+
+    Raises the same errors as `Retry.until_answered`.
+    """
     worker, call_id, epoch = link.worker.key, CallId(report.call_id), report.lease_epoch
     content = checkpoint_content(report.content_json)
     kept = bool(content) and await retry.until_answered(
