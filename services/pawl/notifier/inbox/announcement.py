@@ -167,7 +167,7 @@ def _request(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind,
     call = event.call_changed.call
     expire_time = call.deadline_time.ToDatetime(tzinfo=UTC) if call.HasField("deadline_time") else None
     body = _body(call.approval.preview or call.approval.cause, undecided(expire_time))
-    # Each user gets a separate notification about the event.
+    # Each user receives a separate notification about the event.
     own_id = notification_id(EventId(f"{event.event_id}/{user_id}"))
     return replace(_draft(event, user_id, kind, title, body), notification_id=own_id, call_id=CallId(call.call_id))
 

@@ -42,7 +42,7 @@ REPORT_SECONDS_MIN: Final = 0.5
 REPORT_SECONDS_MAX: Final = 365 * 86_400.0
 APPROVALS_MAX: Final = 5
 
-# One dot separates a source from its tool. Such names may be one character shorter at most, because models see the dot
+# One dot separates a source from its tool. The longest such name is one character shorter, because models see the dot
 # as two underscores.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 # Tab, line feed and carriage return are allowed in text; other control characters are not.
@@ -150,7 +150,7 @@ def check_definition(definition: ToolDefinition) -> None:
     """Validate every field except the schema, which `rules.schema` checks.
 
     Raises:
-        InvalidField: metadata `field` names the first invalid field.
+        InvalidField: the `field` metadata names the first invalid field.
     """
     require(
         can_exist(definition.name),

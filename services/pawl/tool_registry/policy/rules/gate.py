@@ -85,7 +85,7 @@ class Rate:
 
 @dataclass(eq=False)
 class Exceeded(Exception):
-    """A rate limit is exhausted; a call may start again after `wait_seconds`."""
+    """A rate limit is exhausted. A call may start after `wait_seconds`."""
 
     rate: Rate
     wait_seconds: float

@@ -288,7 +288,7 @@ def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
     Raises:
-        InvalidField: metadata `field` names the first invalid field.
+        InvalidField: the `field` metadata names the first invalid field.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)

@@ -2,7 +2,7 @@
 
 A row holds the time at which its rate would be fully available again. A call advances it by the interval of one call,
 unless that would put it more than a minute ahead. A row that is already further ahead was written before the clock was
-set back, and counts as unused.
+set back and counts as unused.
 """
 
 from __future__ import annotations

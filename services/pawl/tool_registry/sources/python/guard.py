@@ -96,7 +96,7 @@ class Guard:
         return ""
 
     def end(self, *, grace_seconds: float = 0.0) -> int:
-        """Kill the child and all descendants, after an optional SIGTERM; return the child's status."""
+        """Kill the child and all its descendants, after an optional SIGTERM; return the child's status."""
         started = time.monotonic()
         if not self._child:
             return 0
