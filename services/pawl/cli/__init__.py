@@ -1,4 +1,4 @@
-"""The `pawl` command line: a client of the public API, built on `pawl.client` like any other program."""
+"""Implements the `pawl` command line, a client of the public API built on `pawl.client` like any other program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     """Run the command line. Ctrl-C exits quietly, even during imports."""
-    # gRPC logs every failed connection to stderr, also in services started here. The lines are not JSON, and any
+    # gRPC logs every failed connection to stderr, including in services started here. The lines are not JSON, and any
     # client can cause them. gRPC reads the variable on import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:

@@ -1,4 +1,4 @@
-"""The program `pawl`."""
+"""Entry point of the `pawl` program."""
 
 from __future__ import annotations
 

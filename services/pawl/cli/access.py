@@ -1,4 +1,4 @@
-"""`pawl rules`, `keys`, `audit` and `whoami`: approval rules, API keys and the audit chain."""
+"""Implements `pawl rules`, `keys`, `audit` and `whoami`: approval rules, API keys and the audit chain."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ async def verify(
 ) -> int:
     """Verify the whole audit chain.
 
-    Prints the head of the chain. Keep it where nobody with write access to the database can change it, and give it as
+    Prints the head of the chain. Keep it where no one with write access to the database can change it, and pass it as
     --known-head next time.
     """
     request, last = audit_pb2.VerifyAuditRequest(), audit_pb2.VerifyAuditResponse()
@@ -336,7 +336,7 @@ async def whoami(
 ) -> None:
     """Show your identity and permissions.
 
-    Also shows the features of the deployment.
+    Also shows the deployment's features.
     """
     found = await target.whoami()
     caller, deployment = found.caller, found.deployment

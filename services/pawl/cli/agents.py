@@ -1,4 +1,4 @@
-"""`pawl agents` and `pawl apply`: manage the agents of a store, also from files."""
+"""Implements `pawl agents` and `pawl apply`, which manage a store's agents, directly or from files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WARNING: Final = "  warning: "
 # Delays between attempts to save the agents of PAWL_AGENTS.
 _RETRY_DELAYS_SECONDS: Final = (2.0, 5.0, 10.0, 20.0, 23.0)
 _ENDINGS: Final = (".yaml", ".yml", ".json")
-# Defaults of options, which are left out.
+# Default values of options, which are left out of the output.
 _DEFAULTS: Final = frozenset(
     {
         *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
@@ -140,7 +140,8 @@ async def apply(
 ) -> None:
     """Save the agents in files, and show the changes.
 
-    A file is YAML or JSON, with one agent or several separated by ---. Agents in no file remain unchanged.
+    A file is YAML or JSON, with one agent or several separated by ---. Agents that are not in any file remain
+    unchanged.
     """
     async for line in changes(target, read(file), dry_run=dry_run, draft=draft):
         say(console, wording.clean(line))
@@ -153,8 +154,8 @@ async def changes(
     dry_run: bool = False,
     draft: bool = False,
 ) -> AsyncIterator[str]:
-    """Save agents or drafts, delegates first; yield lines that describe the changes."""
-    # Drafts can only delegate to agents of the store.
+    """Save agents or drafts, delegates first, and yield lines that describe the changes."""
+    # Drafts can delegate only to the store's agents.
     known = frozenset[str]() if draft else {definition.name for definition in definitions}
     for definition in sorted_by_delegation(definitions):
         name = f"{DRAFT if draft else ''}{definition.name}"
@@ -182,9 +183,9 @@ async def changes(
 
 
 async def apply_folder(options: SuiteOptions) -> None:
-    """Save the agents of PAWL_AGENTS in a suite that has just started, and print the changes.
+    """Save the agents in PAWL_AGENTS to a suite that has just started, and print the changes.
 
-    Errors are printed and retried for a minute, because workers and sources may add tools in that time.
+    On errors, prints them and retries for a minute, because workers and sources may add tools in that time.
     """
     printed = set[str]()
     for wait_seconds in _RETRY_DELAYS_SECONDS if options.agents else ():
@@ -245,7 +246,7 @@ def sorted_by_delegation(definitions: Sequence[agent_pb2.AgentDefinition]) -> li
 
 
 def to_yaml(agent: agent_pb2.AgentVersion) -> str:
-    """Return an agent as YAML, with its selected tools as comments."""
+    """Return an agent as YAML, with its selected tools in comments."""
     fields = _without_defaults(MessageToDict(agent.definition, preserving_proto_field_name=True))
     asked = fields.get("options", {}).get("response_format", {})
     if "schema_json" in asked:
@@ -259,7 +260,7 @@ def to_yaml(agent: agent_pb2.AgentVersion) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys in a mapping. YAML would silently keep the last one."""
+    """Rejects duplicate keys in a mapping, because YAML would silently keep the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -311,7 +312,7 @@ def _definition(document: object) -> agent_pb2.AgentDefinition:
 
 
 def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
-    """Convert the response format's `schema` mapping to the bytes of the contract."""
+    """Convert the response format's `schema` mapping to the bytes that the contract expects."""
     options = document.get("options")
     asked = options.get("response_format") if isinstance(options, dict) else None
     if not isinstance(options, dict) or not isinstance(asked, dict) or "schema" not in asked:

@@ -1,4 +1,4 @@
-"""Turns what users type into decisions about calls."""
+"""Turns what users type into decisions on calls."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def choices(call: call_pb2.Call) -> str:
 
 
 def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
-    """Parse a line into a decision about `call`; `e` alone opens an editor.
+    """Parse a line into a decision on `call`. `e` by itself opens an editor.
 
-    Only the bare word approves. A reason or a text follows a colon, so the first word of a sentence never decides.
+    Only the bare word approves. A reason or other text must follow a colon, so the first word of a sentence never
+    counts as a decision.
 
     Raises:
         CommandError: the line is not a decision.
@@ -66,7 +67,7 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
 
 
 def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
-    """Parse a line into the result of a front-end call; text after `!` is an error for the model.
+    """Parse a line into the result of a front-end call. Text after `!` is an error for the model.
 
     Raises:
         CommandError: the line is not JSON.
@@ -101,11 +102,11 @@ def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
 def edit(
     call: call_pb2.Call, arguments: bytes, *, for_series: bool = False, series: call_pb2.Series | None = None
 ) -> types_pb2.CallDecision:
-    """Approve a call with other arguments; with `for_series` the whole series, or another series.
+    """Approve a call with different arguments. `for_series` approves the whole series, or a different one.
 
     Raises:
         CommandError: the arguments are not a JSON object.
-        InvalidField: the call has no series.
+        InvalidField: the call does not belong to a series.
     """
     object_of(arguments, "The new arguments")
     return decisions.edit(call, arguments, for_series=for_series, series=series)
@@ -120,7 +121,7 @@ def chosen(line: str, call: call_pb2.Call) -> str:
 
 
 def edit_in_editor(arguments: bytes) -> bytes:
-    """Open the arguments in $VISUAL or $EDITOR; return the edited text.
+    """Open the arguments in $VISUAL or $EDITOR, and return the edited text.
 
     Raises:
         CommandError: there is no editor, or it failed.

@@ -1,4 +1,4 @@
-"""`pawl chat`: a conversation over the Session stream."""
+"""Implements `pawl chat`: a conversation over the Session stream."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def chat(
 
 
 def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
-    """Return the tool that our front ends run."""
+    """Return the tool that Pawl's own front ends run."""
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def show_panel(
@@ -97,9 +97,9 @@ def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
 
 
 class Chat:
-    """One conversation on a terminal.
+    """A conversation on a terminal.
 
-    Reads lines while the model writes. A line is a command, or a decision about the first pending call, or a message.
+    Reads lines while the model writes. A line is a command, a decision on the first pending call, or a message.
     """
 
     def __init__(
@@ -125,17 +125,17 @@ class Chat:
         self._active: dict[str, None] = {}
         self._resumed: set[str] = set()
         self._pending: dict[str, call_pb2.Call] = {}
-        # Runs of agents that these runs delegate to. Only their calls are shown.
+        # Runs of the agents that these runs delegate to. Only their calls are shown.
         self._child_runs: set[str] = set()
         self._unattached: list[str] = []
         # Runs started without a message, so that the model can react to background results.
         self._model_turns: set[str] = set()
         # Their first events, held back until they have visible output.
         self._silent_turns: dict[str, list[event_pb2.RunEvent]] = {}
-        # Runs from here on are shown, even if they have ended before the next poll.
+        # Runs from this point on are shown, even if they end before the next poll.
         self._first_run_id = ""
         self._following: asyncio.Task[None] | None = None
-        # Runs that wait for tokens or an operator; a message does not resume them.
+        # Runs that are waiting for tokens or an operator. A message does not resume them.
         self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
         self._changed = asyncio.Event()
@@ -206,7 +206,7 @@ class Chat:
         try:
             await asyncio.wait(tasks, timeout=_IDLE_SECONDS if self._prompt_due else None, return_when=FIRST_COMPLETED)
         finally:
-            # Cancel before the next await, so that no task takes an item that is then lost.
+            # Cancel before the next await, so that no task takes an item that would then be lost.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -238,11 +238,11 @@ class Chat:
         return await self._keyboard.line()
 
     def _wants_line(self) -> bool:
-        """Return whether nothing continues without input."""
+        """Return whether everything is waiting for input."""
         return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
 
     def _done(self) -> bool:
-        """Return whether to leave: on request, or when the input has ended and no run can continue without it."""
+        """Return whether to leave: on request, or once the input has ended and no run can continue without it."""
         return self._leaving or (self._input_over and self._wants_line())
 
     # Frames from the suite.

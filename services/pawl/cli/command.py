@@ -1,4 +1,4 @@
-"""Code shared by all commands: connecting to the suite, parsing values, printing and exit codes."""
+"""Contains code that all commands share: connecting to the suite, parsing values, printing and exit codes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from pawl.client import AsyncClient, forms
 from pawl.client.target import Service
 from pawl.errors import InvalidJson
 
-# The command ran, but its operation, or the run it watched, did not succeed.
+# The command ran, but its operation or the run it watched did not succeed.
 EXIT_UNSUCCESSFUL: Final = 1
-# The command could not run; standard error says why.
+# The command could not run. Standard error says why.
 EXIT_IMPOSSIBLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-# How long commands that follow something retry while no service answers.
+# How long commands that follow something keep retrying while no service responds.
 FOLLOW_SECONDS: Final = 30.0
 
-# The flags before the command: arguments of AsyncClient.
+# Flags before the command, as arguments of AsyncClient.
 Flags: TypeAlias = dict[str, Any]
 
 _JSON_BYTES_MAX: Final = 1024 * 1024
@@ -70,7 +70,7 @@ def command(*, service: Service = "agent") -> Callable[[Callable[..., Awaitable[
 
 
 def _option_names(context: typer.Context) -> dict[str, str]:
-    """Return the option or argument name as typed for each parameter: `--every`, or `run_id` as in the usage."""
+    """Return each parameter's option or argument name as users type it: `--every`, or `run_id` as in the usage."""
     return {each.name: each.opts[0] for each in context.command.params if each.name}
 
 
@@ -101,7 +101,7 @@ def _perform(
 
 
 def follows(target: AsyncClient) -> None:
-    """Let a command that follows something survive a restart of the suite. Other commands fail immediately."""
+    """Let a command that follows something survive a restart of the suite. All other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -109,7 +109,7 @@ def seconds_of(duration: str, parameter: str) -> int:
     """Parse a duration such as 30m, 2h or 7d into seconds.
 
     Raises:
-        CommandError: the duration is invalid; the error names the parameter.
+        CommandError: the duration is invalid. The error names the parameter.
     """
     match = _DURATION.fullmatch(duration)
     if match is None:
@@ -121,7 +121,7 @@ def time_of(text: str, parameter: str) -> Timestamp:
     """Parse a time such as `2026-01-31T09:00`, in the local time zone unless it has an offset.
 
     Raises:
-        CommandError: the time is invalid; the error names the parameter.
+        CommandError: the time is invalid. The error names the parameter.
     """
     moment = Timestamp()
     try:
@@ -135,7 +135,7 @@ def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[st
     """Parse key=value labels.
 
     Raises:
-        CommandError: a label has another form, or a key is repeated.
+        CommandError: a label does not have this form, or a key is repeated.
     """
     labels: dict[str, str] = {}
     for text in texts or ():
@@ -147,10 +147,10 @@ def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[st
 
 
 def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _JSON_BYTES_MAX) -> Any:
-    """Parse JSON; `what` names it in errors.
+    """Parse JSON. `what` names it in error messages.
 
     Raises:
-        CommandError: the text is not JSON; the message ends with the hint.
+        CommandError: the text is not JSON. The message ends with the hint.
     """
     try:
         return strict_json.loads(text.encode() if isinstance(text, str) else text, bytes_max=bytes_max)
@@ -159,7 +159,7 @@ def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _J
 
 
 def object_of(text: str | bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object; `what` names it in errors.
+    """Parse a JSON object. `what` names it in error messages.
 
     Raises:
         CommandError: the text is not a JSON object.
@@ -184,7 +184,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_file(path: Path, bytes_max: int = -1) -> bytes:
-    """Return the content of a file, or its first `bytes_max` bytes.
+    """Return a file's content, or its first `bytes_max` bytes.
 
     Raises:
         CommandError: the file cannot be read.
@@ -194,9 +194,9 @@ def read_file(path: Path, bytes_max: int = -1) -> bytes:
 
 
 def secret_of(given: str) -> str:
-    """Read a secret: `-` from standard input, `@FILE` from a file, otherwise the value itself.
+    """Read a secret: `-` reads from standard input, `@FILE` from a file; anything else is the secret itself.
 
-    All users of a machine can see the arguments of its programs.
+    Every user of a machine can see the arguments of the programs running on it.
 
     Raises:
         CommandError: the file cannot be read, or the secret is empty.
@@ -220,7 +220,7 @@ def confirm(question: str, *, yes: bool) -> bool:
     """Ask the user to confirm, unless `yes` is set.
 
     Raises:
-        CommandError: there is no terminal to ask on.
+        CommandError: there is no terminal on which to ask.
     """
     if yes:
         return True
@@ -240,12 +240,12 @@ def fail(
 _GAP: Final = 2
 _LAST_WIDTH_MIN: Final = 8
 _PART: Final = re.compile(r"\n|[^\S\n]+|\S+")
-# Longest word that is kept whole. Longer ones are links, or text in a script without spaces.
+# Longest word that is kept in one piece. Longer ones are links, or text in a script without spaces.
 _HELD_CELLS_MAX: Final = 30
 
 
 def say(console: Console, lines: str | Iterable[str], style: str = "") -> None:
-    """Print lines unbroken, so that they can be copied; the terminal wraps them."""
+    """Print lines without breaking them, so that they can be copied. The terminal wraps them."""
     for line in [lines] if isinstance(lines, str) else lines:
         console.print(line, style=style, markup=False, soft_wrap=True)
 
@@ -253,7 +253,7 @@ def say(console: Console, lines: str | Iterable[str], style: str = "") -> None:
 def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows as a table on a terminal, and as tab-separated lines elsewhere.
 
-    On a narrow terminal each cell gets its own line, so that no id is cut.
+    On a narrow terminal, each cell gets its own line, so that no id is truncated.
     """
     if not console.is_terminal:
         for row in rows:
@@ -277,7 +277,7 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 class WordWrap:
     """Wraps streamed text at word boundaries.
 
-    The last word is held back until it is complete, and spaces until a word follows them.
+    The last word is held back until it is complete, and spaces are held back until a word follows them.
     """
 
     def __init__(self, width: int) -> None:
@@ -287,7 +287,7 @@ class WordWrap:
         self._word = ""
 
     def take(self, text: str) -> str:
-        """Add a piece; return the text to print."""
+        """Add a piece of text, and return the text to print."""
         parts = _PART.findall(self._word + text)
         self._word = ""
         if parts and not parts[-1].isspace() and cell_len(parts[-1]) < _HELD_CELLS_MAX:
@@ -295,7 +295,7 @@ class WordWrap:
         return "".join(map(self._wrapped, parts))
 
     def flush(self) -> str:
-        """Return the text held back; the next piece starts a new line."""
+        """Return the text that was held back. The next piece starts a new line."""
         word, self._word = self._word, ""
         rest = self._wrapped(word) if word else ""
         self._column, self._blanks = 0, ""
@@ -320,9 +320,9 @@ class WordWrap:
 
 
 class LineReader:
-    """Reads a line only on request, so that an editor can use the keyboard in between.
+    """Reads a line only when asked to, so that an editor can use the keyboard in between.
 
-    A read of a terminal cannot be cancelled, so the thread ends only with the process.
+    Reading from a terminal cannot be cancelled, so the thread ends only when the process does.
     """
 
     def __init__(self, source: TextIO | None = None) -> None:
@@ -334,7 +334,7 @@ class LineReader:
         threading.Thread(target=self._read, name="keyboard", daemon=True).start()
 
     async def line(self) -> str | None:
-        """Return the next line without its line break; None at the end of the input.
+        """Return the next line without its line break; None at the end of input.
 
         Safe to cancel: the next caller gets the line.
         """

@@ -1,4 +1,4 @@
-"""Builds commands from the contract: the request defines the options, the response the output."""
+"""Builds commands from the contract: the request defines the options, and the response defines the output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pawl.client import AsyncClient
 from pawl.client.target import Service
 from pawl.comments.fields import COMMENTS
 
-# The stub of AsyncClient for each service, and its addresses.
+# Each service's stub in AsyncClient, and its addresses.
 _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.AgentService": ("agents", "agent"),
     "pawl.agent.v1.AgentRegistryService": ("agent_register", "agent"),
@@ -50,7 +50,7 @@ _METHODS: Final = {
 }
 # Terminals of this width also show conversation ids.
 _WIDE: Final = 120
-# Deadline of calls about tool sources, which can be slow to start.
+# Deadline for calls about tool sources, which can be slow to start.
 _SOURCE_SECONDS: Final = 90.0
 
 
@@ -58,8 +58,8 @@ _SOURCE_SECONDS: Final = 90.0
 class Option:
     """A parameter that fills the field at `path` of a request.
 
-    `help` replaces the comment of the field. `put` sets the value in a way other than the field's type suggests. An
-    option with a `constant` is a switch that sets the field to it. `excludes` names an earlier option that cannot be
+    `help` replaces the field's comment. `put` is for values that are not set as the field's type suggests. An option
+    with a `constant` is a switch that sets the field to that value. `excludes` names an earlier option that cannot be
     combined with this one.
     """
 
@@ -71,10 +71,10 @@ class Option:
     excludes: str = ""
 
 
-# Options of a command, keyed by what users type: `--every -e`, or `name` for an argument.
+# A command's options, keyed by what users type: `--every -e`, or `name` for an argument.
 Options: TypeAlias = Mapping[str, Option | str]
 Output: TypeAlias = Callable[[Any, Any], str | Sequence[str]] | str
-# Columns of a list by heading: a field path, or a function of an item.
+# A list's columns by heading: a field path, or a function of an item.
 Columns: TypeAlias = Mapping[str, Callable[[Any], str] | str]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print protobuf JSON, one message per line.")]
 
@@ -83,7 +83,7 @@ _CONSOLE: Final = inspect.Parameter("console", inspect.Parameter.POSITIONAL_OR_K
 
 
 def choices(kind: EnumDescriptor) -> Any:
-    """Return the values of an enum as users type them: `needs-attention` for RUN_STATE_NEEDS_ATTENTION."""
+    """Return an enum's values as users type them: `needs-attention` for RUN_STATE_NEEDS_ATTENTION."""
     names = [wording.short_name(kind, value.number).replace("_", "-") for value in kind.values if value.number]
     return StrEnum(kind.name, {name: name for name in names})
 
@@ -107,10 +107,11 @@ def verb(
 ) -> Callable[..., None]:
     """Build a command that sends a request and prints the outcome.
 
-    `output` is a sentence with fields of the request, or a function that returns lines. If the response has a secret,
-    only the secret goes to standard output. `confirmation` is asked first. `narrows` refuses an empty value, which
-    would mean all. At least one of the options in `needs` is required. `before` completes a request by its names,
-    before the options are applied to it. The exit code is 1 unless the response has `succeeded`.
+    `output` is a sentence that may contain request fields, or a function that returns lines. If the response has a
+    secret, only the secret goes to standard output. `confirmation` is a question to ask first. `narrows` refuses an
+    empty value, which would mean all. At least one of the options in `needs` is required. `before` fills in a request
+    from its names before the options are applied to it. The exit code is 0 if `succeeded` returns true for the
+    response, and 1 otherwise.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:
@@ -155,8 +156,8 @@ def listing(
 ) -> Callable[..., None]:
     """Build a command that lists items in columns.
 
-    It lists all pages, or with `count` at most the number the user gives. If there are no items, `none` goes to
-    standard error. `footer` returns a last line, which JSON output leaves out.
+    The command lists all pages or, with `count`, at most the number that the user gives. If there are no items, `none`
+    is printed to standard error. `footer` returns a final line, which JSON output omits.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
@@ -192,7 +193,7 @@ def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none
 
 
 async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
-    """List the items of all pages, at most `count` unless that is 0. Items are the first repeated field of a page."""
+    """List the items of all pages, at most `count` unless it is 0. A page's items are its first repeated field."""
     found: list[Any] = []
     if "page_size" not in request.DESCRIPTOR.fields_by_name:
         return _items_of(await ask(target, request))
@@ -204,7 +205,7 @@ async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
 
 
 async def ask(target: AsyncClient, request: Any) -> Any:
-    """Send a request to its method. Retries have no second effect if the request has a request_id."""
+    """Send a request to its method. If the request has a request_id, retrying it has no further effect."""
     method = _method(target, request)
     if _where(request)[0] == "sources":
         method = functools.partial(method, timeout=_SOURCE_SECONDS)
@@ -220,7 +221,7 @@ def json_line(message: Message) -> str:
 
 
 def parameters(kind: Any, options: Options) -> list[inspect.Parameter]:
-    """Return the parameters of a command that fill a message. Their help comes from the contract."""
+    """Return the command parameters that fill a message. Their help comes from the contract."""
     return [_parameter(*each) for each in _named(kind, options)]
 
 
@@ -228,8 +229,8 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
     """Fill a message with the given options.
 
     Raises:
-        CommandError: a value is out of range, two options exclude each other, or with `narrows` a value is empty, which
-            would mean all.
+        CommandError: a value is out of range, two options exclude each other, or, with `narrows`, a value is empty
+            (which would mean all).
     """
     chosen: dict[str, tuple[str, str]] = {}
     seen: set[str] = set()
@@ -287,7 +288,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _named(kind: Any, options: Options) -> Iterator[tuple[str, str, Option, FieldDescriptor]]:
-    """Yield the parameter name, what users type, the option and the field of each option."""
+    """For each option, yield its parameter name, what users type, the option itself and its field."""
     taken = set[str]()
     for typed, each in options.items():
         option = Option(path=each) if isinstance(each, str) else each
@@ -363,6 +364,6 @@ def _items_of(page: Any) -> list[Any]:
 
 
 def _sentence(text: str, request: Any) -> str:
-    """Fill fields of a request into a sentence: `Deleted {name}.`."""
+    """Insert fields of a request into a sentence: `Deleted {name}.`."""
     fields = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
     return text.format_map({name: wording.one_line(str(value), 200) for name, value in fields.items()})

@@ -1,4 +1,4 @@
-"""`pawl conversations` and `pawl fork`: read, organize, share and erase conversations."""
+"""Implements `pawl conversations` and `pawl fork`, which read, organize, share and erase conversations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ConversationId = Annotated[
 ]
 Key = Annotated[str, typer.Option("--key", help="Your key of the conversation, instead of its id.")]
 _HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
-# How long the command waits for an erasure, which continues without it.
+# How long the command waits for an erasure. The erasure continues without it.
 _ERASURE_SECONDS: Final = 30.0
 _SPEAKERS: Final = {
     message_pb2.ROLE_USER: ("you", "bold"),
@@ -110,7 +110,7 @@ async def show(
         if json:
             print(json_line(message))
             continue
-        # `pawl steps` shows the calls of your own runs. Calls of other users and imported calls are shown here.
+        # `pawl steps` shows your own runs' calls. Other users' calls and imported calls are shown here.
         author = message.user_id or found.user_id
         shows_calls = message.imported if author == me else found.shows_arguments
         if message.call_ids and message.run_id not in calls and shows_calls:
@@ -224,8 +224,8 @@ async def fork(
 ) -> int:
     """Fork a conversation at a message.
 
-    Copies the messages up to it into a new conversation; the original is unchanged. With a text, starts a run there and
-    watches it; the exit code is the same as for `run`.
+    Copies the messages up to it into a new conversation; the original is unchanged. If a text is given, starts a run there and
+    watches it. The exit code is the same as for `run`.
     """
     conversation_id, texts = await _resolve(target, key, conversation_id, text, most=1)
     made = await target.fork(conversation_id, at)
@@ -306,7 +306,7 @@ async def erase(
 async def _resolve(
     target: AsyncClient, key: str, first: str | None, *rest: str | None, most: int = 0
 ) -> tuple[str, list[str]]:
-    """Return the id of a conversation and the remaining arguments; with a key there is no id among them.
+    """Return a conversation's id and the remaining arguments. If a key is given, the arguments contain no id.
 
     Raises:
         CommandError: there is neither an id nor a key, or more than `most` other arguments.
@@ -331,7 +331,7 @@ async def _calls_of_run(target: AsyncClient, run_id: str) -> dict[str, call_pb2.
 
 
 def call_lines(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call], *, is_mine: bool) -> list[str]:
-    """Describe the calls of a message; without their details, only how many there are and how to show them."""
+    """Describe a message's calls. Without details, say only how many there are and how to show them."""
     shown = [calls[call_id] for call_id in message.call_ids if call_id in calls]
     if shown:
         return [

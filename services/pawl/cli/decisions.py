@@ -1,4 +1,4 @@
-"""`pawl approve`: decide about one call, and optionally make a rule from the approval."""
+"""Implements `pawl approve`, which decides on one call and can make a rule from the approval."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def approve(
     uses: Annotated[int | None, typer.Option(min=1, help="With --remember: maximum number of calls.")] = None,
     yes: Yes = False,
 ) -> int:
-    """Decide about a pending call.
+    """Decide on a pending call.
 
     Shows the call, then approves it, edits its arguments, rejects it or answers it. With --remember it also creates a
     rule (see `pawl rules`); either both take effect or neither.
@@ -124,7 +124,7 @@ def for_series(
 
 
 async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:
-    """Return a pending call. In another user's run, approvers find only calls that await approval.
+    """Return a pending call. In another user's run, approvers find only calls that are waiting for approval.
 
     Raises:
         CommandError: the call is not pending.
@@ -153,12 +153,12 @@ def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer:
 async def remembered(
     target: AsyncClient, call: call_pb2.Call, reach: Any, *, lasts: str | None = None, uses: int = 0
 ) -> AsyncIterator[rule_pb2.Rule]:
-    """Create a rule that allows the tool of a call, and let the body approve the call; if that fails, revoke the rule.
+    """Create a rule that allows a call's tool, and let the body approve the call. If that fails, revoke the rule.
 
-    The rule ends after a duration such as 2h, after `uses` calls (0: no limit), or when it is revoked.
+    The rule ends after a duration such as 2h, after `uses` calls (0 means no limit), or when it is revoked.
 
     Raises:
-        CommandError: no rule can replace this approval; or the approval failed and the rule could not be revoked.
+        CommandError: no rule can replace this approval, or the approval failed and the rule could not be revoked.
     """
     await _check_rememberable(target, call)
     ids = {"run": call.run_id, "conversation": call.conversation_id, "agent": call.agent_name or "default"}

@@ -1,4 +1,4 @@
-"""`pawl demo`: one conversation with a crash in the middle, verified from the ledger."""
+"""Implements `pawl demo`: a conversation with a crash in the middle, verified from the ledger."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class Evidence:
 def demo(
     *, keep: Annotated[bool, typer.Option("--keep", help="Always keep the data folder and its logs.")] = False
 ) -> None:
-    """Play one conversation, including a crash.
+    """Play a conversation, including a crash.
 
     Starts its own suite in a temporary folder on free ports, plays the conversation, and verifies the outcome from the
-    ledger. Exit code 0 if every check passes.
+    ledger. The exit code is 0 if every check passes.
     """
     folder = Path(tempfile.mkdtemp(prefix="pawl-demo-"))
     code = EXIT_UNSUCCESSFUL
@@ -127,7 +127,7 @@ async def _play(folder: Path, screen: Transcript) -> int:
 
 
 class Story:
-    """Plays the conversation once. `target` has every replica's address."""
+    """Plays the conversation once. `target` contains every replica's address."""
 
     def __init__(self, suite: Suite, target: AsyncClient, screen: Transcript) -> None:
         self.evidence = Evidence()
@@ -140,7 +140,7 @@ class Story:
         self._notified = asyncio.Event()
 
     async def play(self) -> None:
-        """Play until the run has ended and its notification has arrived or timed out."""
+        """Play until the run has ended and its notification has either arrived or timed out."""
         subscriber = await nats.connect(self._suite.nats_url())
         try:
             await subscriber.subscribe("pawl.v1.local.user.me.notifications", cb=self._hear)
@@ -191,12 +191,12 @@ class Story:
             self.evidence.connections_after_kill.append(address)
 
     async def _kill_owner(self, attempt: int) -> None:
-        """Kill the replica that drives the run, to which the client is connected, and keep it down."""
+        """Kill the replica that drives the run, which the client is connected to, and keep it down."""
         self.evidence.attempt_when_killed = attempt
         self._victim = self._target.agent.index(self._address)
         self._note(f"kill -9: the agent-loop at {self._address}, in the middle of the answer")
         self._suite.kill(_AGENT, self._victim)
-        # The launcher would restart it, and the check of which replica finished the run would prove nothing.
+        # Otherwise the launcher would restart it, and checking which replica finished the run would prove nothing.
         await self._suite.stop_process(_AGENT, self._victim)
 
     async def _hear(self, message: Msg) -> None:

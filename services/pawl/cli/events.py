@@ -1,4 +1,4 @@
-"""`pawl events`: print what Pawl publishes on NATS."""
+"""Implements `pawl events`, which prints what Pawl publishes on NATS."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def events(
 ) -> None:
     """Print messages from NATS as they arrive.
 
-    These are events, the run lifecycle and notifications. Connects as the user `subscriber` of the suite in the data
+    These are events, the run lifecycle and notifications. Connects as the user `subscriber` to the suite in the data
     folder, or to PAWL_NATS_URL. docs/reference/nats.md has the subjects, headers and types.
     """
     check_subject(subject)
@@ -73,7 +73,7 @@ def url_of(data: Path, environment: Mapping[str, str]) -> str:
     """Return PAWL_NATS_URL, or the subscriber URL of the suite in the data folder.
 
     Raises:
-        CommandError: there is neither.
+        CommandError: neither is available.
     """
     if given := environment.get("PAWL_NATS_URL"):
         return given
@@ -85,7 +85,7 @@ def url_of(data: Path, environment: Mapping[str, str]) -> str:
 
 
 def line(message: Any, *, as_json: bool) -> str:
-    """Return a message as one line; as JSON with subject, headers and payload."""
+    """Return a message as one line, or as JSON with subject, headers and payload."""
     payload = decoded(message.subject, message.data or b"")
     if as_json:
         shown = {"subject": message.subject, "headers": dict(message.headers or {}), "payload": payload}
@@ -105,7 +105,7 @@ def _summary(payload: Mapping[str, Any]) -> str:
 
 
 def decoded(subject: str, data: bytes) -> dict[str, Any] | None:
-    """Decode the payload of a subject; None if its type is unknown."""
+    """Decode a subject's payload; None if its type is unknown."""
     kind: type[Message]
     match subject.split("."):
         case [_, _, _, "run", _, "events"]:
@@ -134,7 +134,7 @@ async def _connection(url: str) -> Any:
 
 
 async def _be_silent(_error: Exception) -> None:
-    """Ignore errors of the connection. An error that matters ends the subscription and is reported then."""
+    """Ignore connection errors. An error that matters ends the subscription and is reported then."""
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:

@@ -1,4 +1,4 @@
-"""Error messages for users: what went wrong, and what to do next."""
+"""Builds error messages for users: what went wrong, and what to do next."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _NEXT: Final = {
 # The reason whose advice applies to an invalid id in a field.
 _ID_REASONS: Final = {"channel_id": "CHANNEL_NOT_FOUND", "delivery_ids": "DELIVERY_NOT_FOUND"}
 
-# Command parameters that fill a field of another name; the first one that the command has applies.
+# Command parameters that fill a field with a different name. The first one that the command has is used.
 _PARAMETERS: Final[Mapping[str, Sequence[str]]] = {
     "arguments_json": ("edit",),
     "conversation_id": ("conversation",),
@@ -93,7 +93,7 @@ _FIELD: Final = re.compile(r"(?<![\w.'\"/-])(`?)([a-z][a-z0-9_]*(?:\.[a-z][a-z0-
 _ID_PATTERN: Final = "must match ^[A-Za-z0-9_-]{1,64}$"
 _ID_WORDS: Final = "must have 1 to 64 letters, digits, _ and -, and nothing else"
 
-# Signs of a TLS mismatch in the details of gRPC errors, and what to do.
+# Signs of a TLS mismatch in gRPC error details, and what to do.
 _TLS_ERRORS: Final = (
     ("WRONG_VERSION_NUMBER", "{} does not speak TLS. Leave out --ca and PAWL_TLS_CA_FILE."),
     ("certificate has expired", "The certificate at {} has expired. Ask the operator of the suite to renew it."),
@@ -113,9 +113,9 @@ _TLS_SECONDS_MAX: Final = 2.0
 
 
 class CommandError(Exception):
-    """A command cannot run. The message tells users what to do next.
+    """The command cannot run. The message tells users what to do next.
 
-    `parameter` is the wrong parameter. The message shows the name that users type.
+    `parameter` is the parameter at fault. The message shows the name that users type.
     """
 
     def __init__(self, message: str, *, parameter: str = "") -> None:
@@ -126,7 +126,7 @@ class CommandError(Exception):
 def explain(
     error: Exception, addresses: list[str], service: Service = "agent", typed: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Return the message for an error of a call to `addresses` of a service.
+    """Return the message for an error from calling a service at `addresses`.
 
     `typed` maps parameters to what users type: `interval_seconds` to `--every`.
     """
@@ -139,7 +139,7 @@ def explain(
     if isinstance(error, PawlError):
         return _sentence(error, typed)
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
-        # Python replaces each byte that is not UTF-8 by a lone surrogate.
+        # Python replaces each byte that is not valid UTF-8 with a lone surrogate.
         return "The input is not UTF-8 text. Convert it first."
     return f"Unexpected error: {type(error).__name__}: {error}"
 
@@ -166,7 +166,7 @@ def _about_tls(details: str, addresses: list[str]) -> str:
 
 
 def _speaks_tls(address: str) -> bool:
-    """Return whether a server answers a TLS handshake; its certificate is not checked."""
+    """Return whether a server responds to a TLS handshake. Its certificate is not checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -191,16 +191,16 @@ def _sentence(error: PawlError, typed: Mapping[str, str]) -> str:
     elif error.reason == "UNAUTHENTICATED" and message.lower().startswith(_NO_KEY) and not Path(_FOLDER).exists():
         message = f"There is no {_FOLDER} in {Path.cwd()}, so no key was found."
     first = message.partition(" ")[0]
-    # Names of fields, metadata and files are not capitalized.
+    # The names of fields, metadata and files are not capitalized.
     is_name = first.startswith("pawl-") or not {"_", ".", "/"}.isdisjoint(first.rstrip(".,:"))
     start = message if is_name else f"{message[:1].upper()}{message[1:]}"
     return f"{start} {following}".rstrip()
 
 
 def _as_typed(error: PawlError, typed: Mapping[str, str]) -> str:
-    """Return the message of an error with field names replaced by option names.
+    """Return an error's message with field names replaced by option names.
 
-    A name that is also a plain word is replaced only where it is the wrong field, or is in backquotes.
+    A name that is also an ordinary word is replaced only if it is the invalid field or is in backquotes.
     """
     message = error.message.replace(_ID_PATTERN, _ID_WORDS)
     wrong = error.metadata.get("field", "")

@@ -1,4 +1,4 @@
-"""`pawl inbox`: list what waits for a decision, and decide at the keyboard."""
+"""Implements `pawl inbox`, which lists what is waiting for a decision and lets users decide at the keyboard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def inbox(
 ) -> None:
     """Show what waits for you, across all runs, and decide.
 
-    Without a terminal, or with --list, it only shows.
+    If there is no terminal, or with --list, it only lists items.
     """
     scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
     wanted = agent_pb2.PendingFilter(scope=scope)
@@ -59,7 +59,7 @@ async def inbox(
 
 
 class Reviewer:
-    """Presents pending items one by one; without a keyboard it only shows them."""
+    """Presents pending items one by one. If there is no keyboard, it only lists items."""
 
     def __init__(self, target: AsyncClient, console: Console, keyboard: LineReader | None) -> None:
         self._target = target
@@ -69,7 +69,7 @@ class Reviewer:
         self._help_shown = False
 
     async def review(self, items: Sequence[Item]) -> bool:
-        """Present `items`; return whether to continue with further ones."""
+        """Present `items`, and return whether to continue with more."""
         for number, item in enumerate(items):
             if not await self.review_item(item, items[number + 1 :]):
                 return False
@@ -87,14 +87,14 @@ class Reviewer:
                     return
 
     async def _decides(self, call: call_pb2.Call) -> bool:
-        """Return whether the user of the run may decide. Only approvers see other users' calls."""
+        """Return whether the run's user may decide. Only approvers see other users' calls."""
         try:
             return decides(await self._target.get(call.run_id))
         except PawlError:
             return True
 
     async def review_item(self, item: Item, others: Sequence[Item]) -> bool:
-        """Show an item and ask for a decision; return whether to continue."""
+        """Show an item, ask for a decision, and return whether to continue."""
         if isinstance(item, call_pb2.Call):
             return await self._put_call(item, [other for other in others if isinstance(other, call_pb2.Call)])
         self._transcript.card(f"{item.run_id} waits for more tokens", [wording.budget_text(item)], "yellow")
@@ -157,7 +157,7 @@ class Reviewer:
         return answers.done(decision, call)
 
     async def _always(self, call: call_pb2.Call) -> str:
-        """Approve a call, and its tool for the rest of the conversation; both take effect or neither."""
+        """Approve a call, and its tool for the rest of the conversation. Either both take effect or neither does."""
         decision = approve(call)
         async with remembered(self._target, call, "conversation") as rule:
             await self._target.decide(decision)

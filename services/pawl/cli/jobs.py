@@ -1,4 +1,4 @@
-"""`pawl jobs`: calls that run in the background."""
+"""Implements `pawl jobs`, for calls that run in the background."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def watch(
     after: Annotated[int, typer.Option(help="Only events after this number.", min=0)] = 0,
     json: Json = False,
 ) -> int:
-    """Watch a job until it ends. Exit code 0 if it completed, otherwise 1. Ctrl-C stops watching, not the job."""
+    """Watch a job until it ends. The exit code is 0 if it completed, otherwise 1. Ctrl-C does not stop the job."""
     await target.get_job(job_id)
     return await follow(target, console, job_id, after, json=json)
 
@@ -168,7 +168,7 @@ async def stop(
     yes: Yes = False,
     reason: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
 ) -> None:
-    """Stop jobs. Jobs that have ended are unchanged."""
+    """Stop jobs. Jobs that have already ended are unchanged."""
     if [bool(job_ids), bool(conversation), all_of_store].count(True) != 1:
         raise CommandError("Give job ids, --conversation or --all-of-store.")
     if all_of_store:
@@ -187,7 +187,7 @@ async def stop(
 @app.command()
 @command()
 async def pause(target: AsyncClient, console: Console, job_ids: JobIds) -> None:
-    """Pause jobs. No iteration starts until they are resumed; a running one finishes."""
+    """Pause jobs. A running iteration finishes, but no new one starts until the jobs are resumed."""
     for job_id in job_ids:
         say(console, paused_text(await target.pause_job(job_id)))
 

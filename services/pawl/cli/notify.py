@@ -1,4 +1,4 @@
-"""`pawl notify` and `pawl notifications`: channels, preferences and the notification inbox."""
+"""Implements `pawl notify` and `pawl notifications`: channels, preferences and the notification inbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Kinds: Any = Annotated[
     list[choices(_KIND)] | None, typer.Option("--kind", help="Send only this kind. Repeatable.")  # type: ignore[misc]
 ]
 _PAGE: Final = 200
-# Delivery type that is not resent: `pawl notify code` sends a new code.
+# Delivery type that is never resent, because `pawl notify code` sends a new code.
 _CODE: Final = "channel.code"
 _TEST_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.2
@@ -254,7 +254,7 @@ async def preferences(
 ) -> None:
     """Show or change which notifications are sent.
 
-    The inbox always has all of them.
+    The inbox always contains all of them.
     """
     if (kind and all_kinds) or (quiet and no_quiet):
         raise CommandError("Give --kind or --all-kinds, and --quiet or --no-quiet, not both.")

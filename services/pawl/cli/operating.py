@@ -1,4 +1,4 @@
-"""`pawl attention`, `resolve`, `redrive`, `end` and `undo`: operator commands."""
+"""Implements the operator commands `pawl attention`, `resolve`, `redrive`, `end` and `undo`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ async def attention(
 ) -> None:
     """List the runs that need an operator.
 
-    Covers all users of the store, longest wait first, with the reason and what to do. With API keys, requires the role
-    operator or admin.
+    Covers all the store's users, longest wait first, with the reason and what to do. With API keys, requires the
+    operator or admin role.
     """
     if run_id == "":
         raise CommandError("must not be empty. Omit it for all.", parameter="run_id")
@@ -91,8 +91,8 @@ async def resolve(
 ) -> None:
     """Report the outcome of an uncertain call.
 
-    For runs of any user that need attention because a process died during a call. First find out whether the effect
-    happened. With API keys, requires the role operator or admin.
+    For any user's run that needs attention because a process died during a call. First find out whether the call took
+    effect. With API keys, requires the operator or admin role.
     """
     if (happened is not None) + run_again + tell_model != 1:
         raise CommandError("Give exactly one of --happened JSON, --run-again and --tell-model.")
@@ -103,7 +103,7 @@ async def resolve(
         json_of(happened, "The result", "Put text in quotes: --happened '\"sent\"'.")
         request.content_json = happened.encode()
     runs = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id))
-    # If several calls are large, only the first is listed, but the ledger has all of them.
+    # If several calls are large, only the first is listed, but the ledger contains all of them.
     for call in (call for run in runs for call in run.calls if call.call_id == call_id):
         Transcript(console).pending(call)
     await ask(target, request)
@@ -134,10 +134,10 @@ async def undo(
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
     yes: Yes = False,
 ) -> int:
-    """Undo the effects of a run, last first.
+    """Undo a run's effects, most recent first.
 
-    Shows what can and cannot be undone, then undoes it and reports. Undo calls that need approval wait for it. Exit
-    code 0 if everything that can be undone is undone.
+    Shows what can and cannot be undone, then undoes it and reports. Undo calls that need approval wait for it. The exit
+    code is 0 if everything that can be undone was undone.
     """
     found = await items(target, undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call))
     _show_undos(console, found)

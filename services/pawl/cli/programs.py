@@ -1,4 +1,4 @@
-"""Commands that run a program of a service or open the console; they use more than the public API."""
+"""Implements commands that run a service's program or open the console. They use more than the public API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(context: typer.Context) -> None:
 def check_model(context: typer.Context) -> None:
     """Probe a model server and print settings for it. See `pawl model check --help`.
 
-    Uses the key in OPENAI_API_KEY and makes four short model calls.
+    Uses the key in OPENAI_API_KEY, and makes four short model calls.
     """
     run_program("pawl.agent_loop.check", context.args)
 
@@ -57,10 +57,10 @@ def bootstrap(
         typer.Option("--database-url", help="Default: PAWL_DATABASE_URL, or the database of the data folder."),
     ] = None,
 ) -> None:
-    """Create the first key of the deployment.
+    """Create the deployment's first key.
 
-    Requires access to the database. Prints the secret alone on standard output. If the deployment already has a key, it
-    creates none.
+    Requires access to the database. Prints only the secret to standard output. If the deployment already has a key, no
+    key is created.
     """
     flags: Flags = context.obj
     if database_url is not None:
@@ -79,7 +79,7 @@ async def console(
     *,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the link instead of opening it.")] = False,
 ) -> None:
-    """Open the console in your browser, logged in. The link works once, for two minutes, on this machine."""
+    """Open the console in your browser, logged in. The link works only once, within two minutes, on this machine."""
     found = read_endpoints(target.data)
     gateways = [replica.http for replica in (found.services.get("gateway", []) if found else []) if replica.ready]
     if found is None or not gateways:

@@ -1,4 +1,4 @@
-"""`pawl run`, `watch`, `runs`, `status`, `steps`, `cancel` and `top-up`."""
+"""Implements `pawl run`, `watch`, `runs`, `status`, `steps`, `cancel` and `top-up`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def run(
 ) -> int:
     """Start a run and watch it.
 
-    Exit code 0 if it completed, otherwise 1. Ctrl-C stops watching, not the run.
+    The exit code is 0 if the run completed, otherwise 1. Ctrl-C stops watching but does not stop the run.
     """
     options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort), without_background=no_background)
     if schema is not None:
@@ -130,7 +130,7 @@ async def run(
 
 
 def effort_of(effort: Any) -> Any:
-    """Return the contract value of a reasoning effort; 0 for None."""
+    """Return the contract's value for a reasoning effort; 0 if it is None."""
     return number_of(_EFFORT, effort) if effort else 0
 
 
@@ -154,7 +154,7 @@ async def watch(
 async def follow(
     target: AsyncClient, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
 ) -> int:
-    """Show the events of a run after `after_seq` until it ends; return the exit code."""
+    """Show a run's events after `after_seq` until the run ends; return the exit code."""
     follows(target)
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
     state, delegates = run_pb2.RUN_STATE_UNSPECIFIED, asyncio.Event()
@@ -186,7 +186,7 @@ async def follow(
 
 
 async def show_child_calls(target: AsyncClient, transcript: Transcript, run_id: str, delegates: asyncio.Event) -> None:
-    """Show pending calls of child runs, each once, while the run waits for other agents. Never returns."""
+    """Show each of the child runs' pending calls once, while the run waits for other agents. Never returns."""
     shown = set[tuple[str, int]]()
     while True:
         await delegates.wait()
@@ -264,7 +264,7 @@ cancel: Final = verb(
 async def status(target: AsyncClient, console: Console, run_id: RunId, *, json: Json = False) -> None:
     """Show the state of a run.
 
-    Why it waits, since when and for whom, what would let it continue, and its open calls.
+    Includes why it is waiting, since when and for whom, what would let it continue, and its open calls.
     """
     run = await target.get(run_id)
     if json:

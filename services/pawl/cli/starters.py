@@ -1,4 +1,4 @@
-"""`pawl schedules` and `pawl triggers`: start runs at set times, or when a webhook or mail arrives."""
+"""Implements `pawl schedules` and `pawl triggers`, which start runs at set times or when a webhook or mail arrives."""
 
 from __future__ import annotations
 

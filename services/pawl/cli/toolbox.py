@@ -1,4 +1,4 @@
-"""`pawl tools`, `sources`, `documents`, `memory` and `complete`: what the model can call, read and remember."""
+"""Implements `pawl tools`, `sources`, `documents`, `memory` and `complete`."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ async def add(
     ] = "",
     shared: Annotated[bool, typer.Option("--shared", help="Share it with all users of the store.")] = False,
 ) -> None:
-    """Add a document, or replace the one with its name."""
+    """Add a document, or replace the one with the same name."""
     with reading(file):
         put = await target.upload(file, name=name, language=language, shared=shared)
     say(console, f"{'Added' if put.created else 'Replaced'} {wording.one_line(put.document.name)}.")
@@ -423,7 +423,7 @@ async def complete(
     result: Annotated[str | None, typer.Option("--result", help="The result of the call, as JSON.")] = None,
     error: Annotated[str, typer.Option("--error", help="The error to report to the model.")] = "",
 ) -> None:
-    """Complete a call that waits for an external result."""
+    """Complete a call that is waiting for an external result."""
     if (result is None) == (not error):
         raise CommandError("Give --result JSON or --error TEXT.")
     value = None if result is None else json_of(result, "--result", "Put text in quotes.")

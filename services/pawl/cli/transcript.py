@@ -1,4 +1,4 @@
-"""Prints the events of runs for people, line by line."""
+"""Prints runs' events in human-readable form, line by line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.cli import wording
 from pawl.cli.command import WordWrap
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
-# Characters of reasoning shown per round; the rest is folded.
+# Characters of reasoning shown per round. The rest is collapsed.
 REASONING_CHARACTERS_MAX: Final = 300
 
 _SETTLED: Final = {
@@ -24,7 +24,7 @@ _SETTLED: Final = {
     call_pb2.CALL_STATE_CANCELLED: ("✗", "yellow"),
     call_pb2.CALL_STATE_OUTCOME_UNKNOWN: ("?", "red"),
 }
-# Final run states, each with its mark and style.
+# Final run states, each with its symbol and style.
 ENDED: Final = {
     run_pb2.RUN_STATE_COMPLETED: ("✓", "green"),
     run_pb2.RUN_STATE_FAILED: ("✗", "red"),
@@ -35,7 +35,7 @@ _IN_PROGRESS: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
 
 
 def is_visible(event: event_pb2.RunEvent) -> bool:
-    """Return whether an event of a turn that the model started is worth showing to users."""
+    """Return whether an event from a turn that the model started is worth showing to users."""
     match event.WhichOneof("kind"):
         case "run_changed":
             run = event.run_changed.run
@@ -53,9 +53,9 @@ def is_visible(event: event_pb2.RunEvent) -> bool:
 
 
 class Transcript:
-    """Prints events in order of their seq; on a terminal, lines wrap between words.
+    """Prints events in seq order. On a terminal, lines wrap between words.
 
-    `whole_reasoning` shows all reasoning; `hints` adds the command that settles a pending call.
+    `whole_reasoning` shows all reasoning. `hints` adds the command that settles a pending call.
     """
 
     def __init__(self, console: Console, *, whole_reasoning: bool = False, hints: bool = False) -> None:
@@ -125,7 +125,7 @@ class Transcript:
         self._console.print(Text(text, style=style), soft_wrap=not self._console.is_terminal)
 
     def command(self, text: str) -> None:
-        """Print a command unwrapped, so that it can be copied."""
+        """Print a command without wrapping it, so that it can be copied."""
         self.end_line()
         self._console.print(Text(f"  {text}", style="bold"), soft_wrap=True)
 
@@ -264,7 +264,7 @@ class Transcript:
 
 
 def decides(run: run_pb2.Run) -> bool:
-    """Return whether the user of a run may decide its gated calls. Users with roles need approver or admin."""
+    """Return whether a run's user may decide on its gated calls. A user with roles needs the approver or admin role."""
     return not run.user_roles or bool({"approver", "admin"} & set(run.user_roles))
 
 

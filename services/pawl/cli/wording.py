@@ -1,4 +1,4 @@
-"""Formats runs, calls and values as short plain text."""
+"""Formats runs, calls and values as short, plain text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "an external result of a call",
 }
-# Wait reasons of queued runs.
+# Reasons for which queued runs wait.
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",
     waiting_pb2.WAIT_REASON_PLACE: "a free slot",
@@ -46,7 +46,7 @@ _ACTS: Final = {
     event_pb2.OPERATOR_ACT_REDRIVEN: "resumed the run",
     event_pb2.OPERATOR_ACT_ENDED: "ended the run",
 }
-# Who stopped a run, if it was not its user.
+# Who stopped a run, if not its user.
 STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
@@ -56,13 +56,13 @@ STOPPED_BY: Final = {
 
 
 def quoted(label: str, text: str) -> list[str]:
-    """Return untrusted text after a label. Further lines are marked, so that they cannot pass as our output."""
+    """Return untrusted text after a label. Additional lines are marked, so that they cannot pass as our own output."""
     first, *rest = clean(text).splitlines() or [""]
     return [f"{label}{first}", *(f"  | {line}" for line in rest)]
 
 
 def sentence(text: str) -> str:
-    """End a text with a full stop unless it ends with ? or !."""
+    """Add a full stop to a string unless it ends with ? or !."""
     text = text.rstrip(". ")
     return text if text.endswith(("?", "!")) else f"{text}."
 
@@ -73,7 +73,7 @@ def one_line(text: str, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
 
 
 def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
-    """Return JSON on one line, truncated; a string without its quotes."""
+    """Return JSON on one line, truncated. A string is returned without its quotes."""
     text = data.decode(errors="replace")
     try:
         value = json.loads(text)
@@ -83,7 +83,7 @@ def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
 
 
 def json_block(data: bytes) -> str:
-    """Return indented JSON. Hidden characters and misleading host names are escaped; the value is the same."""
+    """Return indented JSON. Hidden characters and misleading host names are escaped without changing the value."""
     text = data.decode(errors="replace")
     try:
         block = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
@@ -118,7 +118,7 @@ def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
-    """Return the wait reasons as text: `an approval and an answer`."""
+    """Return the reasons for waiting as text: `an approval and an answer`."""
     return " and ".join(_WAITS[wait] for wait in waits) or "input"
 
 
@@ -165,7 +165,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def text_at(message: Any, path: str) -> str:
-    """Return the field at a path of a message on one line; empty if it is absent."""
+    """Return the field at a path in a message on one line; empty if it is absent."""
     *parents, name = path.split(".")
     inside = functools.reduce(getattr, parents, message)
     field = inside.DESCRIPTOR.fields_by_name[name]
@@ -173,7 +173,7 @@ def text_at(message: Any, path: str) -> str:
 
 
 def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> list[str]:
-    """Return a line for each field that is set, or for those in `only`. Fields of a definition are not nested."""
+    """Return a line for each field that is set, or for those in `only`. A definition's fields are not nested."""
     lines: list[str] = []
     for field, value in message.ListFields():
         if only and field.name not in only:
@@ -223,7 +223,7 @@ def _one(field: FieldDescriptor, value: Any) -> str:
 
 
 def progress_text(progress: event_pb2.ToolProgress) -> str:
-    """Return the progress of a tool: `40% two of five pages`."""
+    """Return a tool's progress: `40% two of five pages`."""
     percent = f"{progress.fraction:.0%} " if progress.HasField("fraction") else ""
     return f"{percent}{one_line(progress.message)}".rstrip()
 

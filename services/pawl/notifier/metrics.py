@@ -1,4 +1,4 @@
-"""Prometheus metrics of the notifier."""
+"""Defines the notifier's Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the notifier."""
+"""The notifier's settings."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def main(stop: asyncio.Event) -> None:
         ledger = LedgerReads(job_store)
         metrics = RegistryMetrics(service.metrics)
 
-        # A later process with the same name must not make old journal entries look alive.
+        # A later process with the same name must not make old journal entries look active.
         instance_id = service.ids.new(service.instance_id)
         ports = Ports(
             database=database,
@@ -149,7 +149,7 @@ def _builtin_tools(
 
 
 def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel, files: FileFolders) -> ErasureWork:
-    """Return the worker that erases conversations: rows first, then files that file tools keep for repeated calls."""
+    """Return the worker that erases conversations: first the rows, then the file tools' records of past calls."""
     rows = PostgresErasures(database)
 
     async def erase(part: ErasurePart) -> None:
@@ -160,7 +160,7 @@ def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel,
 
 
 def _is_personal(settings: ToolRegistrySettings) -> bool:
-    """Return whether any local program may be started as a source."""
+    """Return whether any local program may be added as a source."""
     return settings.is_personal and settings.mcp_programs_file is None
 
 
@@ -173,9 +173,9 @@ def _mcp(
     egress: GuardedEgress,
     helpers: Helpers,
 ) -> McpConnector:
-    """Return the connector for MCP servers; HTTP servers are subject to the egress rules.
+    """Return the connector for MCP servers. The egress rules apply to HTTP servers.
 
-    If one person owns the deployment, programs are unrestricted except for private paths.
+    If the deployment belongs to one person, programs are restricted only from private paths.
     """
     rules = None if _is_personal(settings) else read_programs_file(settings.mcp_programs_file)
     private = settings.private_paths(os.environ)

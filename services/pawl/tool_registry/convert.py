@@ -47,7 +47,7 @@ def _no_value(unknown: Unknown) -> InvalidField:
 
 WIRE: Final = Translator(
     _no_value,
-    # Unspecified values become the most cautious ones.
+    # Unspecified values default to the most cautious ones.
     defaults={
         Category: Category.SENSITIVE,
         EffectClass: EffectClass.AT_MOST_ONCE,
@@ -106,7 +106,7 @@ PROGRESS: Final = WIRE.struct(Progress, execution_pb2.ExecutionProgress)
 
 
 def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
-    """Read the definition of a tool that comes with a run. The default context is FRONTEND.
+    """Read the definition of a tool sent with a run. The default context is FRONTEND.
 
     Raises:
         InvalidField, InvalidSchema: a value is invalid, or the schema is not a JSON object.
@@ -120,7 +120,7 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
     """Read a proposed call.
 
     Raises:
-        InvalidField, InvalidSchema: the tool that came with the run cannot be read.
+        InvalidField, InvalidSchema: the tool sent with the run cannot be read.
     """
     own = DEFINITION.read(message.own_tool.definition) if message.HasField("own_tool") else None
     if own is not None and own.name != message.tool_name:
@@ -136,7 +136,7 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
 
 
 def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolRequest) -> Series | None:
-    """Read the series of a call; None if it is not part of one.
+    """Read a call's series; None if the call does not belong to one.
 
     Raises:
         InvalidField: the series is invalid.
@@ -155,8 +155,9 @@ _messages: dict[tuple[str, str, int, float], tool_pb2.Tool] = {}
 
 
 def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
-    """Return the cached message of a version. It is shared: do not modify it."""
-    # Versions never change, and every run needs them. The creation time separates two registries in one process.
+    """Return a version's cached message. It is shared, so do not modify it."""
+    # Cached because versions never change and every run needs them. The creation time tells apart two registries in one
+    # process.
     key = (entry.store_id, entry.definition.name, entry.version, entry.create_time)
     message = _messages.get(key)
     if message is None:
@@ -215,7 +216,7 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
 
 
 def decision_from(audit: AuditTrail, context: CallContext, message: execution_pb2.RecordedDecision) -> AuditDraft:
-    """Return the audit entry of a person's decision.
+    """Return the audit entry for a user's decision.
 
     Raises:
         InvalidField, InvalidId: the kind, the digest or an id is invalid.
@@ -287,13 +288,13 @@ def _sha256(digest: str, field: str) -> str:
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Read the timeouts for read-only calls; None if the request asks to run none."""
+    """Read the timeouts for read-only calls; None if the request does not ask to run any."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)
     if not all(seconds > 0 for seconds in asked):
         raise InvalidField("execute_reads: both timeouts must be above 0", field="execute_reads")
-    # A deployment may allow its runs longer timeouts than any tool can have.
+    # A deployment may allow runs longer timeouts than any tool can have.
     default, most = (min(seconds, ASYNC_TIMEOUT_SECONDS_MAX) for seconds in asked)
     return ReadTimeouts(timeout_seconds=default, timeout_seconds_max=most)
 

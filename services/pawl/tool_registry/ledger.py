@@ -1,4 +1,4 @@
-"""Client for the runs, calls, jobs and agents in job-store."""
+"""Reads and updates the runs, calls, jobs and agents in job-store."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class LedgerReads:
         self._agents = agents_pb2_grpc.AgentLedgerServiceStub(channel)
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
-        """Return whether the user has that run, open or ended."""
+        """Return whether the user has a run with this id, open or ended."""
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, user_id=user_id, run_id=run.run_id)
         return await _found(self._ledger.GetRun(request), RunNotFound) is not None
 
     async def has_conversation(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> bool:
-        """Return whether the user may write in that conversation.
+        """Return whether the user may write to the conversation.
 
         Raises:
             ConversationErased: the conversation was erased.
         """
         request = ledger_pb2.GetConversationRequest(store_id=store_id, user_id=user_id, conversation_id=conversation_id)
         found = await _found(self._ledger.GetConversation(request), ConversationNotFound)
-        # Another user's conversation counts only if it is shared for writing.
+        # Another user's conversation counts only if it is shared with write access.
         return found is not None and (
             found.conversation.user_id == user_id or found.conversation.sharing == conversation_pb2.SHARING_WRITE
         )
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
-        """Return the tool of a user's call that needed approval; None if there is no such call."""
+        """Return the tool that a user's call used, if the call needed approval; None if there is no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
@@ -62,7 +62,7 @@ class LedgerReads:
         return found is not None and found.run.state not in {*ENDED, run_pb2.RUN_STATE_CANCELLING}
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
-        """Notify a run that its call was completed. Does nothing if the run does not exist."""
+        """Notify a run that its call was completed. Has no effect if the run does not exist."""
         request = ledger_pb2.NoteCompletionRequest(store_id=run.store_id, run_id=run.run_id, call_id=key.call_id)
         with suppress(RunNotFound):
             await translated(self._ledger.NoteCompletion(request))
@@ -73,7 +73,7 @@ class LedgerReads:
         return None if found is None else found.call
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the JSON result of a call in that conversation or one of its jobs, or None."""
+        """Return the JSON result of a call in the conversation or one of its jobs, or None."""
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
             return None
@@ -87,7 +87,7 @@ class LedgerReads:
     async def jobs(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
     ) -> Sequence[run_pb2.Run]:
-        """Return the conversation's open jobs, then its ended ones, each newest first."""
+        """Return the conversation's open jobs, then its ended ones, both newest first."""
         found: list[run_pb2.Run] = []
         for states, most in ((_OPEN, _OPEN_MAX), (ENDED, ended_max)):
             request = ledger_pb2.ListJobsRequest(
@@ -103,7 +103,7 @@ class LedgerReads:
     async def stop_job(
         self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
     ) -> tuple[run_pb2.Run, bool] | None:
-        """Stop a job; returns it, and whether it was still open. None if the conversation has no such job."""
+        """Stop a job; return it and whether it was still open. None if the conversation has no such job."""
         request = ledger_pb2.StopJobRequest(
             store_id=key.store_id,
             user_id=user_id,

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the registry."""
+"""Defines the registry's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pawl.chassis.process.metrics import Metrics
 
 
 class RegistryMetrics:
-    """Metrics of checks and executions. Only loaded tools appear as label values."""
+    """Metrics for checks and executions. Only loaded tools appear as label values."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.executions = metrics.counter("executions_total", "Executions ended, by outcome.", ("tool", "outcome"))

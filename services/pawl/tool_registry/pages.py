@@ -1,4 +1,4 @@
-"""Pagination: page sizes and page tokens."""
+"""Handles page sizes and page tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
     """Return the page size for a request; 0 means the default.
 
     Raises:
-        InvalidField: the requested size is over `most`.
+        InvalidField: the requested size exceeds `most`.
     """
     if asked > most:
         raise InvalidField(f"page_size: must be 0 to {most}, got {asked}", field="page_size")
@@ -27,7 +27,7 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
 
 
 def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Sequence[T], str]:
-    """Return one page of the results and the token of its last item. The token is empty if nothing follows."""
+    """Return one page of results and the token for its last item. The token is empty if there are no more results."""
     return found[:size], token_of(found[size - 1]) if len(found) > size else ""
 
 
@@ -36,7 +36,7 @@ def page_token(kind: str, *place: object) -> str:
 
 
 def position_of(kind: str, token: str, form: type[P]) -> P | None:
-    """Return the position in a page token; None for the first page.
+    """Return the position encoded in a page token; None for the first page.
 
     Raises:
         InvalidPageToken: the token is malformed or belongs to another kind of list.

@@ -1,4 +1,4 @@
-"""Secrets of tools, from a file."""
+"""Reads tools' secrets from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FileSecrets:
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """Read secrets from a file; empty if `path` is None.
+        """Read secrets from a file. If `path` is None, there are no secrets.
 
         Raises:
             StartError: the file cannot be read or has the wrong format.
@@ -35,13 +35,13 @@ class FileSecrets:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
     def find(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's secret, else the common one, else None. Only for code of the deployment."""
+        """Return the store's secret, or the common one, or None. Only for the deployment's own code."""
         own = self.own(store_id, name)
         return own if own is not None else self._secrets.get(COMMON, {}).get(name)
 
     def own(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's own secret or None. For sources that an admin of the store connected.
+        """Return the store's own secret or None. For sources connected by one of the store's admins.
 
-        Such an admin chooses where the secret is sent, so common secrets of the deployment are not available.
+        These admins choose where the secret is sent, so the deployment's common secrets are not available.
         """
         return self._secrets.get(store_id, {}).get(name)

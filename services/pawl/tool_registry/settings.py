@@ -28,14 +28,14 @@ def module_names(value: str) -> list[str]:
 
 
 class ToolRegistrySettings(ServiceSettings):
-    """Settings of the registry. The message limit fits a batch of calls with the largest arguments."""
+    """The registry's settings. The message limit is large enough for a batch of calls with the largest arguments."""
 
     listen: ListenAddress = "127.0.0.1:7602"
     internal_listen: ListenAddress | None = "127.0.0.1:7632"
     metrics_listen: ListenAddress = "127.0.0.1:7612"
     service_key: SecretStr
     service_keys_file: Path
-    # One connection listens for notifications of other replicas.
+    # One connection listens for notifications from other replicas.
     database_connections_max: int = Field(default=10, ge=2)
     job_store_address: PeerAddresses = "127.0.0.1:7603"
     public_url: PublicUrl = ""
@@ -58,11 +58,11 @@ class ToolRegistrySettings(ServiceSettings):
 
     @property
     def is_personal(self) -> bool:
-        """True if this deployment belongs to one person: its only key source is the local key."""
+        """True if this deployment belongs to one person, which means that its only key source is the local key."""
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
     def private_paths(self, environment: Mapping[str, str]) -> list[str]:
-        """Return the paths that source programs must not reach: the data folder, and files with keys and secrets."""
+        """Return the paths that source programs must not access: the data folder, and files with keys or secrets."""
         files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]
         files += [Path(path) for path in self.private_files.split(",") if path]
         return [str(path.absolute()) for path in (self.data, *files)]

@@ -63,10 +63,10 @@ from pawl.tool_registry.sources.worker.workers import WorkerHub, WorkerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """External dependencies of the registry. `stopping` returns when the process should shut down."""
+    """The registry's external dependencies. `stopping` returns when the process should shut down."""
 
     database: Database
-    # New for each start of a process.
+    # New each time a process starts.
     instance_id: str
     journal: PostgresExecutionJournal
     ledger: LedgerReads
@@ -74,24 +74,24 @@ class Ports:
     secrets: FileSecrets
     helper: Helper
     connectors: Mapping[str, Connector]
-    # Takes a store, a schema and an answer; returns why the answer does not fit, or an empty string.
+    # Takes a store, a schema and an answer. Returns why the answer does not fit, or an empty string.
     answer_problem: Callable[[StoreId, bytes, str], Awaitable[str]]
     observer: RegistryMetrics
     clock: Clock
     ids: IdSource
     stopping: Callable[[], Awaitable[object]]
-    # Address of the gateway, or empty.
+    # The gateway's address, or empty.
     public_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a registry. `store_calls_per_minute` 0 means unlimited."""
+    """A registry's limits. If `store_calls_per_minute` is 0, calls are not limited."""
 
     executor: ExecutorOptions
     workers: WorkerOptions
     store_calls_per_minute: int = 0
-    # One person owns this deployment: the owner may connect any local program as a source.
+    # One person owns this deployment, so the owner may connect any local program as a source.
     is_personal: bool = False
 
 

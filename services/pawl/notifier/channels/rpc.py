@@ -1,4 +1,4 @@
-"""ChannelService: creates, changes, confirms and tests a user's channels."""
+"""Implements ChannelService: creates, changes, confirms and tests a user's channels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
-    """Serves the channels of the calling user. `on_due` is called when a delivery is due now."""
+    """Serves the channels of the calling user. `on_due` is called when a delivery becomes due immediately."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return kept
 
     def _changed_email(self, before: Channel, asked: Channel) -> Channel:
-        """Return a changed e-mail channel. A new address disables it until the address is confirmed."""
+        """Return a changed e-mail channel. A new address disables the channel until the address is confirmed."""
         if asked.url != before.url:
             self._check_email()
             return replace(asked, enabled=False)

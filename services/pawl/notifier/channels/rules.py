@@ -1,4 +1,4 @@
-"""Channels: the webhooks and e-mail addresses that receive a user's notifications."""
+"""Defines channels: the webhooks and e-mail addresses that receive a user's notifications."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CHANNELS_MAX: Final = 10
 NAME_CHARACTERS_MAX: Final = 200
 URL_CHARACTERS_MAX: Final = 2048
 AFTER_SECONDS_MAX: Final = 86400
-# Default delay of e-mails after the notification.
+# Default delay between a notification and its e-mail.
 EMAIL_AFTER_SECONDS: Final = 600
 FORMER_SECRETS_MAX: Final = 4
-# How long a replaced secret keeps signing.
+# How long a replaced secret is still used for signing.
 FORMER_SECRET_SECONDS: Final = 86400.0
 
 CODE_DIGITS: Final = 8
 # Attempts to confirm an address with one code.
 CODE_TRIES_MAX: Final = 5
 CODE_LASTS: Final = timedelta(hours=1)
-# Codes sent in 24 hours to one address (for any user), for one user, and for one store.
+# Maximum number of codes sent in 24 hours: to one address (for any user), for one user, and for one store.
 CODES_MAX_A_DAY: Final = {"address": 3, "user": 10, "store": 100}
 UNCONFIRMED: Final = "the address is not confirmed"
 KEY_GONE: Final = "the API key that last saved it was deleted: enable it with another key"
@@ -56,13 +56,13 @@ def kind_of(url: str) -> ChannelKind:
 
 
 def code_of(secret: bytes, url: str) -> str:
-    """Return the code that confirms an address. It is valid while the channel has this secret."""
+    """Return the code that confirms an address. It is valid for as long as the channel has this secret."""
     digest = hmac.digest(secret, f"confirm {url}".encode(), hashlib.sha256)
     return f"{int.from_bytes(digest[:8]) % 10**CODE_DIGITS:0{CODE_DIGITS}}"
 
 
 def unsubscribe_token(secret: bytes, store_id: StoreId, channel_id: ChannelId, url: str) -> str:
-    """Return the unsubscribe token of an e-mail channel. It cannot be forged without the channel's secret."""
+    """Return an e-mail channel's unsubscribe token. It cannot be forged without the channel's secret."""
     digest = hmac.digest(secret, f"unsubscribe {store_id} {channel_id} {url}".encode(), hashlib.sha256)
     return f"{channel_id}.{digest.hex()}"
 
@@ -77,8 +77,9 @@ def channel_of_token(token: str) -> ChannelId | None:
 class Channel:
     """A destination for a user's notifications. Empty `kinds` means all kinds.
 
-    `after_seconds` None means the default of the channel's kind; stored channels always have a value. `credential_id`
-    is the credential that last saved the channel, `delegate_user_id` the delegate that acted for the user, if any.
+    If `after_seconds` is None, the default for the channel's kind applies; stored channels always have a value.
+    `credential_id` is the credential that last saved the channel, and `delegate_user_id` the delegate that acted for
+    the user, if any.
     """
 
     channel_id: ChannelId

@@ -1,4 +1,4 @@
-"""Channels of users in PostgreSQL, schema `notifier`. The tables are named after the first kind, webhooks."""
+"""Stores users' channels in PostgreSQL, schema `notifier`. The tables are named after the first kind, webhooks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _ADD_DISABLED_EVENT: Final = """
 INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, error)
 VALUES ('channel.disabled', $1, $2, $3, $4, $5)
 """
-# Serializes disabling and deleting a channel with adding deliveries to it.
+# Serializes disabling or deleting a channel with adding deliveries to it.
 LOCK: Final = f"{_FIND} FOR UPDATE"
 _WAITING_TEST: Final = """
 SELECT * FROM notifier.webhook_deliveries
@@ -105,7 +105,7 @@ INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user
 VALUES ($1, $2, $3, $4, $5, $6)
 RETURNING *
 """
-# Reads one page of the newest deliveries per channel, however many there are.
+# Reads only one page of each channel's newest deliveries, however many there are.
 _DELIVERIES: Final = """
 SELECT d.* FROM unnest($1::text[]) AS w (webhook_id)
 CROSS JOIN LATERAL (
@@ -120,7 +120,7 @@ ORDER BY d.insert_time DESC, d.delivery_id DESC LIMIT $5
 _COUNT_DELIVERIES: Final = """
 SELECT state, count(*) FROM notifier.webhook_deliveries WHERE webhook_id = ANY ($1::text[]) GROUP BY state
 """
-# A delivery in progress keeps its claim. Codes are limited in number, so they cannot be resent this way.
+# A delivery in progress keeps its claim. Codes cannot be resent this way, because their number is limited.
 _RESEND: Final = """
 UPDATE notifier.webhook_deliveries SET
     state = 'waiting',
@@ -193,7 +193,7 @@ _MISSED: Final = "UPDATE notifier.webhooks SET code_tries = code_tries + 1 WHERE
 class PostgresChannels(DatabaseAdapter):
     """Channels and their delivery logs. Every method raises DependencyUnavailable if the database is unavailable.
 
-    Methods with an inbox raise ChannelNotFound for channels of other users.
+    Methods that take an inbox raise ChannelNotFound for other users' channels.
 
     Locks are taken in this order: an inbox, a channel, its deliveries by id.
     """
@@ -209,11 +209,11 @@ class PostgresChannels(DatabaseAdapter):
         request_hash: bytes,
         code: OwnDelivery,
     ) -> Channel:
-        """Create a channel, or return the one that the same request created. A new e-mail address is sent the code.
+        """Create a channel, or return the one that the same request created. The code is sent to a new e-mail address.
 
         Raises:
-            RequestIdReused: the request id was used for another channel.
-            InvalidField: the user has the most channels allowed, or too many codes were sent.
+            RequestIdReused: the request id was already used for another channel.
+            InvalidField: the user already has the maximum number of channels, or too many codes were sent.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK_USER, inbox.store_id, inbox.user_id)
@@ -247,7 +247,7 @@ class PostgresChannels(DatabaseAdapter):
         return channel_of(_existing(made))
 
     async def channels(self, inbox: Inbox) -> Sequence[Channel]:
-        """Return the channels of a user, oldest first."""
+        """Return a user's channels, oldest first."""
         return list(map(channel_of, await self._database.fetch(_LIST, inbox.store_id, inbox.user_id)))
 
     async def channel(self, inbox: Inbox, channel_id: ChannelId) -> Channel:
@@ -261,12 +261,12 @@ class PostgresChannels(DatabaseAdapter):
         *,
         code: OwnDelivery,
     ) -> Channel:
-        """Update a channel atomically to what `change` returns: the channel and its host.
+        """Atomically update a channel to the channel and host that `change` returns.
 
-        Disabling it ends its waiting deliveries. A new e-mail address is sent the code.
+        Disabling the channel ends its waiting deliveries. The code is sent to a new e-mail address.
 
         Raises:
-            PawlError: whatever `change` raises.
+            PawlError: any error that `change` raises.
             InvalidField: too many codes were sent.
         """
         key = (inbox.store_id, inbox.user_id, channel_id)
@@ -290,7 +290,7 @@ class PostgresChannels(DatabaseAdapter):
             await connection.execute(_DELETE_DELIVERIES, channel_id)
 
     async def send_code(self, inbox: Inbox, code: OwnDelivery) -> None:
-        """Send a new code, replacing the one before.
+        """Send a new code, replacing the previous one.
 
         Raises:
             InvalidField: the channel has no address to confirm, or too many codes were sent.
@@ -302,7 +302,7 @@ class PostgresChannels(DatabaseAdapter):
             await _send_code(connection, inbox, row["url"], code)
 
     async def confirm(self, inbox: Inbox, channel_id: ChannelId, code: str) -> Channel:
-        """Confirm the address of a channel and enable it. Has no effect on a confirmed channel.
+        """Confirm a channel's address and enable the channel. Has no effect if the channel is already confirmed.
 
         Raises:
             InvalidField: the channel is not an e-mail channel, or the code is wrong or no longer valid.
@@ -319,12 +319,12 @@ class PostgresChannels(DatabaseAdapter):
             if is_good and hmac.compare_digest(code_of(row["secret"], channel.url).encode(), code.encode()):
                 return channel_of(_existing(await connection.fetchrow(_CONFIRM, channel_id)))
             await connection.execute(_MISSED, channel_id)
-        # Raised here and not above, so that the failed attempt is committed.
+        # Raised here instead of above, so that the failed attempt is committed.
         problem = "is wrong" if is_good else "is no longer valid: request a new one"
         raise InvalidField(f"code: {problem}", field="code")
 
     async def unsubscribe(self, store_id: StoreId, token: str) -> None:
-        """Disable the e-mail channel that a token was made for, and notify its user. Idempotent.
+        """Disable the e-mail channel that a token was issued for, and notify its user. Idempotent.
 
         Raises:
             ChannelNotFound: the store has no such channel, or the token is invalid.
@@ -348,7 +348,7 @@ class PostgresChannels(DatabaseAdapter):
             await end_disabled(connection, inbox, disabled, DeliveryId(""), notice_time=now)
 
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
-        """Replace the secret of a channel. Former secrets keep signing for a day."""
+        """Replace a channel's secret. Former secrets are still used for signing for a day."""
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
         _existing(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
@@ -377,27 +377,27 @@ class PostgresChannels(DatabaseAdapter):
         *,
         limit: int,
     ) -> Sequence[pb.ChannelDelivery]:
-        """Return deliveries of a channel, or of all channels if `channel_id` is empty, newest first.
+        """Return a channel's deliveries, or all channels' if `channel_id` is empty, newest first.
 
-        `before` is the time and id of the last delivery of the previous page.
+        `before` is the time and id of the last delivery on the previous page.
         """
         channel_ids = await self._ids(inbox, channel_id)
         rows = await self._database.fetch(_DELIVERIES, channel_ids, *(before or (None, "")), list(states), limit)
         return list(map(_delivery, rows))
 
     async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[pb.ChannelDeliveryCount]:
-        """Return the number of deliveries per state, of a channel or, if `channel_id` is empty, of all."""
+        """Return the number of deliveries per state, for one channel or, if `channel_id` is empty, for all channels."""
         rows = await self._database.fetch(_COUNT_DELIVERIES, await self._ids(inbox, channel_id))
         counts = (pb.ChannelDeliveryCount(state=_state(row), count=row["count"]) for row in rows)
         return sorted(counts, key=lambda each: each.state)
 
     async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[pb.ChannelDelivery]:
-        """Send deliveries again now, with a fresh attempt count; returned in the order of the ids.
+        """Send deliveries again now, with a fresh attempt count; return them in the order of the ids.
 
         A delivery in progress continues.
 
         Raises:
-            DeliveryNotFound: the user lacks one of the deliveries; nothing is sent.
+            DeliveryNotFound: one of the deliveries is not the user's. Nothing is sent.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)
@@ -415,9 +415,9 @@ class PostgresChannels(DatabaseAdapter):
 async def end_disabled(
     connection: Connection, inbox: Inbox, channel: Channel, ended_by: DeliveryId, *, notice_time: datetime | None
 ) -> None:
-    """End the waiting deliveries of a disabled channel and queue a NATS event. With `notice_time`, notify the user.
+    """End a disabled channel's waiting deliveries and queue a NATS event. If `notice_time` is set, notify the user.
 
-    The caller must hold the locks on the inbox, the channel and its waiting deliveries.
+    The caller must hold the locks on the inbox, the channel and the channel's waiting deliveries.
     """
     await connection.execute(_END_WAITING, channel.channel_id)
     event = (inbox.store_id, inbox.user_id, channel.channel_id, ended_by, channel.disable_reason)
@@ -427,7 +427,7 @@ async def end_disabled(
 
 
 async def _send_code(connection: Connection, inbox: Inbox, url: str, code: OwnDelivery) -> asyncpg.Record:
-    """Queue a new code unless the daily limit is reached; returns the row of its channel."""
+    """Queue a new code unless the daily limit is reached; return its channel's row."""
     address, channel_id = url.partition(":")[2], code.channel_id
     await connection.execute(_LOCK_CODES)
     sent = _existing(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))

@@ -1,4 +1,4 @@
-"""Sends due deliveries to their receivers."""
+"""Sends deliveries to their receivers when they are due."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.notifier.deliveries.rules import LOST, NOT_SENT, TRIES_MAX_AT_ONCE, At
 from pawl.notifier.deliveries.store import PostgresDeliveries
 from pawl.notifier.metrics import PrometheusCounters
 
-# Duration of a claim. Longer than an attempt plus recording its outcome.
+# Duration of a claim. Longer than it takes to make an attempt and record its outcome.
 CLAIM_SECONDS: Final = 30.0
 _SETTLE_SECONDS: Final = 10.0
 _CANDIDATES: Final = 500
@@ -32,18 +32,18 @@ _log = logs.get_logger(__name__)
 
 class ChannelSender(Protocol):
     async def send(self, attempt: Attempt) -> Outcome:
-        """Try a delivery. Returns within 16 s, whatever the receiver does. Safe to cancel."""
+        """Attempt a delivery. Returns within 16 s, whatever the receiver does. Safe to cancel."""
 
     async def finish(self, attempt: Attempt) -> None:
-        """Wait for background work of an attempt, such as a DNS lookup that timed out. Safe to cancel."""
+        """Wait for an attempt's background work, such as a DNS lookup that timed out. Safe to cancel."""
 
 
 class Deliveries:
     """Tries due deliveries immediately when woken, and polls every second.
 
-    Each delivery is claimed before an attempt, so replicas never try the same one. When a process dies, its claims
-    expire and count as failed attempts; a process that stops cleanly releases them. Attempts are limited per host, user
-    and store, and to one at a time for a failing channel, so a hanging receiver delays only its own deliveries.
+    Each delivery is claimed before an attempt, so replicas never try the same one. If a process dies, its claims expire
+    and count as failed attempts; a process that stops cleanly releases them. Attempts are limited per host, user and
+    store, and to one at a time for a failing channel, so a receiver that hangs delays only its own deliveries.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Deliveries:
                 self._due.clear()
                 try:
                     if await self._start_due():
-                        # Slots freed during this pause are filled together, with one query and one claim.
+                        # Slots that become free during this pause are filled together, with one query and one claim.
                         await asyncio.sleep(_GATHER_SECONDS)
                         continue
                 except Unavailable as error:
@@ -117,7 +117,7 @@ class Deliveries:
         self.wake()
 
     async def _hold(self, attempt: Attempt) -> None:
-        """Try a delivery. It occupies its slots until all of its work has ended."""
+        """Attempt a delivery. It occupies its slots until all of its work has ended."""
         await self._try(attempt)
         await self._senders[kind_of(attempt.url)].finish(attempt)
 

@@ -1,4 +1,4 @@
-"""Rules of deliveries: links, limits, the retry schedule, and what to send when."""
+"""Defines the rules for deliveries: links, limits, the retry schedule, and what to send when."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pawl.notifier.preferences.rules import Preferences, quiet_until
 
 
 def link_to(draft: Draft, public_url: str) -> str:
-    """Return the console page of the draft's call or run; empty if there is none.
+    """Return the URL of the console page for the draft's call or run; empty if there is none.
 
-    Also empty without `public_url`, the address at which browsers reach the gateway.
+    Also empty if there is no `public_url`, the address at which browsers reach the gateway.
     """
     if not public_url:
         return ""
@@ -33,7 +33,7 @@ def link_to(draft: Draft, public_url: str) -> str:
 
 
 def unsubscribe_link(public_url: str, store_id: StoreId, token: str) -> str:
-    """Return the unsubscribe page of an e-mail channel; empty without `public_url`."""
+    """Return the URL of an e-mail channel's unsubscribe page; empty if there is no `public_url`."""
     return f"{public_url}/unsubscribe/{store_id}/{token}" if public_url else ""
 
 
@@ -41,16 +41,16 @@ DeliveryId = NewType("DeliveryId", str)
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 TITLE_CHARACTERS_MAX: Final = 200
-# Host name used for all e-mail, in addition to the hosts of webhooks: one server sends it all.
+# Counts as the host of every e-mail, alongside the webhooks' hosts, because one server sends all e-mail.
 EMAIL_HOST: Final = "mailto:"
-# E-mails per user; further ones wait.
+# Maximum number of e-mails per user. Any more have to wait.
 EMAILS_MAX_AN_HOUR: Final = 60
 _EMAIL_PAUSE: Final = timedelta(minutes=5)
 # Type of an e-mail with a confirmation code.
 CODE: Final = "channel.code"
 # Type of a test delivery.
 TEST: Final = "channel.test"
-# Test deliveries of a channel that are kept when another one is created.
+# Number of a channel's test deliveries that are kept when another one is created.
 TESTS_KEPT: Final = 20
 
 # When attempts are due, in seconds after the first one.
@@ -58,17 +58,17 @@ AGES: Final = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000
 # Pauses are randomly shortened or extended by up to this fraction.
 JITTER: Final = 0.1
 _PAUSES: Final = tuple(after - before for before, after in pairwise(AGES))
-# Longest wait that a receiver can request with Retry-After. A longer pause of the schedule still applies.
+# Longest wait that a receiver can request with Retry-After. A longer pause in the schedule still applies.
 RETRY_AFTER_SECONDS_MAX: Final = _PAUSES[-1]
 
 
-# A dead delivery disables its channel if nothing was delivered for this long.
+# A dead delivery disables its channel if nothing has been delivered for this long.
 FAILING_MAX: Final = timedelta(days=3)
 
-# Concurrent attempts of one process: per host, per user, per store, and in total.
+# Maximum number of concurrent attempts by one process: per host, per user, per store, and in total.
 TRIES_MAX_AT_ONCE: Final[Mapping[str, int]] = {"host": 16, "user": 32, "store": 64, "all": 128}
 
-# Concurrent attempts of one process to a channel whose last attempt failed.
+# Maximum number of concurrent attempts by one process to a channel whose last attempt failed.
 FAILING_TRIES_MAX: Final = 1
 
 _OK: Final = range(200, 300)
@@ -91,12 +91,12 @@ class Candidate:
     channel_id: ChannelId
     inbox: Inbox
     host: str
-    # The last attempt for its channel failed.
+    # The last attempt on its channel failed.
     is_failing: bool
 
     @property
     def slots(self) -> Mapping[str, Hashable]:
-        """Keys of the slots that an attempt occupies, by the names of TRIES_MAX_AT_ONCE."""
+        """Keys of the slots that an attempt occupies, by their names in TRIES_MAX_AT_ONCE."""
         return {"host": self.host, "user": self.inbox, "store": self.inbox.store_id, "all": ""}
 
 
@@ -111,31 +111,31 @@ class Attempt:
     body: str
     # Number of attempts so far, including this one.
     tries: int
-    # End of the claim. It also identifies the claim: a later claim has a later end.
+    # End of the claim. It also identifies the claim, because a later claim has a later end.
     claim_until: datetime
     # The user, with the credential that last saved the channel.
     saved_by: Principal
-    # An earlier claim expired without a recorded outcome. This attempt stands for it and is not sent.
+    # An earlier claim expired without a recorded outcome. This attempt represents it and is not sent.
     is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of an attempt: an HTTP status, or an error without one."""
+    """Outcome of an attempt: an HTTP status, or an error if there was no status."""
 
     status: int = 0
     error: str = ""
     latency_seconds: float = 0.0
     # Wait requested by the receiver.
     retry_after_seconds: float | None = None
-    # Retrying is pointless.
+    # Retrying cannot help.
     is_final: bool = False
-    # False if the receiver was not at fault. Then it is not a failure of the channel.
+    # False if the receiver was not at fault. In that case it does not count as a failure of the channel.
     is_receivers: bool = True
 
     @property
     def wait_seconds(self) -> float:
-        """Shortest wait before the next attempt, if the status allows the receiver to request one; else 0."""
+        """Minimum wait before the next attempt, if the status allows the receiver to request one; otherwise 0."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property
@@ -144,24 +144,24 @@ class Outcome:
 
     @property
     def is_gone(self) -> bool:
-        """True if the receiver asks to end the channel."""
+        """True if the receiver asks for the channel to be disabled."""
         return self.status == _GONE
 
     @property
     def message(self) -> str:
-        """Why the attempt failed; empty if it did not."""
+        """Why the attempt failed; empty if it did not fail."""
         return "" if self.is_success else self.error or f"the receiver answered {self.status}"
 
 
-# Outcome for a channel whose API key was deleted: the channel is disabled.
+# Outcome for a channel whose API key was deleted. The channel is disabled.
 NOT_SENT: Final = Outcome(error=KEY_GONE, is_receivers=False)
-# Outcome of a lost attempt. It counts, so that a delivery that crashes every process dies in the end.
+# Outcome of a lost attempt. It counts, so that a delivery that crashes every process eventually becomes dead.
 LOST: Final = Outcome(error="the notifier stopped during the attempt, or could not record its outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What happens to a delivery and its channel. `retry_seconds` is set while the delivery waits."""
+    """What happens to a delivery and its channel. `retry_seconds` is set if the delivery will be retried."""
 
     state: DeliveryState
     retry_seconds: float | None = None
@@ -171,7 +171,7 @@ class Verdict:
 def judge(
     outcome: Outcome, *, tries: int, is_test: bool, enabled: bool, failing_since: datetime, now: datetime, chance: float
 ) -> Verdict:
-    """Return what happens to a delivery after an attempt. `chance`, from 0 to 1, varies the next pause."""
+    """Return what happens to a delivery after an attempt. `chance`, between 0 and 1, varies the next pause."""
     if outcome.is_success:
         return Verdict(state=DeliveryState.DELIVERED)
     if outcome == NOT_SENT:
@@ -199,18 +199,18 @@ class Due:
     type: str
     # False if its e-mail address is not confirmed.
     is_confirmed: bool
-    # The confirmation code is used or expired.
+    # The confirmation code has been used or has expired.
     code_is_void: bool
     # E-mails sent to the user within the last hour. 0 for webhooks.
     emails: int
-    # The user requested it: a test, or a resent delivery.
+    # The user requested it, as a test or by resending it.
     is_requested: bool
     # An attempt was lost and must be counted.
     was_claimed: bool
     enabled: bool
     is_muted: bool
     is_read: bool
-    # The need that it reports is resolved.
+    # The need that it reports has been resolved.
     is_resolved: bool
     # The user has since watched the run.
     is_watched: bool
@@ -269,7 +269,7 @@ def _next_email(due: Due, now: datetime) -> datetime | None:
 
 
 def choose(candidates: Sequence[Candidate], in_progress: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that may be tried now, given those in progress, in order."""
+    """Return the candidates that may be tried now, in order, given those already in progress."""
     taken = Counter(slot for each in in_progress for slot in each.slots.items())
     tried = Counter(each.channel_id for each in in_progress)
     chosen: list[Candidate] = []
@@ -284,7 +284,7 @@ def choose(candidates: Sequence[Candidate], in_progress: Sequence[Candidate]) ->
 
 
 def crowded(keys: Iterable[KeyT], name: str) -> list[KeyT]:
-    """Return the keys that have no free slot. `name` is a name of TRIES_MAX_AT_ONCE."""
+    """Return the keys that have no free slot. `name` is a name in TRIES_MAX_AT_ONCE."""
     return [key for key, count in Counter(keys).items() if count >= TRIES_MAX_AT_ONCE[name]]
 
 
@@ -294,7 +294,7 @@ def type_of(kind: NotificationKind) -> str:
 
 
 def body_of(draft: Draft, public_url: str = "") -> str:
-    """Return the JSON body for a notification. Deterministic. It has a link if there is a `public_url`."""
+    """Return a notification's JSON body. Deterministic. The body includes a link if there is a `public_url`."""
     data = {
         "notification_id": draft.notification_id,
         "store_id": draft.inbox.store_id,
@@ -312,7 +312,7 @@ def body_of(draft: Draft, public_url: str = "") -> str:
 
 
 def body_of_own(kind: str, inbox: Inbox, channel_id: ChannelId, now: datetime) -> str:
-    """Return the body of a delivery without a notification: a TEST or a CODE."""
+    """Return the body of a delivery that has no notification: a TEST or a CODE."""
     return _body(kind, now, {"store_id": inbox.store_id, "user_id": inbox.user_id, "channel_id": channel_id})
 
 
@@ -337,7 +337,7 @@ def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnDelivery:
-    """A delivery without a notification: a TEST, or a CODE derived from `secret`."""
+    """A delivery that has no notification: a TEST, or a CODE derived from `secret`."""
 
     delivery_id: DeliveryId
     channel_id: ChannelId

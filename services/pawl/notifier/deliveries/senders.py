@@ -1,4 +1,4 @@
-"""Senders of deliveries: signed webhook requests (Standard Webhooks specification) and e-mails."""
+"""Sends deliveries as signed webhook requests (Standard Webhooks specification) and e-mails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRY_SECONDS: Final = 15.0
 
 
 class SignedPosts:
-    """Sends webhooks. Reads only the status and Retry-After of a response. See `ChannelSender`."""
+    """Sends webhooks. Reads only the response's status and Retry-After header. See `ChannelSender`."""
 
     def __init__(self, egress: Egress, clock: Clock) -> None:
         self._egress = egress
@@ -98,7 +98,7 @@ class _Payload(msgspec.Struct):
 
 
 def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
-    """Return the e-mail for a delivery. With `public_url`, it has an unsubscribe link (RFC 8058)."""
+    """Return the e-mail for a delivery. If there is a `public_url`, it has an unsubscribe link (RFC 8058)."""
     payload = msgspec.json.decode(attempt.body, type=_Payload)
     data, domain = payload.data, sender.partition("@")[2]
     title, body, link, foot = texts(attempt)
@@ -112,7 +112,7 @@ def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> byt
     message["Date"] = format_datetime(payload.timestamp)
     message["Message-ID"] = f"<{attempt.candidate.delivery_id}@{domain}>"
     if conversation_id := data.get("conversation_id"):
-        # All mails of a conversation reply to the same message, which was never sent, so they form one thread.
+        # All of a conversation's e-mails reply to the same message, which was never sent, so that they form one thread.
         root = f"<{conversation_id}.{data['store_id']}@{domain}>"
         message["In-Reply-To"] = root
         message["References"] = root
@@ -121,13 +121,13 @@ def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> byt
     paragraph = f"<p>{_linked(link, link)}</p>\n" if link else ""
     page = _HTML.format(title=escape(title), body=escape(body), link=paragraph, foot=_linked(foot, unsubscribe))
     message.add_alternative(page, subtype="html", charset="utf-8")
-    # The same for each attempt. Keyed, so that untrusted text cannot contain the boundary.
+    # The same for every attempt. Keyed, so that untrusted text cannot contain the boundary.
     message.set_boundary("=_" + hmac.digest(attempt.secrets[0], attempt.body.encode(), hashlib.sha256).hex()[:40])
     return _unsubscribe_headers(unsubscribe) + message.as_bytes()
 
 
 def _unsubscribe_headers(link: str) -> bytes:
-    """Return the headers for one-click unsubscribing. EmailMessage would encode such long values."""
+    """Return the headers for one-click unsubscribing, unencoded: EmailMessage would encode such long values."""
     lines = [f"List-Unsubscribe: <{link}>"] if link else []
     if link.startswith("https:"):
         lines.append("List-Unsubscribe-Post: List-Unsubscribe=One-Click")
@@ -141,7 +141,7 @@ def _unsubscribe_link(attempt: Attempt, public_url: str) -> str:
 
 
 def texts(attempt: Attempt) -> tuple[str, str, str, str]:
-    """Return the title, text, link and footer of a message. The link may be empty."""
+    """Return a message's title, text, link and footer. The link may be empty."""
     data = msgspec.json.decode(attempt.body, type=_Payload).data
     whose = f"{data['user_id']} of the store {data['store_id']}"
     channel_id = attempt.candidate.channel_id
@@ -185,7 +185,7 @@ class Emails:
         return replace(outcome, latency_seconds=self._clock.monotonic() - started)
 
     async def finish(self, attempt: Attempt) -> None:
-        """Return immediately: an attempt leaves no background work."""
+        """Return immediately, because an attempt leaves no background work."""
 
     async def _sent(self, server: SmtpServer, attempt: Attempt) -> Outcome:
         recipient = attempt.url.removeprefix("mailto:")
@@ -197,7 +197,7 @@ class Emails:
         except aiosmtplib.SMTPDataError as refused:
             return _refusal(refused.code, "the message")
         except aiosmtplib.SMTPResponseException as refused:
-            # Before any recipient was named: the server refuses this sender.
+            # This happened before any recipient was named, so the server refuses this sender.
             return Outcome(error=f"the mail server refused with code {refused.code}", is_receivers=False)
         except (aiosmtplib.SMTPException, OSError) as error:
             # The message may have been accepted.

@@ -1,4 +1,4 @@
-"""The delivery queue in PostgreSQL, schema `notifier`."""
+"""Stores the delivery queue in PostgreSQL, schema `notifier`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from pawl.notifier.inbox.rules import Inbox
 from pawl.notifier.inbox.store import inbox_of
 from pawl.notifier.preferences.store import preferences_of
 
-# Jumps from one channel with waiting deliveries to the next and reads only its oldest, so a long queue costs nothing.
+# Jumps from one channel with waiting deliveries to the next and reads only its oldest one, so the queue's length does
+# not matter.
 DUE: Final = """
 WITH RECURSIVE waiting AS (
     SELECT min(webhook_id) AS webhook_id FROM notifier.webhook_deliveries WHERE due_time IS NOT NULL
@@ -120,7 +121,8 @@ WHERE d.delivery_id = each.delivery_id
 """,
     CHANGED,
 )
-# IS NOT DISTINCT FROM keeps the planner from looking deliveries up by due time: very many may be due.
+# IS NOT DISTINCT FROM prevents the planner from looking up deliveries by the time they are due, because many may be
+# due.
 RELEASE: Final = """
 UPDATE notifier.webhook_deliveries SET claimed = false, due_time = now()
 WHERE delivery_id IN (
@@ -185,7 +187,7 @@ class PostgresDeliveries(DatabaseAdapter):
     async def due(self, in_progress: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
         """Return due deliveries, excluding hosts, users, stores and failing channels without a free slot.
 
-        Users with the fewest deliveries in progress come first, then the longest due.
+        Users with the fewest deliveries in progress come first, then deliveries that have been due longest.
         """
         rows = await self._database.fetch(
             DUE,
@@ -211,9 +213,9 @@ class PostgresDeliveries(DatabaseAdapter):
         ]
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
-        """Claim deliveries that are still due and should be sent now. No other process tries them during the claim.
+        """Claim deliveries that are still due and should be sent now. No other process tries a claimed delivery.
 
-        The others are postponed or ended, as `plan` decides.
+        Other deliveries are postponed or ended, as `plan` decides.
         """
         by_id = {candidate.delivery_id: candidate for candidate in candidates}
         async with self._database.transaction() as connection:
@@ -236,14 +238,14 @@ class PostgresDeliveries(DatabaseAdapter):
         return [_attempt(by_id[row["delivery_id"]], row, until) for row, each in plans if each.sends]
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        """Release claims as if they had never been made. Settled attempts are unaffected."""
+        """Release claims as if they had never been made. Attempts that were already settled are unaffected."""
         ids = [attempt.candidate.delivery_id for attempt in attempts]
         await self._database.execute(RELEASE, ids, [attempt.claim_until for attempt in attempts])
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
         """Record the outcome of an attempt; None if the claim has expired or the delivery was deleted.
 
-        If this disables the channel, the user is notified in the same transaction, except after a test.
+        If that disables the channel, the user is notified in the same transaction, except after a test.
         """
         if outcome.is_success:
             # Does not lock the channel, which may have many concurrent deliveries.
@@ -263,9 +265,9 @@ class PostgresDeliveries(DatabaseAdapter):
         await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
-        """Return, per channel kind, the number of waiting deliveries and how many seconds the oldest has been due.
+        """Return, per channel kind, the number of waiting deliveries and the number of seconds the oldest has been due.
 
-        Deliveries in progress and those to failing channels do not count for the delay.
+        The delay does not include deliveries in progress or to failing channels.
         """
         rows = await self._database.fetch(_COUNT_WAITING)
         found = {ChannelKind(row["kind"]): (row["count"], row["delay_seconds"]) for row in rows}
@@ -321,7 +323,7 @@ def _settlement(attempt: Attempt, outcome: Outcome, verdict: Verdict) -> tuple[o
 
 
 def _plan(row: asyncpg.Record) -> Plan:
-    """Return the plan for a delivery. If it cannot be computed, it is retried with growing pauses."""
+    """Return the plan for a delivery. If it cannot be computed, the delivery is retried with increasing pauses."""
     now: datetime = row["now"]
     pause = min(max(now - row["insert_time"], _UNREADABLE_PAUSE_MIN), _UNREADABLE_PAUSE_MAX)
     judged = read_each("delivery", [row], lambda each: plan(_due(each), now), itemgetter("delivery_id"))

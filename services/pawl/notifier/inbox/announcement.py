@@ -1,4 +1,4 @@
-"""Decides which run events become notifications: to users about their runs, and to approvers about calls."""
+"""Decides which run events become notifications, to users about their runs and to approvers about calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, R
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048
 
-# Waits that users are notified of, in order, in words that users read.
+# Waits that users are notified about, in order, with the wording that users see.
 _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: "your approval",
     run_pb2.WAIT_KIND_ANSWER: "your answer",
@@ -38,7 +38,7 @@ _AWAITING: Final = call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
 def asks_approval(event: event_pb2.RunEvent) -> bool:
-    """Return whether a call starts to wait for approvers: newly proposed, edited, or escalated."""
+    """Return whether a call starts waiting for approvers because it is newly proposed, edited, or escalated."""
     return event.call_changed.call.state == _AWAITING
 
 
@@ -48,7 +48,7 @@ def concerns_approval(event: event_pb2.RunEvent) -> bool:
 
 
 def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
-    """Return the notifications for an event; `approvers` are those of its store. Most events give no notification."""
+    """Return the notifications for an event. `approvers` are its store's. Most events do not produce a notification."""
     match event.WhichOneof("kind"):
         case "run_changed":
             draft = _of_run(event)
@@ -64,7 +64,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification about the end of a job whose conversation cannot report it; None if not needed.
+    """Return the notification that a job has ended, if its conversation cannot report that; None if it is not needed.
 
     A user who stopped the job is not notified.
     """
@@ -86,7 +86,7 @@ def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
 
 
 def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
-    """Return the need that an event resolves, if any. A need that persists is notified again."""
+    """Return the need that an event resolves, if any. If a need persists, the user is notified again."""
     is_run = event.HasField("run_changed")
     if not is_run and not concerns_approval(event):
         return None
@@ -100,9 +100,9 @@ def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
 
 
 def _of_run(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification for the user of a run.
+    """Return the notification for a run's user.
 
-    Returns None for a run replaced by a newer message, for the end of a sub-run or job, and for a job turn without
+    Returns None if the run was replaced by a newer message, if a sub-run or job has ended, or if a job turn has no
     output.
     """
     run = event.run_changed.run
@@ -148,8 +148,8 @@ def _attention(run: run_pb2.Run) -> str:
 def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
     """Return the notifications about a call, for approvers who have not approved it yet.
 
-    Users are notified about calls of their own runs by the waiting run, and once more if there is no decision in time.
-    Other approvers see nothing of the conversation: see `shown`.
+    For their own runs' calls, users are notified when the run starts waiting, and again if there is no decision in
+    time. Other approvers do not see the conversation: see `shown`.
     """
     call = event.call_changed.call
     knowing = {call.user_id, *(approval.user_id for approval in call.approval.approvals)}
@@ -167,7 +167,7 @@ def _request(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind,
     call = event.call_changed.call
     expire_time = call.deadline_time.ToDatetime(tzinfo=UTC) if call.HasField("deadline_time") else None
     body = _body(call.approval.preview or call.approval.cause, undecided(expire_time))
-    # Each user gets a separate notification about the event.
+    # Each user receives a separate notification about the event.
     own_id = notification_id(EventId(f"{event.event_id}/{user_id}"))
     return replace(_draft(event, user_id, kind, title, body), notification_id=own_id, call_id=CallId(call.call_id))
 
@@ -191,6 +191,6 @@ def _time(event: event_pb2.RunEvent) -> datetime:
 
 
 def _body(text: str, end: str = "") -> str:
-    """Return the text, truncated so that `end` fits completely."""
+    """Return the text, truncated so that `end` fits in full."""
     end = f"\n\n{end}" if end else ""
     return (shortened(visible(storable(text).strip()), BODY_BYTES_MAX - len(end)) + end).lstrip()

@@ -1,4 +1,4 @@
-"""NATS messages of the notifier: published notifications, channel events, and which users watch which runs."""
+"""Handles the notifier's NATS messages: published notifications, channel events, and which users watch which runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def listen(bus: Bus, wake: Callable[[Inbox], None]) -> None:
 
 
 async def listen_for_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
-    """Call `note` with the users who have just seen runs, as agent-loop reports. Failures lose the report."""
+    """Call `note` with the users who have just seen runs, as reported by agent-loop. On failure, the report is lost."""
 
     async def on_message(_subject: str, data: bytes) -> None:
         try:
@@ -62,8 +62,8 @@ _FORGET_BATCH: Final = 1000
 class Publication:
     """Publishes new notifications and channel events immediately when woken, and polls every second.
 
-    Rows are locked while they are published and marked in the same transaction, so replicas never publish the same one.
-    After a crash in between, a row is published again with the same id.
+    Rows are locked, published and marked in one transaction, so replicas never publish the same row. If the process
+    crashes in between, a row is published again with the same id.
     """
 
     def __init__(self, store: PostgresStore, bus: Bus, counters: PrometheusCounters) -> None:

@@ -67,7 +67,7 @@ class JetStreamLifecycle:
                     if messages:
                         await self._take(messages)
             except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
-                # The stream does not exist yet, or it was wiped together with the consumer.
+                # The stream does not exist yet, or was wiped together with the consumer.
                 if not waiting:
                     _log.warning("lifecycle.waiting", error=str(error) or type(error).__name__)
                 waiting = True
@@ -81,7 +81,7 @@ class JetStreamLifecycle:
                 deliver_policy=DeliverPolicy.ALL,
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=_ACK_WAIT_SECONDS,
-                # No limit: JetStream would drop messages silently. The intake decides when to reject one.
+                # No limit, because JetStream would silently drop messages. The intake decides when to reject one.
                 max_deliver=-1,
                 max_ack_pending=_UNANSWERED_MAX,
                 filter_subject=SUBJECTS,
@@ -91,9 +91,9 @@ class JetStreamLifecycle:
 
 
 async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
-    """Return pending messages, up to a batch; empty after a while without events.
+    """Return pending messages, at most one batch; empty if there are no events for a while.
 
-    A fetch of many messages waits for the last of them, so the first is fetched alone.
+    A fetch of several messages waits for the last of them, so the first is fetched separately.
     """
     try:
         messages = await subscription.fetch(1, timeout=_WAIT_SECONDS)
@@ -112,8 +112,8 @@ def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
     """Parse a run event and validate the fields used by notifications.
 
     Raises:
-        PoisonEvent: the payload is not a RunEvent, an id or time is invalid, or the event belongs to another store than
-            its subject.
+        PoisonEvent: the payload is not a RunEvent, an id or time is invalid, or the event's store is not the one in its
+            subject.
     """
     try:
         event = event_pb2.RunEvent.FromString(data)
@@ -141,7 +141,7 @@ def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
     return event
 
 
-# Deliveries of an event whose values the store refuses. Other failures are retried forever.
+# How many times an event is delivered if the store refuses its values. Other failures are retried forever.
 ATTEMPTS_MAX: Final = 8
 
 _RETRY_SECONDS: Final = 1.0
@@ -193,7 +193,7 @@ class Intake:
                 self._counters.events.labels("notified" if is_notified else "ignored").inc()
 
     async def _notify(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
-        """Write notifications and mark resolved needs; returns, per event, whether it has a notification."""
+        """Write notifications and mark resolved needs; return, for each event, whether it has a notification."""
         store_ids = {StoreId(event.store_id) for event in events if asks_approval(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
         drafts = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
@@ -202,7 +202,7 @@ class Intake:
         await self._store.mark_resolved([over for event in events if (over := need_resolved_by(event)) is not None])
         ends = [job_end_of(event) for event in events]
         conversations = {(end.inbox, end.conversation_id) for end in ends if end}
-        # Only if the conversation waits for a person. Otherwise the model itself reports that its job ended.
+        # Only if the conversation is waiting for a user. Otherwise the model itself reports that its job has ended.
         waiting = await self._store.waiting(conversations) if conversations else frozenset()
         late = [end if end and (end.inbox, end.conversation_id) in waiting else None for end in ends]
         if any(late) and await self._store.add([end for end in late if end]):
@@ -210,7 +210,7 @@ class Intake:
         return [bool(each) or end is not None for each, end in zip(drafts, late, strict=True)]
 
     async def _postpone(self, message: Message, error: Exception) -> None:
-        """Retry an event that failed on its own. Reject it in the end only if its own values are at fault."""
+        """Retry an event that failed when handled alone. It is finally rejected only if its own values are at fault."""
         _log.warning("intake.event_failed", attempt=message.metadata.num_delivered, exc_info=error)
         if isinstance(error, PoisonEvent) and message.metadata.num_delivered >= ATTEMPTS_MAX:
             await self._reject(message)

@@ -1,4 +1,4 @@
-"""NotifyService."""
+"""Implements NotifyService."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def caller_inbox() -> Inbox:
 
 
 def page_size(requested: int) -> int:
-    """Return the size of a page; 0 means the default.
+    """Return the page size; 0 means the default.
 
     Raises:
         InvalidField: more than 200 were requested.
@@ -50,7 +50,7 @@ def several_ids(ids: Collection[str], field: str) -> list[str]:
     """Validate a list of ids.
 
     Raises:
-        InvalidField: there are none, or more than 200.
+        InvalidField: there are no ids, or more than 200.
         InvalidId: an id is malformed.
     """
     if not 1 <= len(ids) <= IDS_MAX:
@@ -131,7 +131,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         return pb.AcknowledgeNotificationsResponse(notifications=acknowledged)
 
     async def _reader(self) -> tuple[Inbox, bool]:
-        """Return the caller's inbox and whether the caller approves calls of the store, which is recorded."""
+        """Return the caller's inbox and whether the caller approves the store's calls, and record the latter."""
         caller = require_user()
         inbox = Inbox(store_id=caller.store_id, user_id=caller.user_id)
         approves = caller.decides and not caller.roles.isdisjoint(APPROVERS)

@@ -1,4 +1,4 @@
-"""Notifications and inboxes."""
+"""Defines notifications and inboxes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NotificationKinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """The notifications of one user of a store."""
+    """The notifications of one user in a store."""
 
     store_id: StoreId
     user_id: UserId
@@ -52,8 +52,8 @@ class Inbox:
 class Draft:
     """A notification before it has a number in its inbox.
 
-    `notification_id` is derived from the event, so the same event always gives the same draft. `call_id` is the call to
-    decide about, `channel_id` the disabled channel; empty if there is none.
+    `notification_id` is derived from the event, so the same event always produces the same draft. `call_id` is the call
+    to decide on, and `channel_id` the disabled channel; each is empty if there is none.
     """
 
     inbox: Inbox
@@ -70,7 +70,7 @@ class Draft:
 
 
 def shown(draft: Draft) -> Draft:
-    """Return a draft as channels see it. The conversation of another user's call is kept for erasure but hidden."""
+    """Return a draft as channels see it. For another user's call, the conversation is kept for erasure but hidden."""
     if draft.kind is NotificationKind.APPROVAL_NEEDED:
         return replace(draft, conversation_id=ConversationId(""))
     return draft
@@ -78,10 +78,10 @@ def shown(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedNeed:
-    """A need for a person that is resolved. It applies to notifications created before `time`.
+    """A need for a user's action that has been resolved. It applies to notifications created before `time`.
 
-    With `call_id`, it is the need to approve that call, else the run's own need. `run_ended` resolves approvals of all
-    calls of the run too.
+    If `call_id` is set, it is the need to approve that call; otherwise it is the run's own need. `run_ended` also
+    resolves the approvals of all the run's calls.
     """
 
     store_id: StoreId
@@ -96,5 +96,5 @@ class PoisonEvent(Exception):
 
 
 def notification_id(event_id: EventId) -> NotificationId:
-    """Return the id of the notification about an event. Deterministic, and valid for any event id."""
+    """Return the id of the notification about an event. Deterministic; works for any event id."""
     return NotificationId(f"ntf_{hashlib.sha256(event_id.encode()).hexdigest()[:40]}")

@@ -1,4 +1,4 @@
-"""Inboxes in PostgreSQL, schema `notifier`."""
+"""Stores inboxes in PostgreSQL, schema `notifier`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFUSED_VALUES: Final = (
     asyncpg.ProgramLimitExceededError,
 )
 
-# The fields of a draft that are columns, in the order of the statement.
+# The draft fields that are columns, in the order of the statement.
 _DRAFT: Final = (
     "notification_id",
     "kind",
@@ -132,8 +132,8 @@ FROM notifier.inboxes
 JOIN unnest($1::text[], $2::text[]) AS wanted (store_id, user_id) USING (store_id, user_id)
 """
 
-# Sorted, so that concurrent acknowledgements do not deadlock. IS NOT DISTINCT FROM keeps the planner from using an
-# index on the user, who may have very many notifications.
+# Sorted, so that concurrent acknowledgements do not deadlock. IS NOT DISTINCT FROM prevents the planner from using an
+# index on the user, who may have many notifications.
 _LOCK: Final = """
 SELECT number FROM notifier.notifications
 WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND notification_id = ANY ($3::text[])
@@ -169,7 +169,7 @@ UPDATE notifier.notifications SET over_time = now()
 WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM held)
 """
 
-# Looked up by conversation. The expressions keep the planner from the indexes of open needs and of users.
+# Looked up by conversation. The expressions prevent the planner from using the indexes on open needs and on users.
 WAITING: Final = """
 SELECT DISTINCT store_id, user_id, conversation_id
 FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, conversation_id)
@@ -214,7 +214,7 @@ _FORGET: Final = _REMOVE.format("""
     WHERE insert_time < now() - make_interval(secs => $1)
     ORDER BY insert_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """)
-# IS NOT DISTINCT FROM keeps the planner from using an index on the store.
+# IS NOT DISTINCT FROM prevents the planner from using an index on the store.
 ERASE: Final = _REMOVE.format("""
     SELECT store_id, user_id, number FROM notifier.notifications
     WHERE store_id IS NOT DISTINCT FROM $1 AND conversation_id = $2
@@ -253,7 +253,7 @@ DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
 )
 """
 FORGET_CODES: Final = "DELETE FROM notifier.codes_sent WHERE sent_time <= now() - interval '1 day'"
-# Longer than a delivery can wait: a day of attempts plus a week of quiet hours.
+# Longer than the longest wait for a delivery: a day of attempts plus a week of quiet hours.
 _FORGET_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE seen_time < now() - interval '10 days'"
 _ERASE_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE store_id = $1 AND run_id = ANY ($2::text[])"
 _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now() - make_interval(secs => $1)"
@@ -262,8 +262,8 @@ _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now
 class PostgresStore(DatabaseAdapter):
     """Inboxes and approvers. Every method raises DependencyUnavailable if the database is unavailable.
 
-    APPROVAL_NEEDED notifications are visible only to readers with `approves`. Bodies sent to channels have links if
-    there is a `public_url`.
+    APPROVAL_NEEDED notifications are visible only to readers with `approves` set. Bodies sent to channels contain links
+    if there is a `public_url`.
     """
 
     def __init__(self, database: Database, public_url: str = "") -> None:
@@ -271,19 +271,19 @@ class PostgresStore(DatabaseAdapter):
         self._public_url = public_url
 
     async def add(self, drafts: Sequence[Draft]) -> int:
-        """Add drafts to their inboxes, in one transaction; returns how many were new.
+        """Add drafts to their inboxes in one transaction; return how many were new.
 
-        Durable on return. Idempotent: a known notification changes nothing and takes no number.
+        Durable on return. Idempotent: a known notification has no effect and does not take a number.
 
         Raises:
-            PoisonEvent: the values of a draft can never be stored; no draft was.
+            PoisonEvent: a draft's values can never be stored. None of the drafts was stored.
         """
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
                 added: int = await self._database.fetchval(ADD, *added_columns(drafts, self._public_url))
                 return added
             except asyncpg.UniqueViolationError:
-                # Another replica received the same event and has committed: the next attempt sees its row.
+                # Another replica received the same event and has committed, so the next attempt sees its row.
                 if attempt == _ADD_ATTEMPTS:
                     raise
             except _REFUSED_VALUES as error:
@@ -291,7 +291,7 @@ class PostgresStore(DatabaseAdapter):
         raise AssertionError("unreachable")
 
     async def mark_resolved(self, over: Sequence[ResolvedNeed]) -> None:
-        """Mark notifications whose need is resolved. Idempotent."""
+        """Mark notifications whose need has been resolved. Idempotent."""
         columns = ([getattr(each, name) for each in over] for name in ("store_id", "run_id", "call_id", "time"))
         await self._database.execute(MARK_RESOLVED, *columns, [each.run_ended for each in over])
 
@@ -333,7 +333,7 @@ class PostgresStore(DatabaseAdapter):
         """Mark notifications as read and return them, in the order of `ids`. Idempotent.
 
         Raises:
-            NotificationNotFound: one is not in the inbox; none is marked.
+            NotificationNotFound: one of them is not in the inbox. None is marked.
         """
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:
@@ -348,11 +348,11 @@ class PostgresStore(DatabaseAdapter):
     async def unpublished(self, *, limit: int) -> AsyncIterator[Sequence[Notification]]:
         """Lock unpublished notifications, oldest first. Other replicas get different ones.
 
-        On a normal exit they are marked as published; on an exception they stay unpublished.
+        On a normal exit they are marked as published; on an exception they remain unpublished.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNPUBLISHED, limit)
-            # An unreadable one is never published, but is marked like the others.
+            # An unreadable notification is never published, but is marked like the others.
             yield read_each("notification", rows, _notification, itemgetter("notification_id"))
             if rows:
                 await connection.execute(
@@ -364,7 +364,7 @@ class PostgresStore(DatabaseAdapter):
 
     @asynccontextmanager
     async def unpublished_channel_events(self, *, limit: int) -> AsyncIterator[Sequence[channel_pb2.ChannelEvent]]:
-        """Lock unpublished channel events, as `unpublished` does. A normal exit deletes them."""
+        """Lock unpublished channel events, as `unpublished` does. On a normal exit they are deleted."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_CHANNEL_EVENTS, limit)
             yield read_each(
@@ -374,7 +374,7 @@ class PostgresStore(DatabaseAdapter):
                 await connection.execute(_DELETE_CHANNEL_EVENTS, [row["event_id"] for row in rows])
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete notifications older than this; returns how many. Also deletes other old rows, such as approvers."""
+        """Delete notifications older than this; return how many. Also deletes other old rows, such as approvers."""
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(FORGET_CODES)
@@ -394,11 +394,11 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
-        """Record that the user of an inbox approves calls of the store and was seen now."""
+        """Record that an inbox's user approves the store's calls and has just been seen."""
         await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
-        """Return the approvers of each store: the 100 seen most recently."""
+        """Return each store's approvers: the 100 seen most recently."""
         found: dict[StoreId, list[UserId]] = {store_id: [] for store_id in store_ids}
         for record in await self._database.fetch(_APPROVERS, sorted(store_ids), _APPROVERS_MAX):
             found[record["store_id"]].append(UserId(record["user_id"]))

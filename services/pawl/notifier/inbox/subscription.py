@@ -1,4 +1,4 @@
-"""Subscriptions to an inbox: existing notifications first, then new ones from any replica."""
+"""Handles subscriptions to an inbox: existing notifications first, then new ones from any replica."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logs.get_logger(__name__)
 
 
 class Subscriptions:
-    """The subscribers of this replica.
+    """This replica's subscribers.
 
-    A subscriber reads pages from the store and has no queue, so a slow one costs only its own page. The bus wakes
-    subscribers (`wake`); one query a second for all of them catches what the bus dropped.
+    A subscriber reads pages from the store and has no queue, so a slow subscriber holds only its own page. The bus
+    wakes subscribers (`wake`), and one query a second for all of them catches what the bus dropped.
     """
 
     def __init__(self, store: PostgresStore, counters: PrometheusCounters) -> None:
@@ -37,7 +37,7 @@ class Subscriptions:
             follower.news.set()
 
     async def run(self) -> None:
-        """Poll every second until cancelled, while there are subscribers."""
+        """Poll every second while there are subscribers, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             try:
@@ -46,7 +46,7 @@ class Subscriptions:
                 _log.debug("subscriptions.poll_postponed", reason=error.reason)
 
     async def poll(self) -> None:
-        """Wake the subscribers whose inbox has grown.
+        """Wake the subscribers whose inboxes have grown.
 
         Raises:
             DependencyUnavailable: the database is unavailable.
@@ -61,7 +61,7 @@ class Subscriptions:
     async def follow(
         self, inbox: Inbox, *, approves: bool, after_number: int | None, silence_seconds: float
     ) -> AsyncGenerator[Notification | None, None]:
-        """Yield notifications after a number (None: only new ones), in order, each once; never ends.
+        """Yield each notification after a number (None: only new ones) once, in order; never end.
 
         Yields None after `silence_seconds` without a notification. Close the iterator when done.
 

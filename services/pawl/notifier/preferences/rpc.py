@@ -1,4 +1,4 @@
-"""PreferenceService."""
+"""Implements PreferenceService."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preferences of users: which notifications are delivered, and when."""
+"""Defines users' preferences: which notifications are delivered, and when."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Weekday(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietHours:
-    """Nothing is delivered from `start` to the next `end`. Without `days`, they apply every day."""
+    """Nothing is delivered between `start` and the next `end`. If there are no `days`, they apply every day."""
 
     start: str
     end: str
@@ -46,7 +46,7 @@ class QuietHours:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietTimes:
-    """All quiet hours of a user, in a time zone. Empty means UTC."""
+    """All of a user's quiet hours, in a time zone. An empty time zone means UTC."""
 
     hours: tuple[QuietHours, ...] = ()
     time_zone: str = ""
@@ -54,7 +54,7 @@ class QuietTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mute:
-    """A conversation without deliveries until a time, or forever."""
+    """A conversation that is muted until a given time, or forever."""
 
     conversation_id: ConversationId
     until_time: datetime | None = None
@@ -100,7 +100,7 @@ def _check_quiet(quiet: QuietTimes) -> None:
 
 
 def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
-    """Return when the current quiet hours end; None if `now` is outside quiet hours."""
+    """Return when the current quiet hours end; None if `now` is not within quiet hours."""
     if not quiet.hours:
         return None
     try:
@@ -118,7 +118,7 @@ def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
 
 
 def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Yield start and end of all quiet periods that start within a day of `now`."""
+    """Yield the start and end of each quiet period that starts within a day of `now`."""
     today = now.astimezone(zone).date()
     for hours in quiet_hours:
         start, end = time.fromisoformat(hours.start), time.fromisoformat(hours.end)
@@ -130,7 +130,7 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return when clocks show a time; `fold` selects between two occurrences. A skipped time gives the jump."""
+    """Return when clocks show a time. `fold` selects one of two occurrences; a skipped time gives the jump itself."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once

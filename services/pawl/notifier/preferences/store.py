@@ -1,4 +1,4 @@
-"""Preferences of users in PostgreSQL, schema `notifier`."""
+"""Stores users' preferences in PostgreSQL, schema `notifier`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ INSERT INTO notifier.preferences AS p (store_id, user_id, kinds, quiet)
 VALUES ($1, $2, coalesce($3::text[], '{}'), coalesce($4::text, '{}'))
 ON CONFLICT (store_id, user_id) DO UPDATE SET kinds = coalesce($3, p.kinds), quiet = coalesce($4, p.quiet)
 """
-# Makes deliveries that wait for their first attempt due, so that they are planned again. Retries keep their pause.
-# Looked up by channel, because the index on due deliveries starts with the channel.
+# Makes deliveries that are waiting for their first attempt due, so that they are planned again. Retries keep their
+# pause. Looked up by channel, because the index on due deliveries starts with the channel.
 _REPLAN: Final = """
 UPDATE notifier.webhook_deliveries SET due_time = now() WHERE delivery_id IN (
     SELECT delivery_id FROM notifier.webhook_deliveries
@@ -46,7 +46,7 @@ _UNMUTE: Final = "DELETE FROM notifier.mutes WHERE store_id = $1 AND user_id = $
 
 
 class PostgresPreferences(DatabaseAdapter):
-    """Preferences of users. Every method raises DependencyUnavailable if the database is unavailable."""
+    """Users' preferences. Every method raises DependencyUnavailable if the database is unavailable."""
 
     async def preferences(self, inbox: Inbox) -> Preferences:
         row = await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id)
@@ -55,7 +55,7 @@ class PostgresPreferences(DatabaseAdapter):
         return preferences_of(row, tuple(found)) if row is not None else Preferences(mutes=tuple(found))
 
     async def change(self, inbox: Inbox, change: PreferencesChange) -> None:
-        """Change preferences and plan waiting deliveries again."""
+        """Change preferences and re-plan waiting deliveries."""
         kinds = list(change.kinds.kinds) if change.kinds is not None else None
         quiet = msgspec.json.encode(change.quiet).decode() if change.quiet is not None else None
         await self._database.execute(_CHANGE, inbox.store_id, inbox.user_id, kinds, quiet)
@@ -65,7 +65,7 @@ class PostgresPreferences(DatabaseAdapter):
         """Stop deliveries about a conversation.
 
         Raises:
-            InvalidField: the user has the most mutes allowed.
+            InvalidField: the user already has the maximum number of mutes.
         """
         of = (inbox.store_id, inbox.user_id)
         await self._database.execute(_FORGET_MUTES, *of)
@@ -77,7 +77,7 @@ class PostgresPreferences(DatabaseAdapter):
 
 
 def preferences_of(row: asyncpg.Record, mutes: tuple[Mute, ...] = ()) -> Preferences:
-    """Return the preferences in a row. Its columns are null if the user never set any."""
+    """Return the preferences in a row. Its columns are null if the user has never set any."""
     if row["quiet"] is None:
         return Preferences(mutes=mutes)
     return Preferences(

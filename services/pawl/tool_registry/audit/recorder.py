@@ -29,7 +29,7 @@ from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.verdict import CallContext, Verdict
 from pawl.values import EffectClass
 
-# Names the call that gave the grant. The grant's digest would reveal the arguments.
+# Identify the grant by the call that gave it, because the grant's digest would reveal the arguments.
 GRANT: Final = "grant {}"
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
 
@@ -37,9 +37,9 @@ _Waiting = tuple[Sequence[AuditDraft], "asyncio.Future[None]"]
 
 
 class AuditTrail:
-    """Writes the entries of concurrent calls together, in the order in which they arrive.
+    """Writes concurrent calls' entries in batches, in order of arrival.
 
-    `now` returns seconds since 1970. All writing methods raise what `write` raises.
+    `now` returns seconds since 1970. All methods that write raise the same errors as `write`.
     """
 
     def __init__(self, log: PostgresAuditLog, now: Callable[[], float]) -> None:
@@ -52,8 +52,8 @@ class AuditTrail:
         """Return once the entries are durable. Safe to cancel, but the entries may still be written.
 
         Raises:
-            DependencyUnavailable: it is unknown whether the entries were written. The actions they describe must not
-                happen.
+            DependencyUnavailable: the entries may or may not have been written. The actions they describe must not be
+                carried out.
         """
         if not drafts:
             return
@@ -65,7 +65,7 @@ class AuditTrail:
 
     def of_proposal(self, context: CallContext, tool_name: str, verdict: Verdict) -> AuditDraft:
         return replace(
-            # The model made up this name. It may contain anything, so the chain does not store it.
+            # The model made up this name, which may contain anything, so it is not stored in the chain.
             self.of_call(
                 context, AuditKind.PROPOSED, tool_name if verdict.definition else UNKNOWN_TOOL, verdict.tool_version
             ),
@@ -75,7 +75,7 @@ class AuditTrail:
         )
 
     def of_call(self, context: CallContext, kind: AuditKind, tool_name: str, tool_version: int) -> AuditDraft:
-        """Return an entry for a call, timed now, without verdict or digests."""
+        """Return an entry for a call with the current time, but no verdict or digests."""
         return AuditDraft(
             store_id=context.store_id,
             kind=kind,
@@ -99,8 +99,8 @@ class AuditTrail:
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
         """Record the end of a call.
 
-        The check and the start of a READ_ONLY call are recorded together with its end. `reason` replaces the result's
-        own: CACHED for a cached result, LATE for a result dropped because the call had already ended.
+        The check and the start of a READ_ONLY call are recorded together with its end. `reason` overrides the result's
+        reason: CACHED for a cached result, LATE for a result dropped because the call had already ended.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),
@@ -118,7 +118,7 @@ class AuditTrail:
         return self._of_job(job, AuditKind.RETURNED)
 
     async def ruled(self, rule: Rule, verdict: str, by: Principal) -> None:
-        """Record that a person creates (MADE) or revokes (REVOKED) a rule."""
+        """Record that a user creates (MADE) or revokes (REVOKED) a rule."""
         await self.write(
             [
                 AuditDraft(
@@ -197,7 +197,8 @@ async def verify(
 ) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
     """Yield the verified position every 10,000 entries, then the result with `done` set.
 
-    Entries written during verification are not checked. `known` is a chain head that was stored outside the database.
+    Entries written during verification are not checked. `known` is a chain head that was stored outside the database,
+    if any.
 
     Raises:
         DependencyUnavailable: the chain cannot be read.

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.AuditService, for operators of a store. The store comes from the caller's credential."""
+"""Implements pawl.tool.v1.AuditService for a store's operators. The store comes from the caller's credential."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The audit chain of a store: proposals, decisions, starts and results, each entry linked to the previous one.
+"""A store's audit chain: proposals, decisions, starts and results, each entry linked to the previous one.
 
-Entries hold digests of arguments and results, never the content. Each digest is keyed with a secret of its
-conversation. Destroying the secret makes the digests meaningless but leaves the chain intact.
+Entries hold digests of arguments and results, never the content. Each digest is keyed with its conversation's secret.
+Destroying the secret makes the digests meaningless but leaves the chain intact.
 
 An entry's hash covers its content, its number and the previous hash. Changing, removing, inserting or moving an entry
-requires rebuilding all later ones. A chain head stored elsewhere reveals a rebuilt chain too.
+requires rebuilding all later ones. A chain head stored elsewhere exposes even a rebuilt chain.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ _SCHEME: Final = "pawl.audit.1"
 
 
 class AuditKind(StrEnum):
-    # The call was checked. `verdict` is the disposition; `reason` is why it is gated or refused, or the deciding rule.
+    # The call was checked. `verdict` is the disposition; `reason` is why the call is gated or refused, or the deciding
+    # rule.
     PROPOSED = "PROPOSED"
-    # A person decided. `verdict` is the kind of decision, `by_user_id` the person. For a series, `reason` is `grant`
-    # and the call id, which the entries of its uses repeat.
+    # A user decided. `verdict` is the kind of decision, `by_user_id` the user. For a series, `reason` is `grant` and
+    # the call id; entries for the grant's uses repeat both.
     DECIDED = "DECIDED"
     # The call is about to start. `verdict` is APPROVED, RULE, GRANT or empty; `reason` is the rule or the grant.
     EXECUTED = "EXECUTED"
     # The call ended. `verdict` is the outcome. `reason` is the error reason, CACHED, LATE (after the call had ended) or
-    # COMPLETED (result from outside). `by_user_id` is who completed it from outside or, for a front-end call, who
-    # returned the result or claimed the call.
+    # COMPLETED (completed from outside). `by_user_id` is the user who completed it from outside or, for a front-end
+    # call, returned the result or claimed the call.
     RETURNED = "RETURNED"
-    # A person created or revoked a rule. `verdict` is MADE or REVOKED, `reason` the rule id. The call is the one whose
+    # A user created or revoked a rule. `verdict` is MADE or REVOKED, `reason` the rule id. The call is the one whose
     # approval created the rule, if any.
     RULE = "RULE"
 
@@ -50,8 +51,8 @@ class AuditDraft:
     """An entry before it is added to the chain. Times are microseconds since 1970.
 
     `credential_id` started the run; `delegate_user_id` is the delegate that acted for the user, if any.
-    `by_credential_id` and `by_delegate_user_id` say the same for `by_user_id`. `agent_name` is the agent of the run.
-    Empty if unknown.
+    `by_credential_id` and `by_delegate_user_id` are the same for `by_user_id`. `agent_name` is the run's agent. Unknown
+    fields are empty.
     """
 
     store_id: StoreId
@@ -84,7 +85,7 @@ class AuditDraft:
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
-# Outcome and reason of a front-end call, by its final state.
+# A front-end call's outcome and reason, by its final state.
 ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
     CallState.SUCCEEDED: (Outcome.SUCCEEDED, ""),
     CallState.FAILED: (Outcome.FAILED, "TOOL_ERROR"),
@@ -95,7 +96,7 @@ ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The last entry of a chain. Number 0 and no hash for an empty chain."""
+    """The last entry of a chain. An empty chain has number 0 and no hash."""
 
     seq: int = 0
     hash: str = ""
@@ -103,7 +104,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """An entry of the chain. Numbers start at 1 and have no gaps."""
+    """An entry in the chain. Numbers start at 1 and have no gaps."""
 
     draft: AuditDraft
     seq: int
@@ -113,7 +114,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The first bad entry of a chain."""
+    """The first bad entry in a chain."""
 
     seq: int
     # HASH_MISMATCH, BROKEN_LINK, GAP, CUT_TAIL, BEYOND_HEAD or HEAD_MISMATCH.
@@ -122,7 +123,7 @@ class Problem:
 
 
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
-    """Key the digests of an entry with a secret, so that the content cannot be guessed from them."""
+    """Key an entry's digests with a secret, so that its content cannot be guessed from them."""
     return replace(
         draft,
         arguments_sha256=_keyed(draft.arguments_sha256, secret),
@@ -135,7 +136,7 @@ def _keyed(digest: str, secret: bytes) -> str:
 
 
 def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
-    """Return the entries that follow `head`, in order. All drafts must be of one store."""
+    """Return the entries that follow `head`, in order. All drafts must belong to one store."""
     entries = []
     for draft in drafts:
         seq = head.seq + 1
@@ -179,9 +180,9 @@ def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
 
 
 class Verifier:
-    """Checks the entries of a chain in order.
+    """Checks a chain's entries in order.
 
-    `head` is the last entry according to the database; `known` is a head that was stored elsewhere.
+    `head` is the last entry according to the database; `known` is a head stored elsewhere.
     """
 
     def __init__(self, head: Head, known: Head | None = None) -> None:
@@ -190,7 +191,7 @@ class Verifier:
         self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Check the next entry; returns the problem, if any."""
+        """Check the next entry; return the problem, if any."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(seq=expected, kind="GAP", explanation=f"entry {expected} is missing, {entry.seq} comes next")
@@ -212,7 +213,7 @@ class Verifier:
         return None
 
     def end(self, beyond_head: int) -> Problem | None:
-        """Check the end of the chain. `beyond_head` is an entry after the recorded head, 0 for none."""
+        """Check the end of the chain. `beyond_head` is the number of an entry after the recorded head, or 0 if none."""
         last = self.verified.seq
         due = max(self._head.seq, self._known.seq if self._known else 0)
         if last < due:
@@ -237,13 +238,13 @@ def sha256_hex(content: bytes) -> str:
 
 
 def clean_name(tool_name: str) -> str:
-    """Return a tool name, which the model may have made up, in a form that can be stored."""
+    """Return a storable form of a tool name, which the model may have made up."""
     return storable(tool_name[:TOOL_NAME_CHARACTERS_MAX])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Selects entries of a store. Empty fields and None match anything."""
+    """Selects a store's entries. Empty fields and None match anything."""
 
     store_id: StoreId
     run_id: RunId = RunId("")

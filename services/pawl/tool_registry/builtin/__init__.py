@@ -1,1 +1,1 @@
-"""The tools that every deployment has, one module per topic."""
+"""Tools that every deployment has, one module per topic."""

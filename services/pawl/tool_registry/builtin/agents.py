@@ -1,4 +1,4 @@
-"""The tool to give a task to another agent."""
+"""The tool that delegates a task to another agent."""
 
 from __future__ import annotations
 

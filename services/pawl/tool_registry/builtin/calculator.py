@@ -16,7 +16,7 @@ from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 EXPRESSION_CHARACTERS_MAX: Final = 500
-# Maximum size of a whole number, including intermediate results.
+# Maximum size of an integer, including intermediate results.
 BITS_MAX: Final = 4096
 _FACTORIAL_MAX: Final = 400
 _ROUND_DIGITS_MAX: Final = 300
@@ -43,10 +43,10 @@ def calculator_tools() -> list[Tool[..., Any]]:
 
 
 def evaluate(expression: str) -> int | float | bool | str:
-    """Return the value of an expression; whole numbers beyond 64 bits as text.
+    """Return the value of an expression. Integers beyond 64 bits are returned as strings.
 
     Raises:
-        ToolError: The expression is invalid or too large; the text says which.
+        ToolError: The expression is invalid or too large; the message says which.
     """
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise ToolError(f"the expression has more than {EXPRESSION_CHARACTERS_MAX} characters")
@@ -114,7 +114,7 @@ def _factorial(number: Number) -> int:
 
 def _round(number: Number, digits: int = 0) -> Number:
     if abs(digits) > _ROUND_DIGITS_MAX:
-        # Negative digits would compute a large power of ten.
+        # A negative number of digits would compute a large power of ten.
         raise ToolError(f"round takes at most {_ROUND_DIGITS_MAX} digits")
     return round(number, digits) if digits else round(number)
 

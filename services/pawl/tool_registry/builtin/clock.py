@@ -1,4 +1,4 @@
-"""The tool for the current time."""
+"""The tool that returns the current time."""
 
 from __future__ import annotations
 

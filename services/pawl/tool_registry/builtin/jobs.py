@@ -1,4 +1,4 @@
-"""The tools to list and stop the jobs of a conversation."""
+"""Tools that list and stop a conversation's jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.values import Category, EffectClass
 
 # Per listed result.
 RESULT_CHARACTERS_MAX: Final = 500
-# Maximum number of ended jobs in the list; the latest ones.
+# Maximum number of ended jobs in the list. The most recent ones are listed.
 ENDED_MAX: Final = 10
 JobId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the job_id"]
 
@@ -73,7 +73,7 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
 
 
 def state_of(run: run_pb2.Run) -> str:
-    """Return the name of a run's state, or the reason it waits."""
+    """Return the name of a run's state, or the reason why it is waiting."""
     if run_pb2.WAIT_KIND_APPROVAL in run.waits:
         return "AWAITING_APPROVAL"
     if run_pb2.WAIT_KIND_PAUSED in run.waits:
@@ -84,7 +84,7 @@ def state_of(run: run_pb2.Run) -> str:
 
 
 def _next_time(run: run_pb2.Run, now: float) -> float | None:
-    """Return when the next iteration of a job is due; None unless it waits for that time."""
+    """Return when a job's next iteration is due; None if the job is not waiting for it."""
     job, begin_time = run.job, seconds(run.job.begin_time)
     if list(run.waits) != [run_pb2.WAIT_KIND_TIME] or not job.interval_seconds:
         return None

@@ -1,4 +1,4 @@
-"""The tool to ask the user."""
+"""The tool that asks the user a question."""
 
 from __future__ import annotations
 

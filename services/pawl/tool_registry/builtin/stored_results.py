@@ -1,4 +1,4 @@
-"""The tool to read the rest of a truncated result."""
+"""The tool that reads the rest of a truncated result."""
 
 from __future__ import annotations
 

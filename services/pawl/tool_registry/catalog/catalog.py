@@ -1,4 +1,4 @@
-"""Catalog of tools: those loaded by this process and those registered in each store."""
+"""Finds tools: those loaded by this process and those registered in each store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _KEPT_VERSIONS_MAX: Final = 2000
 _KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
 _WEIGHT_BYTES: Final = 20
 _CHECK_CPU_SECONDS: Final = 1.0
-# Half of the limit for a check, so that a check can compile any registered schema again.
+# Half of a check's limit, so that a check can always recompile a registered schema.
 _COMPILE_CPU_SECONDS: Final = 0.5
 # Store id of loaded tools.
 _EVERY_STORE: Final = StoreId("")
@@ -71,12 +71,12 @@ class ArgumentsSchema:
     # See `schema.weigh`.
     weight: float
     recursion: bool
-    # None if the schema is too expensive to use outside a helper process.
+    # None if the schema is too expensive to use outside of a helper process.
     validator: jsonschema_rs.Draft202012Validator | None
 
     @property
     def size(self) -> int:
-        """Estimated size for the cache. Includes the weight: a short pattern can compile to a lot of memory."""
+        """Estimated size for the cache, including the weight: a short pattern can compile to a lot of memory."""
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
 
@@ -105,7 +105,7 @@ class CatalogTool:
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """Schema of the version that would run the call, if it differs from this version."""
+        """Schema of the version that would run the call, if it is not this version."""
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
         return self.loaded.schema
@@ -113,7 +113,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """A runnable tool in its newest version: a function of this process, or a tool of one of the store's sources."""
+    """The newest version of a runnable tool: a function in this process, or a tool of one of the store's sources."""
 
     tool: Tool[..., Any]
     entry: ToolVersion
@@ -121,10 +121,10 @@ class LoadedTool:
 
 
 class Catalog:
-    """Finds tools and registers tools of stores.
+    """Finds tools, and registers stores' tools.
 
-    A loaded tool takes precedence over a store's tool with the same name. The store can only have registered that name
-    before the tool was loaded.
+    A loaded tool takes precedence over a store's tool with the same name. Such a clash is possible only if the store
+    registered the name before the tool was loaded.
     """
 
     def __init__(self, repository: PostgresToolRepository, sources: Mapping[str, ToolSource], helper: Helper) -> None:
@@ -136,7 +136,7 @@ class Catalog:
         self._kept_bytes = 0
 
     async def load(self, source: str, tools: Iterable[Tool[..., Any]]) -> None:
-        """Load tools of this process. A tool whose name is already taken is logged and skipped."""
+        """Load this process's tools. A tool whose name is already taken is logged and skipped."""
         new: dict[str, Tool[..., Any]] = {}
         for tool in tools:
             if tool.name in self._loaded or tool.name in new:
@@ -205,12 +205,12 @@ class Catalog:
         return replace(found, loaded=LoadedTool(tool=tool, entry=current, schema=newest.schema))
 
     async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
-        """Return the canonical arguments if the version that would run accepts them, else all violations.
+        """Return the canonical arguments if the version that would run accepts them, otherwise all violations.
 
-        Cheap checks run in this process. Others run in a helper process, which bounds their cost for any input.
+        Cheap checks run in this process. Others run in a helper process, which limits their cost whatever the input.
 
         Raises:
-            Overloaded: too many checks of this store are queued.
+            Overloaded: the store has too many checks queued.
         """
         schema, newest = found.schema, found.newest_schema
         name = found.definition.name
@@ -234,7 +234,7 @@ class Catalog:
         return Accepted(arguments=msgspec.json.decode(canonical), canonical=canonical, note=note)
 
     async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
-        """Check that a store may register a tool with this arguments schema.
+        """Check that a store may register a tool with this schema for its arguments.
 
         Raises:
             InvalidSchema: the schema is unusable; the message gives the position and the cause.
@@ -246,7 +246,7 @@ class Catalog:
 
         Raises:
             InvalidSchema: the schema is unusable; the message gives the position and the cause.
-            Overloaded: too many checks of this store are queued.
+            Overloaded: the store has too many checks queued.
         """
         await self._check_usable(store_id, output_schema_problem, schema_json, "the schema")
 
@@ -259,10 +259,10 @@ class Catalog:
             raise InvalidSchema(problem)
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-        """Return the canonical JSON of an answer if it fits the schema, else all violations.
+        """Return an answer's canonical JSON if it fits the schema, otherwise all violations.
 
         Raises:
-            Overloaded: too many checks of this store are queued.
+            Overloaded: the store has too many checks queued.
         """
         try:
             return await self._helper.run(store_id, check_output, schema_json, output, cpu_seconds=_CHECK_CPU_SECONDS)
@@ -282,7 +282,7 @@ class Catalog:
     async def resolve(
         self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int], *, skip_missing: bool = False
     ) -> list[ToolVersion]:
-        """Return the tools of a run, sorted by name: the named ones, or all if `names` is empty.
+        """Return a run's tools, sorted by name: the named ones, or all if `names` is empty.
 
         Tools in `pinned` are returned in their pinned version. `skip_missing` leaves out tools that do not exist or
         that the caller may not call.
@@ -314,8 +314,8 @@ class Catalog:
 
         Raises:
             InvalidField, InvalidSchema: the definition is invalid.
-            ToolExists: the name is taken by a loaded tool, or by another definition and `replace` is not set.
-            PermissionDenied: replacing another user's tool, or relaxing a definition, requires an admin.
+            ToolExists: a loaded tool has the name, or another definition has it and `replace` is not set.
+            PermissionDenied: only an admin may replace another user's tool or relax a definition.
         """
         await self._check_front_end(caller.store_id, definition)
         return await self._repository.register(
@@ -323,7 +323,7 @@ class Catalog:
         )
 
     async def check_own(self, caller: Principal, definitions: Sequence[ToolDefinition]) -> list[str]:
-        """Check front-end tools that a caller sends along with a run, and return their digests. Nothing is stored.
+        """Check the front-end tools that a caller sends with a run, and return their digests. Nothing is stored.
 
         Raises:
             InvalidField, InvalidSchema: a definition is invalid.
@@ -357,7 +357,7 @@ class Catalog:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
 
     async def unregister(self, caller: Principal, name: str) -> None:
-        """Unregister a front-end tool of the store, or a worker tool if the caller may attach workers.
+        """Unregister one of the store's front-end tools, or a worker tool if the caller may attach workers.
 
         Raises:
             ToolNotFound: the store has no such tool, or the tool belongs to a source or to the deployment.
@@ -396,7 +396,7 @@ class Catalog:
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return loaded.entry
-        # Runs outlive tools: a tool that was loaded once is still known, even if nothing here can run it.
+        # Runs outlive tools: a tool that was once loaded is still known, even if this process cannot run it.
         found = await self._repository.version(store_id, name, version) if loaded is None else None
         return found or await self._repository.version(_EVERY_STORE, name, version)
 
@@ -408,7 +408,7 @@ def _is_for(entry: ToolVersion, caller: Principal) -> bool:
 def _schema(entry: ToolVersion) -> ArgumentsSchema:
     schema = entry.definition.arguments_schema
     weight = weigh(schema)
-    # Only trusted code of the deployment may use recursive schemas.
+    # Only the deployment's trusted code may use recursive schemas.
     recursion = not entry.store_id
     return ArgumentsSchema(
         packed=dumps_canonical(dict(schema)),

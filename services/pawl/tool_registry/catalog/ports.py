@@ -1,4 +1,4 @@
-"""Interfaces of the catalog to helper processes and tool sources."""
+"""The catalog's interfaces to helper processes and tool sources."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ T = TypeVar("T")
 
 
 class TooCostly(Exception):
-    """Evaluating untrusted input exceeded the CPU or memory limit."""
+    """Processing untrusted input exceeded the CPU or memory limit."""
 
 
 class Helper(Protocol):
-    """Evaluates untrusted input without delaying other calls."""
+    """Processes untrusted input without delaying other calls."""
 
     async def run(self, store_id: StoreId, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
-        """Call a module-level function with picklable arguments; returns its result or raises its exception.
+        """Call a module-level function with picklable arguments; return its result or raise its exception.
 
         Raises:
-            TooCostly: the call exceeded its CPU time or the helper's memory.
-            Overloaded: too many calls of this store are queued.
+            TooCostly: the call exceeded its CPU time limit or the helper's memory limit.
+            Overloaded: the store has too many calls queued.
             DependencyUnavailable: no helper process can be started.
         """
 
 
 class ToolSource(Protocol):
-    """Provides runners for the tools that stores registered through one kind of source."""
+    """Provides runners for the tools registered through one kind of source."""
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
-        """Return the runner of a version, or None if its source was removed. Fast; never raises."""
+        """Return a version's runner, or None if its source was removed. Fast; never raises."""

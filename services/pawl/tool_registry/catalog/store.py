@@ -1,4 +1,4 @@
-"""Tool definitions and their versions in PostgreSQL."""
+"""Stores tool definitions and their versions in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class PostgresToolRepository(DatabaseAdapter):
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         """Return the version of each loaded definition, in order.
 
-        A known definition keeps its version in every process; a new one gets the next version. Atomic, and safe to call
-        from several processes concurrently.
+        A known definition has the same version in every process; a new one gets the next version. Atomic, and safe to
+        call from several processes concurrently.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, _LOADED)
@@ -92,8 +92,8 @@ class PostgresToolRepository(DatabaseAdapter):
 
         Raises:
             ToolExists: the name belongs to another source, or has another definition and `replace` is not set.
-            PermissionDenied: the registrant may not replace the tool, or not with this definition.
-            InvalidField: the quota of the registrant or of the store is exhausted.
+            PermissionDenied: the registrant may not replace the tool, or may not replace it with this definition.
+            InvalidField: the registrant's or the store's quota is exhausted.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
@@ -120,7 +120,7 @@ class PostgresToolRepository(DatabaseAdapter):
             return stored
 
     async def unregister(self, store_id: StoreId, name: str) -> None:
-        """Unregister a store's tool. Its versions stay readable.
+        """Unregister a store's tool. Its versions remain readable.
 
         Raises:
             ToolNotFound: the store has no such tool.
@@ -130,13 +130,13 @@ class PostgresToolRepository(DatabaseAdapter):
                 raise ToolNotFound(tool_name=name)
 
     async def current(self, store_id: StoreId, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
-        """Return the current versions of a store's tools, sorted by name; all of them if `names` is None."""
+        """Return the current versions of a store's tools, sorted by name. If `names` is None, return all tools."""
         asked = None if names is None else list(filter(can_exist, names))
         rows = await self._database.fetch(_CURRENT, store_id, asked)
         return [_version(row) for row in rows]
 
     async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
-        """Return a version, current or not. `store_id` is empty for loaded tools."""
+        """Return a version, whether current or not. `store_id` is empty for loaded tools."""
         if not can_exist(name, version):
             return None
         row = await self._database.fetchrow(_VERSION, store_id, name, version)

@@ -27,7 +27,7 @@ _EXIT_IMPOSSIBLE: Final = 2
 _DEFAULTS: Final = ToolContext()
 
 
-# An error fails the check; a warning does not.
+# Errors fail the check; warnings do not.
 ERROR: Final = "error"
 WARNING: Final = "warning"
 

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.DocumentService. Store and user come from the caller's credential."""
+"""Implements pawl.tool.v1.DocumentService. The store and user come from the caller's credential."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _changed_owner(owner: int) -> UserId:
     """Return the owner of a document that the caller wants to change.
 
     Raises:
-        PermissionDenied: it is the store's and the caller is not an admin, or a service names no user.
+        PermissionDenied: the document belongs to the store and the caller is not an admin, or a service did not name a
+            user.
     """
     caller = require_user()
     if not _is_shared(owner):

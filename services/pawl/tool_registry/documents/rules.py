@@ -1,4 +1,4 @@
-"""Documents are texts that the model can list, read and search."""
+"""Defines documents: texts that the model can list, read and search."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TEXT_BYTES_MAX: Final = 1024 * 1024
 # Per store, including the documents of its users.
 DOCUMENTS_MAX: Final = 10_000
 STORE_BYTES_MAX: Final = 1024 * 1024 * 1024
-# Small enough that the words of a part and their positions always fit into a tsvector.
+# Small enough that a part's words and their positions always fit in a tsvector.
 PART_CHARACTERS_MAX: Final = 64 * 1024
 PLAIN_LANGUAGE: Final = "simple"
-# Text search configurations of every PostgreSQL since version 14.
+# Text search configurations that every PostgreSQL has had since version 14.
 LANGUAGES: Final = frozenset(
     {
         *(PLAIN_LANGUAGE, "arabic", "armenian", "basque", "catalan", "danish", "dutch", "english", "finnish", "french"),
@@ -27,7 +27,7 @@ LANGUAGES: Final = frozenset(
     }
 )
 
-# Owner of documents that belong to the whole store.
+# The owner of documents that belong to the whole store.
 STORE_OWNER: Final = UserId("")
 
 
@@ -52,18 +52,18 @@ class Document:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
     document: Document
-    # Offset of the first snippet in the text, in bytes.
+    # Byte offset of the first snippet in the text.
     offset: int
     # Excerpts of the text, with matched words between **.
     snippets: tuple[str, ...]
 
 
 def check_document(name: str, text: str, language: str) -> None:
-    """Check that a document can be stored.
+    """Check that a document may be stored.
 
     Raises:
-        InvalidField: metadata `field` names the invalid field.
-        TooLarge: the text is over TEXT_BYTES_MAX.
+        InvalidField: the `field` metadata names the invalid field.
+        TooLarge: the text exceeds TEXT_BYTES_MAX.
     """
     check_name(name)
     if language not in LANGUAGES:
@@ -76,7 +76,7 @@ def check_document(name: str, text: str, language: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidField if a document cannot have this name."""
+    """Raise InvalidField if the name is not valid for a document."""
     is_plain = all(unicodedata.category(character) not in {"Cc", "Cs", "Zl", "Zp"} for character in name)
     if not (1 <= len(name) <= NAME_CHARACTERS_MAX and is_plain and name == name.strip()):
         raise InvalidField(
@@ -86,9 +86,9 @@ def check_name(name: str) -> None:
 
 
 def parts_of(text: str) -> list[tuple[int, str]]:
-    """Split a text into parts, each with its byte offset. Joined, the parts are the text.
+    """Split text into parts, each with its byte offset. Joining the parts gives the text.
 
-    Splits between paragraphs, lines or words if possible.
+    Splits between paragraphs, lines or words where possible.
     """
     parts = []
     start = offset = 0
@@ -105,7 +105,7 @@ def _cut(text: str, start: int) -> int:
     if end >= len(text):
         return len(text)
     for separator in ("\n\n", "\n", " "):
-        # Only in the second half, to limit the number of parts.
+        # Split only in the second half, to limit the number of parts.
         found = text.rfind(separator, start + PART_CHARACTERS_MAX // 2, end)
         if found >= 0:
             return found + len(separator)

@@ -24,7 +24,7 @@ from pawl.tool_registry.documents.rules import (
 
 _COLUMNS: Final = """d.owner_id, d.name, d.language, d.text_bytes, d.text_sha256,
     extract(epoch FROM d.created_at)::float8 AS create_time, extract(epoch FROM d.updated_at)::float8 AS update_time"""
-# A lexeme with spaces, which no text contains.
+# A lexeme containing spaces, which never occurs in a text.
 _OWNER_WORD: Final = "'owner ' || {store} || ' ' || {owner}"
 
 _LOCK_STORE: Final = "SELECT pg_advisory_xact_lock(hashtextextended('tool_registry.documents ' || $1, 0))"
@@ -61,7 +61,7 @@ WHERE store_id = $1 AND owner_id = ANY ($2::text[])
     AND (name > $3 OR (name = $3 AND ($4::text IS NULL OR owner_id > $4)))
 ORDER BY name, owner_id LIMIT $5
 """  # noqa: S608  # constants only
-# Each language stems the query differently. A query of only stop words finds nothing.
+# Each language stems the query differently. A query that contains only stop words has no matches.
 _SEARCH: Final = f"""
 WITH asked AS MATERIALIZED (
     SELECT language, query, query && (
@@ -92,12 +92,12 @@ _HEADLINE: Final = (
 
 
 class PostgresDocumentRepository(DatabaseAdapter):
-    """Durable documents of stores and users. An owner is a user, or STORE_OWNER."""
+    """Durable documents owned by stores and users. An owner is a user or STORE_OWNER."""
 
     async def put(
         self, store_id: StoreId, owner_id: UserId, name: str, text: str, language: str
     ) -> tuple[Document, bool]:
-        """Create or replace a document; returns it, and whether it is new. Atomic and idempotent.
+        """Create or replace a document; return it and whether it is new. Atomic and idempotent.
 
         Raises:
             InvalidField: the name, the text or the language is invalid.
@@ -124,11 +124,11 @@ class PostgresDocumentRepository(DatabaseAdapter):
         return Document(**written), earlier is None
 
     async def delete(self, store_id: StoreId, owner_id: UserId, name: str) -> bool:
-        """Delete a document; returns whether it existed."""
+        """Delete a document; return whether it existed."""
         return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
     async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
-        """Return the documents of that name that a user can see, the store's first."""
+        """Return the documents with this name that a user can see, the store's first."""
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
     async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:
@@ -136,14 +136,14 @@ class PostgresDocumentRepository(DatabaseAdapter):
         async with self._database.transaction() as connection:
             if not await connection.fetch(_FOUND, store_id, [owner_id], name):
                 return None
-            # One statement, so that all parts are of the same version.
+            # One statement, so that all parts come from the same version.
             return "".join(row["content"] for row in await connection.fetch(_PARTS, store_id, owner_id, name))
 
     async def read(self, store_id: StoreId, user_id: UserId, *, shared: bool, name: str) -> tuple[Document, str]:
-        """Return a document that a user can see, with its text.
+        """Return a document that a user can see, including its text.
 
         Raises:
-            DocumentNotFound: the owner has no document of that name.
+            DocumentNotFound: the owner has no document with that name.
             InvalidField: the name is invalid.
         """
         check_name(name)
@@ -157,15 +157,15 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def after(
         self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
-        """Return documents that a user can see, by name and owner, after the given position.
+        """Return documents that a user can see, ordered by name and owner, after the given position.
 
-        Without `owner_id`, documents named `name` are included.
+        If there is no `owner_id`, documents named `name` are included.
         """
         rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
         return [Document(**row) for row in rows]
 
     async def search(self, store_id: StoreId, user_id: UserId, query: str, most: int) -> Sequence[Hit]:
-        """Return matching documents that a user can see, best first.
+        """Return matching documents that a user can see, best matches first.
 
         The query uses web search syntax: words, "phrases", or, -without.
         """

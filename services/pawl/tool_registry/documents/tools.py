@@ -1,4 +1,4 @@
-"""Tools that list, read and search the documents of a store and its users."""
+"""Tools that list, read and search a store's documents and its users' documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
     ) -> dict[str, Any]:
         """List the documents that the user can see, by name."""
         found = await repository.after(StoreId(context.store_id), UserId(context.user_id), start, None, LISTED_MAX + 2)
-        # The user and the store may have documents of the same name; return both on the same page.
+        # The user and the store may have documents with the same name; return both on one page.
         end = LISTED_MAX + (len(found) > LISTED_MAX and found[LISTED_MAX].name == found[LISTED_MAX - 1].name)
         listed = {"documents": [_shown(document) for document in found[:end]]}
         return listed | ({"next_start": found[end].name} if len(found) > end else {})

@@ -1,4 +1,4 @@
-"""One attempt to run a call: take its locks, write the journal, run the tool."""
+"""Makes one attempt to run a call: takes its locks, writes the journal and runs the tool."""
 
 from __future__ import annotations
 
@@ -65,22 +65,23 @@ class AttemptParts:
     admission: Admission
     clock: Clock
     completing: Completing
-    # The gateway's address for the URLs of completion tokens; empty for none.
+    # The gateway's address, used in completion token URLs; empty if there is none.
     public_url: str = ""
-    # Attempts stopped for missing heartbeats whose tool code still runs. The next attempt of the call waits.
+    # Attempts that were stopped for missing heartbeats but whose tool code is still running. The call's next attempt
+    # waits.
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
-        """Let the next attempt of a call start, now that the silent one has ended."""
+        """Let a call's next attempt start, now that the silent one has ended."""
         for key in [key for key, each in self.silent.items() if each is task]:
             del self.silent[key]
 
 
 class Attempt:
-    """Runs a job in its own task, which outlives the outcome while the tool's code still runs.
+    """Runs a job in its own task, which continues after the outcome for as long as the tool's code is running.
 
-    So resource keys stay locked until a thread that could not be stopped has ended, while callers get
-    the outcome immediately.
+    Callers get the outcome immediately, but the resource keys stay locked until a thread that could not be stopped has
+    ended.
     """
 
     def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
@@ -103,9 +104,9 @@ class Attempt:
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
         self.is_reconciling = False
         self.has_asked_journal = False
-        # True if the tool was started, so its effect may have happened.
+        # True if the tool was started, so it may have taken effect.
         self.has_run = False
-        # How the tool ended after its call already had another result.
+        # How the tool ended if its call already had another result.
         self.late_end: ExecutionResult | None = None
         # True if the outcome comes from the journal or another process.
         self.was_known = False
@@ -113,16 +114,16 @@ class Attempt:
 
     @property
     def hindrance(self) -> str:
-        """A sentence naming the tool that blocked this one; empty for none."""
+        """A sentence naming the tool that blocked this one; empty if there was none."""
         return self._work.hindrance if self._work else ""
 
     @property
     def never_started(self) -> bool:
-        """True if no attempt of the call can have had an effect. AT_MOST_ONCE calls have one attempt."""
+        """True if no attempt of the call can have taken effect. AT_MOST_ONCE calls have only one attempt."""
         return not self.has_run and (self._job.effect is EffectClass.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:
-        """Cancel the tool and wait up to `unwind_seconds`; returns whether none of its code still runs."""
+        """Cancel the tool and wait up to `unwind_seconds`; return whether all of its code has stopped."""
         self._cancelled.set()
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=unwind_seconds)
@@ -151,16 +152,16 @@ class Attempt:
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """A silent attempt of this call in this process whose thread still runs."""
+        """A silent attempt of this call in this process whose thread is still running."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 
     async def _wait_for_earlier(self) -> None:
-        """Wait for an earlier attempt's thread. Running beside it could act twice, and use up threads."""
+        """Wait for an earlier attempt's thread. Running alongside it could act twice and use up threads."""
         earlier = self._earlier
         if earlier is None:
             return
-        # Until it ends, its effect may still happen, so the outcome is in doubt.
+        # Until it ends, it may still take effect, so the outcome is in doubt.
         self.is_reconciling = self.has_asked_journal = self._job.effect.is_journaled
         await asyncio.wait({earlier})
         self.is_reconciling = self.has_asked_journal = False
@@ -190,7 +191,7 @@ class Attempt:
         await self._run_tool()
 
     async def _reconcile(self) -> bool:
-        """Ask the tool about an earlier execution; returns whether that settled the call."""
+        """Ask the tool about an earlier execution; return whether that settled the call."""
         reconcile = self._job.tool.reconcile
         if reconcile is None:
             raise TypeError("only RECONCILABLE tools can be reconciled")
@@ -200,7 +201,7 @@ class Attempt:
 
         self.is_reconciling = True
         try:
-            # It may block, like the tool.
+            # It may block, just like the tool.
             tool = replace(self._job.tool, function=asked, signature=WholeArguments(), marks_start=True, process=None)
             found: ReconcileResult = await self._parts.runner.start(tool, {}, self._context()).result()
         except Exception as error:  # noqa: BLE001  # the author's code: if it fails, the outcome is unknown
@@ -247,9 +248,9 @@ class Attempt:
                 self.late_end = self._to_result(None if late else work.task.result(), late)
 
     async def _watch_heartbeat(self) -> None:
-        """Cancel the execution when its tool misses its heartbeat; open questions do not count.
+        """Cancel the execution when its tool misses its heartbeat. Time spent on open questions does not count.
 
-        Polls are counted instead of elapsed time, so that a pause of this process is not taken for silence.
+        Polls are counted instead of elapsed time, so that a pause in this process is not mistaken for silence.
         """
         execution, seconds = self._execution, self._job.tool.heartbeat_seconds
         silent, signs = 0, execution.heartbeats
@@ -354,7 +355,7 @@ class Attempt:
             raise ToolError(
                 f"{job.definition.name} is {job.effect.value}; a completion needs AT_MOST_ONCE or RECONCILABLE"
             )
-        # With the prefix, a token never starts with a dash, like a command-line option.
+        # The prefix ensures that a token never starts with a dash, which would look like a command-line option.
         token = self.completion_token = self.completion_token or f"cmp_{secrets.token_urlsafe(_TOKEN_BYTES)}"
         url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""
         return CompletionToken(token, url, asyncio.run_coroutine_threadsafe(self._keep_token(token), self._loop))
@@ -374,7 +375,7 @@ class Attempt:
         if value is None:
             raise SecretNotFound(f"no secret named {name!r} is configured")
         if len(value) >= _SECRET_CHARACTERS_MIN:
-            # A new set, because progress may read the old one in another thread.
+            # Create a new set, because progress may be reading the old one in another thread.
             self._secrets = self._secrets | {value}
             is_new = name not in self._secret_names
             self._secret_names |= {name}

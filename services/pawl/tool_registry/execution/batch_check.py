@@ -1,4 +1,4 @@
-"""Checks a batch of calls, and runs them immediately if they all only read."""
+"""Checks a batch of calls, and runs them immediately if they are all read-only."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pawl.tool_registry.rules.execution import ENDS, ExecutionResult
 from pawl.tool_registry.rules.verdict import Verdict
 from pawl.values import ReadTimeouts
 
-# Short enough that a caller waiting for the whole answer does not notice.
+# Short enough to go unnoticed by a caller waiting for the whole answer.
 _READ_SECONDS: Final = 0.05
-# The results are part of the message, and of the step, that contain the answer.
+# The results must fit in both the message and the step that contain the answer.
 _READ_BYTES_MAX: Final = 256 * 1024
-# How long to wait for an end that is being written; the disk may be slow.
+# How long to wait for a call's end to be written; the disk may be slow.
 _WRITE_SECONDS: Final = 10.0
 
 _NOT_WRITTEN: Final = "the end of a call cannot be written"
@@ -34,10 +34,10 @@ Checked = tuple[Verdict, ExecutionResult | None]
 
 @dataclass(frozen=True, slots=True)
 class BatchCheck:
-    """Returns verdicts on batches of calls, after writing them to the audit chain.
+    """Returns verdicts on batches of calls after writing them to the audit chain.
 
-    A read needs no record of intent. So it runs before its check is written, and one entry records both
-    the check and the end.
+    A read needs no record of intent, so it may run before its check is written. One write then records both the check
+    and the end.
     """
 
     admission: Admission
@@ -47,7 +47,7 @@ class BatchCheck:
     async def check(
         self, proposed: Sequence[Proposed], known_names: Iterable[str], timeouts: ReadTimeouts | None
     ) -> list[Checked]:
-        """Return the verdicts on a batch of calls, in order; with `timeouts`, also results of fast reads.
+        """Return the verdicts on a batch of calls, in order, and if `timeouts` is set, the results of fast reads.
 
         A read that does not finish quickly is kept for the caller that executes it.
 
@@ -71,12 +71,12 @@ class BatchCheck:
     async def _read(
         self, jobs: Mapping[CallId, Job], started: dict[CallId, Execution]
     ) -> dict[CallId, ExecutionResult]:
-        """Start the jobs; return results that are available within `_READ_SECONDS` and small enough in total.
+        """Start the jobs; return the results that arrive within `_READ_SECONDS` and are small enough in total.
 
-        The checks of the jobs in `started` that still run are not written yet.
+        The checks of jobs in `started` that are still running have not been written yet.
 
         Raises:
-            DependencyUnavailable: The end of a call cannot be written.
+            DependencyUnavailable: A call's end cannot be written.
         """
         found = dict[CallId, ExecutionResult]()
         for call_id, job in jobs.items():
@@ -104,15 +104,15 @@ class BatchCheck:
 
 
 def _is_being_written(job: Job, execution: Execution) -> bool:
-    """Return whether a call has ended and its end is still being written together with its check."""
+    """Return whether a call has ended but its end and its check are still being written."""
     return bool(job.proposal.goes_with_end) and not execution.ended.done()
 
 
 def _result(job: Job, execution: Execution) -> ExecutionResult | None:
-    """Return the result of a read that ended; None if it still runs, has a question, or failed to run.
+    """Return the result of a read that ended; None if it is still running, has a question, or failed to run.
 
     Raises:
-        DependencyUnavailable: It includes its check, and neither is written.
+        DependencyUnavailable: Its end was to be written with its check, and neither was written.
     """
     if not execution.ended.done():
         return None
@@ -129,6 +129,6 @@ def _fits(result: ExecutionResult, found: Mapping[CallId, ExecutionResult]) -> b
 
 
 def _unwritten(judged: Judged, jobs: Mapping[CallId, Job]) -> tuple[AuditDraft, ...]:
-    """Return the audit entry of a call's check, unless it is written with the end of the call."""
+    """Return the audit entry for a call's check, unless it is written with the call's end."""
     job = jobs.get(judged.verdict.call_id)
     return (judged.draft,) if job is None else job.proposal.claim(with_end=False)

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.CompletionService: completes calls from outside. The store comes from the credential."""
+"""Implements pawl.tool.v1.CompletionService: completes calls from outside. The store comes from the credential."""
 
 from __future__ import annotations
 

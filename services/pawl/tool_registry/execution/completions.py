@@ -1,4 +1,4 @@
-"""Completes calls from outside, and reports each end: first to the audit chain, then to the waiting run."""
+"""Completes calls from outside and reports each end, first to the audit chain and then to the waiting run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _log = logs.get_logger(__name__)
 
 
 class Completing:
-    """Completes calls from outside; an async context manager that reports the ends.
+    """Completes calls from outside. An async context manager; while entered, it reports the ends.
 
-    Waiting calls are rows in the database: this process holds no state for them.
+    Waiting calls are rows in the database; this process holds no state for them.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Completing:
         await tasks.end([self._reporter] if self._reporter else [])
 
     def wake(self) -> None:
-        """Report ends that were written here soon, instead of at the next poll."""
+        """Report ends written by this process right away instead of at the next poll."""
         self._wake.set()
 
     async def complete(self, by: Principal, token: str, end: CallEnd) -> bool:
-        """Complete a call; returns whether it already had exactly this end.
+        """Complete a call; return whether it already had exactly this end.
 
         Raises:
-            CompletionNotFound: No call of the store has this token.
-            CallNotPending: The call has ended otherwise, or its run is being stopped.
-            DeadlinePassed: Its time is over.
+            CompletionNotFound: No call in the store has this token.
+            CallNotPending: The call has already ended differently, or its run is being stopped.
+            DeadlinePassed: Its deadline has passed.
             InvalidJson, InvalidField, TooLarge: The tool could not have returned this.
         """
         digest = digest_of(token)
@@ -84,7 +84,7 @@ class Completing:
         return is_duplicate
 
     async def hold(self, job: Job, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait for its completion for `seconds`; return its state. Durable. None if it cannot wait."""
+        """Let a call wait up to `seconds` for its completion; return its state, or None if it cannot wait. Durable."""
         held = await self.store.hold(job.key, terms, seconds)
         if held is not None and held.outcome is not Outcome.AWAITING_COMPLETION:
             self.wake()
@@ -93,7 +93,7 @@ class Completing:
     async def ended_if_lapsed(
         self, job: Job, known: ExecutionResult | HeldElsewhere
     ) -> ExecutionResult | HeldElsewhere:
-        """Return the state of a call, after ending it if it waits for a completion and its time is over."""
+        """Return a call's state. If it is waiting for a completion and its deadline has passed, end it first."""
         if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
             return known
         if not known.completion_seconds_left:
@@ -127,12 +127,12 @@ class Completing:
             await tasks.within(seconds, self._wake.wait())
 
     async def _report_some(self) -> bool:
-        """Report a batch of ends; returns whether all ends were reported."""
+        """Report a batch of ends; return whether all ends were reported."""
         try:
             found = await self.store.claim_unreported(_BATCH_MAX)
             reported = [await self._report(*each) for each in found]
         except Exception as error:  # noqa: BLE001  # the next poll may succeed
-            # The database pool already logs when it is unreachable.
+            # The database pool already logs that the database is unreachable.
             log = _log.debug if isinstance(error, Unavailable) else _log.warning
             log("completions.poll_failed", error=type(error).__name__)
             return False

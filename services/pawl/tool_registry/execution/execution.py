@@ -1,4 +1,4 @@
-"""An execution running in this process, shared by all its callers, and the leases of other processes."""
+"""Tracks executions in this process, each shared by all its callers, and other processes' leases."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ class CancelCause(StrEnum):
     SILENT = "SILENT"
 
 
-# Causes unrelated to the call: this process cannot continue it, but another one can.
+# Causes unrelated to the call: this process cannot continue it, but another process can.
 PROCESS_CAUSES: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT})
 
 
 class Execution:
-    """Progress and result of one call, for any number of callers.
+    """One call's progress and result, for any number of callers.
 
-    A journaled execution continues after its last caller has left.
+    A journaled execution continues even after its last caller has left.
     """
 
     def __init__(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.job = job
-        # True if the effect may have happened.
+        # True if the call may have taken effect.
         self.has_started = False
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
         self.cancelled: asyncio.Future[CancelCause] = loop.create_future()
         self.listeners = 0
-        # True while a caller that is not attached yet is expected to ask for the result.
+        # True while a caller that has not attached yet is expected to ask for the result.
         self.is_kept = False
         self.started = loop.time()
-        # Progress reports and checkpoints of the tool so far.
+        # Number of progress reports and checkpoints from the tool so far.
         self.heartbeats = 0
         self.dialogue = Dialogue(job.answers)
         self._lock = threading.Lock()
-        # Progress on its way from another thread.
+        # Progress in transit from another thread.
         self._unseen: Progress | None = None
         self._progress: Progress | None = None
         self._news: asyncio.Future[None] = loop.create_future()
 
     @property
     def will_restart(self) -> bool:
-        """True if it ends here but another process will run it again, or reconcile it."""
+        """True if it ends here but another process will run it again or reconcile it."""
         cause = self.cancelled.result() if self.cancelled.done() else None
         return cause in PROCESS_CAUSES and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)
 
@@ -71,11 +71,11 @@ class Execution:
         return asyncio.get_running_loop().time() - self.started
 
     def note_heartbeat(self) -> None:
-        """Count a progress report or checkpoint of the tool. Thread-safe."""
+        """Count a progress report or checkpoint from the tool. Thread-safe."""
         self.heartbeats += 1
 
     def report(self, progress: Progress) -> None:
-        """Publish progress. Thread-safe; keeps only the newest report, so a tool cannot flood the event loop."""
+        """Publish progress. Thread-safe. Only the newest report is kept, so a tool cannot flood the event loop."""
         self.note_heartbeat()
         with self._lock:
             is_on_its_way = self._unseen is not None
@@ -90,7 +90,7 @@ class Execution:
             self._news.set_result(None)
 
     def cancel(self, cause: CancelCause) -> None:
-        """Request the end; the first cause wins. Idempotent."""
+        """Request that the execution end; the first cause wins. Idempotent."""
         if not self.cancelled.done():
             self.cancelled.set_result(cause)
 
@@ -107,7 +107,7 @@ class Execution:
         """Yield progress, at most ten times a second, then the result or the tool's question.
 
         Raises:
-            PawlError: There is no result, for a reason other than the tool.
+            PawlError: There is no result, for a reason unrelated to the tool.
         """
         self.listeners += 1
         try:
@@ -140,12 +140,12 @@ _GAP_PART: Final = 0.5
 
 
 class LeaseWatch:
-    """The leases of other processes, timed by this process's monotonic clock.
+    """Other processes' leases, timed by this process's monotonic clock.
 
-    The database stores when a lease ends, by its own clock. If that clock jumps forward, all leases look
-    expired until their holders renew them. So a lease counts as expired only if it has also been unchanged
-    for a whole lease period in which this process could read the database. While the database is unavailable,
-    no process can renew.
+    The database stores when a lease ends according to its own clock. If that clock jumps forward, all leases look
+    expired until their holders renew them. A lease therefore counts as expired only if it has also remained unchanged
+    for a whole lease period during which this process could read the database. While the database is unavailable, no
+    process can renew.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -154,7 +154,7 @@ class LeaseWatch:
         self._seen_at = 0.0
 
     def see(self, ends: Mapping[str, datetime], *, asked_at: float, now: float) -> None:
-        """Update from a read of the database that was sent at `asked_at` and answered by `now` (monotonic seconds)."""
+        """Record a database read that was sent at `asked_at` and answered by `now` (monotonic seconds)."""
         since = self._since if asked_at - self._seen_at <= self.lease_seconds * _GAP_PART else {}
         self._since = {
             holder: known if (known := since.get(holder)) is not None and known[0] == end else (end, now)
@@ -163,9 +163,9 @@ class LeaseWatch:
         self._seen_at = asked_at
 
     def unrenewed(self) -> tuple[list[str], list[datetime]]:
-        """Return the holders that have not renewed for a whole lease, and the ends of their leases.
+        """Return the holders that have not renewed for a whole lease period, and when their leases end.
 
-        A lease has expired if the database still has the same end for it, and that end has passed.
+        A lease has expired if the database still shows the same end for it and that end has passed.
         """
         found = [(holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self.lease_seconds]
         return [holder for holder, _ in found], [end for _, end in found]

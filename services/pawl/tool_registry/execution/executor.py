@@ -1,4 +1,4 @@
-"""Runs each call at most once at a time, and journals it if its effect requires that."""
+"""Runs at most one execution of each call at a time, and journals calls whose effect requires it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.outcome import ToolEnd
 from pawl.values import Outcome, Progress
 
-# Maximum number of executions waiting for people, per execution that may run.
+# Maximum number of executions waiting for users, per execution that may run.
 _WAITING_PER_RUNNING: Final = 10
 _POLL_SECONDS: Final = 0.1
 # A lease that has missed this many renewals is treated as expired.
 _IDLE_RENEWALS: Final = 2
-# How long a started call or its result is kept for its run, which executes the call after writing the step.
+# How long a call that was started early, or its result, is kept for its run, which executes the call after writing the
+# step.
 KEPT_SECONDS: Final = 10.0
 _KEPT_MAX: Final = 100
 # How long an async tool may take to clean up after it was cancelled.
@@ -61,11 +62,11 @@ class ExecutorOptions:
 class Executor:
     """Runs tools independently of their callers; an async context manager.
 
-    The executor renews its lease while it holds calls, and when it starts one. An idle executor lets the
-    lease expire, because no other process needs to know whether it is alive.
+    The executor renews its lease when it starts a call and while it holds any. An idle executor lets the lease expire,
+    because no other process needs to know whether it is alive.
 
-    On exit, running executions have `grace_seconds` to end, counted from when `stopping` returned. Then the
-    executor cancels them. It records the outcome as unknown if the effect may have happened.
+    On exit, running executions have `grace_seconds` to end, counted from when `stopping` returned. The executor then
+    cancels them. It records the outcome as unknown if the call may have taken effect.
     """
 
     def __init__(
@@ -124,12 +125,12 @@ class Executor:
             _log.warning("journal.not_released", error=type(error).__name__)
 
     async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Run a call, or attach to its running execution; yields progress, and the result last.
+        """Run a call, or attach to its running execution; yield progress, and finally the result.
 
         Raises:
             ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run; see `Admission`.
-            Overloaded, ShuttingDown, DependencyUnavailable: The call did not run, or executing it again returns
-                its outcome.
+            Overloaded, ShuttingDown, DependencyUnavailable: The call did not run, or its outcome can be read by
+                executing it again.
         """
         job = await self._admission.admit(request)
         if job.key not in self._running:
@@ -144,9 +145,9 @@ class Executor:
                 yield item
 
     def keep(self, execution: Execution) -> None:
-        """Keep a running call, or its result, for the next caller.
+        """Keep a running call or its result for the next caller.
 
-        Kept for `KEPT_SECONDS`, at most `_KEPT_MAX` results.
+        At most `_KEPT_MAX` results are kept, each for `KEPT_SECONDS`.
         """
         execution.is_kept = True
         if execution.ended.done():
@@ -167,7 +168,7 @@ class Executor:
         return len(self._running)
 
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
-        """Cancel a call and wait for its end; returns whether none of it still runs, and its result if any."""
+        """Cancel a call and wait for its end; return whether it has stopped completely, and its result if any."""
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
             return True, await self._parts.completing.withdraw(key)
@@ -185,7 +186,7 @@ class Executor:
                 ended = execution.ended.result()
                 return ended.error_reason != NOT_STOPPED, ended
         if execution is not None or isinstance(known, ExecutionResult):
-            # It may have ended since the journal was read.
+            # The call may have ended since the journal was read.
             known = await self._journal.find(key)
         deadline = self._clock.monotonic() + wait_seconds
         while isinstance(known, HeldElsewhere) and self._clock.monotonic() < deadline:
@@ -196,7 +197,7 @@ class Executor:
         return known is None, None
 
     async def start(self, job: Job) -> Execution:
-        """Start a call, or return its execution if it is running or kept.
+        """Start a call, or return its execution if it is already running or kept.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -222,7 +223,7 @@ class Executor:
         return execution
 
     def _check_capacity(self) -> None:
-        """Check the limits. Executions that wait for people may do so for days and have their own limit.
+        """Check the limits. Executions waiting for users may take days, so they have their own limit.
 
         Raises:
             Overloaded: A limit is reached.
@@ -237,7 +238,7 @@ class Executor:
             raise Overloaded(f"{asking} executions are waiting for people, which is the limit; try again later")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
-        """Run an execution and always complete it, with a result or an error."""
+        """Run an execution, and always complete it with a result or an error."""
         error: BaseException | None = None
         try:
             result = await self._settle(execution, job)
@@ -287,7 +288,7 @@ class Executor:
             if attempt.was_known or not isinstance(known, ExecutionResult):
                 return await self._parts.completing.ended_if_lapsed(job, known)
         else:
-            # Do not wait for a thread that timed out. A caller that cancels wants to know whether it stops.
+            # Do not wait for a thread that timed out. A caller that cancels wants to know whether the thread stops.
             waits = job.tool.is_stoppable or execution.cancelled.done()
             has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
             known = self._interrupted(execution, job, attempt, seconds, still_runs=not has_stopped)
@@ -314,7 +315,7 @@ class Executor:
         return result
 
     async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> float:
-        """Return the seconds left once there is an outcome or the attempt must end.
+        """Wait until there is an outcome or the attempt must end; return the number of seconds left.
 
         The clock stops while a question is open.
         """
@@ -384,14 +385,14 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Audit how a tool ended after its call already had a result, because its effect may have happened then."""
+        """Audit how a tool ended after its call already had a result: the tool may have taken effect since."""
         await asyncio.wait({attempt.task})
         late = attempt.late_end
         if late is not None and late.outcome not in OPEN:
             await self._until_written(job, lambda: self._admission.audit.ended(job, late, reason="LATE"))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
-        """Write durably; raises as `Retry.until_answered` does."""
+        """Write durably. Raises the same errors as `Retry.until_answered`."""
         return await self._retry.until_answered(write, call=job.context.call_id)
 
     async def _wait_for_tasks(self, seconds: float) -> None:
@@ -403,7 +404,7 @@ class Executor:
         self._stop_at = self._clock.monotonic() + self._options.grace_seconds
 
     async def _hold_lease(self) -> None:
-        """Make sure that the lease is valid before anything relies on it.
+        """Ensure that the lease is valid before anything relies on it.
 
         Raises:
             DependencyUnavailable: The lease could not be renewed.
@@ -451,7 +452,7 @@ class Executor:
                 self._running[key].dialogue.give(answers)
 
     def _fence(self) -> None:
-        """Cancel executions that another process may now repeat, because the lease has expired."""
+        """Cancel executions that another process may now repeat because the lease has expired."""
         for execution in self._running.values():
             if execution.has_started and execution.job.is_askable:
                 execution.cancel(CancelCause.LEASE_LOST)
@@ -468,7 +469,7 @@ class Executor:
 
 
 def _needs_lease(job: Job) -> bool:
-    """Return whether other processes check this process's lease to see if the call still runs."""
+    """Return whether other processes check this process's lease to see if the call is still running."""
     return job.effect.is_journaled or bool(job.resource_keys) or job.is_of_store
 
 

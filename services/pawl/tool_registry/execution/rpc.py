@@ -1,4 +1,4 @@
-"""pawl.tool.v1.ExecutionService: resolve, check, execute, cancel. For services only."""
+"""Implements pawl.tool.v1.ExecutionService: resolve, check, execute and cancel. For services only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
-    """`answer_problem` checks an answer against its schema for a store; empty if it fits."""
+    """`answer_problem` checks an answer against its schema for a store; it returns an empty string if it fits."""
 
     catalog: Catalog
     checks: BatchCheck

@@ -1,4 +1,4 @@
-"""Completion of a call from outside: its token, the data stored for it, and the submitted end."""
+"""Defines what completing a call from outside needs: the token, the data stored for it, and the submitted end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ ERROR_CHARACTERS_MAX: Final = 4000
 
 
 def digest_of(token: str) -> bytes:
-    """Return the digest that is stored instead of the token."""
+    """Return the digest that is stored in place of the token."""
     return hashlib.sha256(token.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """Data stored with a call for its completion. `draft` is the audit entry of its end, without the end."""
+    """Data stored with a call for its completion. `draft` is the audit entry for its end, still lacking the outcome."""
 
     draft: AuditDraft
     result_bytes_max: int
-    # The secrets that the tool has read.
+    # Secrets that the tool has read.
     secret_names: tuple[str, ...] = ()
     # True if the tool may read only the store's own secrets.
     is_of_store: bool = False
@@ -30,7 +30,7 @@ class CompletionTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """The end submitted for a call: strict JSON of a result, or the text of an error."""
+    """The end submitted for a call: a result as strict JSON, or an error text."""
 
     content: bytes = b""
     error: str = ""

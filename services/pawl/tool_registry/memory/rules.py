@@ -1,4 +1,4 @@
-"""Memories are facts that an agent keeps about a user across conversations."""
+"""Defines memories: facts that an agent keeps about a user across conversations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pawl.chassis.ids import StoreId, UserId
 TEXT_CHARACTERS_MAX: Final = 1000
 # Per agent and user.
 MEMORIES_MAX: Final = 500
-# Per user, over all agents.
+# Per user, across all agents.
 USER_MEMORIES_MAX: Final = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOwner:
-    """An agent, and the user whom its memories are about. An empty agent name means all agents."""
+    """An agent and the user that its memories are about. An empty agent name means all agents."""
 
     store_id: StoreId
     user_id: UserId
@@ -35,5 +35,5 @@ class Memory:
 
 
 def memory_id_of(call_id: str) -> str:
-    """Return the id of the memory that a call creates. A repeated call gives the same id."""
+    """Return the id of the memory that a call creates. Repeating the call gives the same id."""
     return f"mem_{hashlib.sha256(call_id.encode()).hexdigest()[:24]}"

@@ -1,4 +1,4 @@
-"""Memories in PostgreSQL."""
+"""Stores memories in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUES ($1, $2, $3, $4, $5) RETURNING {_COLUMNS}
 _NEWEST: Final = f"""
 SELECT {_COLUMNS} FROM tool_registry.memories WHERE {_OWNED} ORDER BY created_at DESC, memory_id LIMIT $4
 """  # noqa: S608  # constants only
-# Owners have few memories, so a scan is fast enough. A query without words finds nothing.
+# Owners have few memories, so a scan is fast enough. A query without words has no matches.
 _SEARCH: Final = f"""
 WITH asked AS MATERIALIZED (SELECT websearch_to_tsquery('simple', $5) AS query)
 SELECT {_COLUMNS} FROM tool_registry.memories, asked
@@ -46,7 +46,7 @@ class PostgresMemoryRepository(DatabaseAdapter):
         """Store a memory and return it, or an existing one with the same text. Atomic; idempotent by id.
 
         Raises:
-            TooLarge: the limit of the agent or of the user is reached.
+            TooLarge: the agent's or the user's limit is reached.
         """
         key = (owner.store_id, owner.user_id, owner.agent_name)
         async with self._database.transaction() as connection:
@@ -63,7 +63,7 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return Memory(**added)
 
     async def search(self, owner: MemoryOwner, query: str, most: int) -> Sequence[Memory]:
-        """Return matching memories, best first; for an empty query the newest.
+        """Return matching memories, best matches first. For an empty query, return the newest.
 
         The query uses web search syntax: words, "phrases", or, -without.
         """
@@ -74,12 +74,12 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return [Memory(**row) for row in rows]
 
     async def after(self, owner: MemoryOwner, place: tuple[str, float, str], most: int) -> Sequence[Memory]:
-        """Return memories by agent, time and id, after the given position."""
+        """Return memories ordered by agent, time and id, after the given position."""
         rows = await self._database.fetch(_AFTER, owner.store_id, owner.user_id, owner.agent_name, *place, most)
         return [Memory(**row) for row in rows]
 
     async def delete(self, owner: MemoryOwner, memory_id: str = "") -> int:
-        """Delete one memory, or all of the owner's if `memory_id` is empty; returns how many were deleted."""
+        """Delete one memory, or all of the owner's memories if `memory_id` is empty; return how many were deleted."""
         return affected(
             await self._database.execute(_DELETE, owner.store_id, owner.user_id, owner.agent_name, memory_id)
         )

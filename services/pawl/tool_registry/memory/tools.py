@@ -1,6 +1,6 @@
 """Tools that remember facts about a user across conversations.
 
-The run determines the user and the agent, never an argument.
+The run determines the user and the agent; an argument never does.
 """
 
 from __future__ import annotations

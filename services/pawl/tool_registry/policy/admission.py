@@ -1,4 +1,4 @@
-"""Admission of calls: schema, rules, approvals, grants, rate limits and the journal, in that order."""
+"""Admits calls by checking schema, rules, approvals, grants, rate limits and the journal, in that order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TOO_MUCH_TO_MATCH: Final = (
 )
 _PREVIEW_BYTES_MAX: Final = 4096
 _FIRST_ATTEMPT: Final = 1
-# How late an iteration may run that was due before the end of its series.
+# How late an iteration may run if it was due before its series ended.
 _LATE_SECONDS: Final = 60.0
 _LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _UNEXECUTED_MAX: Final = 10_000
@@ -55,7 +55,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict with its audit entry, and the call if its arguments fit."""
+    """A verdict with its audit entry, and the call if its arguments fit the schema."""
 
     verdict: Verdict
     draft: AuditDraft
@@ -64,18 +64,18 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Decides, step by step, whether a call may start. It never runs one.
+    """Decides, step by step, whether a call may start. It never runs the call.
 
     1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments fit, that no
        earlier call of the batch is identical, and that no rule denies it. The verdict says what must happen first,
-       often an approval. `reads_of` returns the jobs of a read-only batch that may start immediately.
-    2. `admit`: the run requests execution. All checks are repeated; an approval must match exactly this call.
+       often an approval. `reads_of` returns a read-only batch's jobs if they may start immediately.
+    2. `admit`: the run requests execution. All checks are repeated, and an approval must match this exact call.
     3. `check_rules`: rules that changed since still allow the call. Skipped for calls that have already started.
     4. `cached`: a cached result of a READ_ONLY tool is returned instead.
     5. `begin`: the journal has no earlier start. The attempt already holds the call's resource locks.
     6. `permit`: the rate limits allow the call, and the audit chain records it. Then the tool is called.
 
-    `store_calls_per_minute` 0 means unlimited.
+    If `store_calls_per_minute` is 0, calls are not limited.
     """
 
     catalog: Catalog
@@ -89,13 +89,14 @@ class Admission:
     # See `ProcessRunner.answer`.
     answer: Callable[[str, Callable[[], Any]], Awaitable[Any]]
     store_calls_per_minute: int = 0
-    # Tokens of attempts that may have written a journal entry without running anything, because the write failed.
+    # Tokens of attempts that may have written a journal entry but never ran the tool, because the write failed.
     unexecuted: set[str] = field(default_factory=set)
 
     async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
-        """Return a verdict for each call of a batch, in order. Nothing is written to the audit chain yet.
+        """Return a verdict for each call in a batch, in order. Nothing is written to the audit chain yet.
 
-        Refuses a call that would repeat the effect of an earlier call in the batch: it is nearly always a model error.
+        Refuses a call that would repeat an earlier call's effect within the batch, which is nearly always a model
+        error.
         """
         first: dict[tuple[str, bytes], int] = {}
         judged = []
@@ -106,7 +107,7 @@ class Admission:
             else:
                 key = (fitting.definition.name, fitting.accepted.canonical)
                 if key in first:
-                    # Before the rules, which would count a use.
+                    # Must come before the rules, which would count a use.
                     verdict = _duplicate(fitting, first[key], proposed[first[key] - 1][0].call_id)
                 else:
                     verdict = await self._judged(fitting, call)
@@ -123,7 +124,7 @@ class Admission:
         return judged
 
     def reads_of(self, judged: Sequence[Judged], timeouts: ReadTimeouts) -> list[Job]:
-        """Return the jobs of a batch whose accepted calls may all start immediately; empty if any may not."""
+        """Return the batch's jobs if every accepted call may start immediately; otherwise an empty list."""
         jobs = []
         for each in judged:
             if each.verdict.disposition is Disposition.REFUSE:
@@ -202,7 +203,7 @@ class Admission:
             tool_version=call.tool.entry.version,
             accepted=call.accepted,
             resource_keys=resource_keys(definition.resource_keys, arguments),
-            # The ledger identifies approved calls by digest. An edited call gets one even if it needs no approval.
+            # The ledger identifies approved calls by digest. An edited call gets a digest even if it needs no approval.
             digest=call.digest if cause or is_edited else "",
             preview=await self._preview(call) if cause and not is_granted else "",
             approval_cause=cause,
@@ -252,10 +253,10 @@ class Admission:
         """Repeat all checks for an execution request and return its job.
 
         Raises:
-            ToolNotFound: there is no such backend tool, or the user may not call it.
+            ToolNotFound: the backend tool does not exist, or the user may not call it.
             InvalidArguments: the arguments do not fit.
-            ApprovalRequired: the call is gated, and the request has no approval of exactly this call, no grant for its
-                series and no allowing rule.
+            ApprovalRequired: the call is gated, and there is no approval for this exact call, no grant for its series
+                and no rule that allows it.
         """
         context, name = request.context, request.tool_name
         tool = await self.catalog.find(context.store_id, name, request.tool_version)
@@ -269,7 +270,7 @@ class Admission:
         call = await self._counted(context, tool, accepted)
         digest, cause = call.digest, call.gate()
         job = Job.of(call, tool.loaded, request, digest=digest, is_gated=bool(cause))
-        # An approval of a different call is a sign of tampering.
+        # An approval for a different call is a sign of tampering.
         is_allowed = job.grant is not None or bool(request.rule_id)
         if not job.is_approved and (request.approved_digest or (cause and not is_allowed)):
             raise ApprovalRequired(
@@ -283,7 +284,7 @@ class Admission:
         Raises:
             PermissionDenied: a rule denies the call.
             ApprovalRequired: a rule requires an approval, the rule that allowed the call no longer does, or the grant
-                that covers it has no uses left.
+                covering it has no uses left.
         """
         refusal = await self._refusal(job)
         if refusal is not None and not (job.effect.is_journaled and await self.journal.find(job.key)):
@@ -312,7 +313,7 @@ class Admission:
         return ApprovalRequired(f"the grant that covers {job.definition.name} has been used up")
 
     async def cached(self, job: Job) -> ExecutionResult | None:
-        """Return a cached result of the same READ_ONLY call, after recording the hit in the audit chain.
+        """Return a cached result for the same READ_ONLY call after recording the hit in the audit chain.
 
         Raises:
             DependencyUnavailable: the audit chain cannot be written.
@@ -326,7 +327,7 @@ class Admission:
         """Record the start of an attempt in the journal, or return the call's known state.
 
         Raises:
-            InvalidArguments, DependencyUnavailable: as in `PostgresExecutionJournal.begin`.
+            InvalidArguments, DependencyUnavailable: same as `PostgresExecutionJournal.begin`.
         """
         try:
             return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)
@@ -335,9 +336,9 @@ class Admission:
             raise
 
     async def permit(self, job: Job, token: str) -> ExecutionResult | None:
-        """Apply rate limits and record the start; returns a result if the call must not start.
+        """Apply rate limits and record the start; return a result if the call must not start.
 
-        All attempts of one call count once. The start of a READ_ONLY call is recorded together with its end.
+        All attempts of one call are counted once. A READ_ONLY call's start is recorded together with its end.
 
         Raises:
             DependencyUnavailable: the call must not start.
@@ -365,10 +366,10 @@ class Admission:
         self.unexecuted.add(token)
 
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool) -> None:
-        """Record the end of an execution, and cache its result if the tool asks for that.
+        """Record the end of an execution, and cache its result if the tool requests it.
 
         Raises:
-            DependencyUnavailable: it is unknown whether the entry was written.
+            DependencyUnavailable: the entry may or may not have been written.
         """
         await self.audit.ended(job, result, has_begun=has_begun)
         self.cache.put(job, result)

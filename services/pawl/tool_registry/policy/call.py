@@ -1,4 +1,4 @@
-"""The stages of a call: proposed by the model, checked, requested, and turned into a job."""
+"""Defines the stages of a call: proposed by the model, checked, requested, and turned into a job."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedCall:
-    """A call as the model wrote it, with the tool version pinned by its run."""
+    """A call as written by the model, with the tool version pinned by its run."""
 
     tool_name: str
     tool_version: int
     arguments: bytes
     # A reviewer wrote the arguments. No rule may replace the reviewer's approval.
     is_edited: bool = False
-    # The tool, if it came with the run. It takes precedence over registered tools of that name.
+    # The tool, if it was sent with the run. It takes precedence over registered tools of the same name.
     own_tool: ToolDefinition | None = None
     # The series that this call belongs to.
     series: Series | None = None
@@ -53,24 +53,24 @@ class ExecuteRequest(Execution, frozen=True, kw_only=True):
 class FittingCall:
     """A call whose tool is available to the user and accepts the arguments.
 
-    The run pins one definition; the current one may differ. The stricter of the two applies.
+    The run pins one definition, and the current one may differ. The stricter of the two applies.
     """
 
     context: CallContext
     tool: CatalogTool
     accepted: Accepted
-    # Number of affected items according to the tool's own `bulk_count`, if it has one.
+    # Number of affected items reported by the tool's own `bulk_count`, if it has one.
     own_count: int | None
 
     @property
     def definition(self) -> ToolDefinition:
-        """The pinned definition. For background calls, its timeout is the background timeout."""
+        """The pinned definition. For a background call, its timeout is the background timeout."""
         pinned = self.tool.definition
         return replace(pinned, timeout_seconds=pinned.async_timeout_seconds) if self.context.in_background else pinned
 
     @property
     def digest(self) -> str:
-        """Digest that an approval of this call must carry."""
+        """Digest that an approval for this call must carry."""
         return call_digest(
             store_id=self.context.store_id,
             run_id=self.context.run_id,
@@ -81,7 +81,7 @@ class FittingCall:
         )
 
     def grant_digest(self, series: Series | None) -> str:
-        """Return the digest that a grant for the series must carry; empty if every call needs its own approval."""
+        """Return the digest that a grant for the series must carry. Empty if every call needs its own approval."""
         is_once = any(each.category is Category.DESTRUCTIVE and not each.permits_grants for each in self._definitions)
         if series is None or is_once:
             return ""
@@ -97,7 +97,7 @@ class FittingCall:
 
     @property
     def approvals_required(self) -> int:
-        """Number of people who must approve the call if it is gated."""
+        """Number of users who must approve the call if it is gated."""
         return max(1, self.context.approvals_required, *(each.approvals_required for each in self._definitions))
 
     def gate(self) -> str:
@@ -142,9 +142,9 @@ class FittingCall:
 
 @dataclass(slots=True, kw_only=True)
 class Proposal:
-    """Audit entries for the check of a call that is already running.
+    """Audit entries for checking a call that is already running.
 
-    They are written once, either together with the end of the call or before it.
+    They are written once, either together with the call's end or before it.
     """
 
     drafts: tuple[AuditDraft, ...] = ()
@@ -152,7 +152,10 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Return the entries if this writer claims them first, and on every later call; empty for the other writer."""
+        """Return the entries to the writer that claims them first, and an empty tuple to the other one.
+
+        The first writer gets them on every later call too.
+        """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
         return self.drafts if self.goes_with_end is with_end else ()
@@ -175,15 +178,15 @@ class Job:
     fingerprint: str
     unknowns_resolved: int
     ruled: RuledCall
-    # A person approved exactly this call.
+    # A user approved this exact call.
     is_approved: bool
     # The series whose grant covers the call.
     grant: Series | None = None
     answers: tuple[Answer, ...]
-    # The rule that allows a gated call. Empty if none is needed.
+    # The rule that allows a gated call. Empty if no rule is needed.
     allowing_rule_id: str
     source: str
-    # The store connected the runner; it is not code of the deployment.
+    # The store connected the runner, so it is not part of the deployment's code.
     is_of_store: bool
     # The newest version, whose function runs.
     running_version: int
@@ -197,7 +200,7 @@ class Job:
 
     @classmethod
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
-        """Build the job of a checked call. Where the two definitions differ, the more cautious value applies."""
+        """Build the job for a checked call. Where the two definitions differ, the more cautious value applies."""
         definition, running = call.definition, loaded.tool.definition
         effect = max(definition.effect, running.effect, key=CAUTION.index)
         if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:
@@ -241,8 +244,8 @@ class Job:
     def only_reads(self) -> bool:
         """True if running the call is harmless even if its result is never read.
 
-        Such a call has no effect, is invisible outside the registry, counts against no limit and needs no lock. Whether
-        it needs an approval is decided by the verdict.
+        Such a call has no effect, is invisible outside the registry, does not count against any limit and does not need
+        a lock. The verdict decides whether it needs an approval.
         """
         is_own_code = not (self.is_of_store or self.tool.is_external or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)

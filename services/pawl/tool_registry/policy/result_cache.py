@@ -1,7 +1,8 @@
-"""Cache for the results of READ_ONLY tools.
+"""Caches the results of READ_ONLY tools.
 
-In memory, one cache per process, so a hit needs no database query. Each replica calls the tool once. A new process
-starts empty, because it may run newer tool code. Keys contain store and user: users never share results.
+Each process has its own cache in memory, so a hit does not need a database query, but each replica calls the tool once.
+A new process starts with an empty cache, because it may run newer tool code. Keys contain the store and user, so users
+never share results.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Kept:
 
 
 class ResultCache:
-    """LRU cache of at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
+    """LRU cache with at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
 
     def __init__(
         self, monotonic: Callable[[], float], *, entries_max: int = 10_000, bytes_max: int = 64 * 1024 * 1024
@@ -81,7 +82,7 @@ class ResultCache:
 
 
 def _is_kept(job: Job) -> bool:
-    """Return whether the result may be cached. A result that depends on a person's answer may not."""
+    """Return whether the result may be cached. A result that depends on a user's answer must not be."""
     return bool(job.cache_seconds) and not job.answers
 
 

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.RuleService. Store and user come from the caller's credential."""
+"""Implements pawl.tool.v1.RuleService. The store and user come from the caller's credential."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates, lists and revokes the rules of a store, and finds the rule that decides a call."""
+"""Creates, lists and revokes a store's rules, and finds the rule that decides on a call."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _STORES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of all stores. Changes are recorded in the audit chain before they take effect.
+    """All stores' rules. Changes are recorded in the audit chain before they take effect.
 
-    Rules of a store are cached for a second, so checking a batch usually needs no query. A rule that allows a call is
-    counted and verified again in the database right before the call runs.
+    A store's rules are cached for a second, so checking a batch usually does not require a query. If a rule allows a
+    call, it is verified again in the database, and its use is counted, right before the call runs.
     """
 
     repository: PostgresRuleRepository
@@ -59,17 +59,18 @@ class Rules:
     _kept: dict[StoreId, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
 
     async def create(self, person: Principal, rule: Rule, request_id: RequestId) -> Rule:
-        """Create a rule from the values that the person set.
+        """Create a rule from the values that the user set.
 
         Raises:
-            InvalidField: the rule is invalid, its tool has no such argument, or the limit of rules is reached.
-            PermissionDenied: the person may not create it, or a delegate without decision rights creates an ALLOW.
-            ToolNotFound: an ALLOW names a tool that the person may not call.
-            RunNotFound, CallNotFound: the person has no such run, or no such call that needed approval.
-            ConversationNotFound: the person has no such conversation.
+            InvalidField: the rule is invalid, its tool has no such argument, or the limit on rules is reached.
+            PermissionDenied: the user may not create it, or a delegate without decision rights tried to create an
+                ALLOW.
+            ToolNotFound: an ALLOW names a tool that the user may not call.
+            RunNotFound, CallNotFound: the user has no such run, or no such call that needed approval.
+            ConversationNotFound: the user has no such conversation.
             AgentNotFound: the store has no such agent.
             ConversationErased: the conversation was erased, so no rule may be created for it.
-            RequestIdReused: the request id was used for another rule.
+            RequestIdReused: the request id was already used for another rule.
         """
         if rule.is_of_store and Role.ADMIN not in person.roles:
             raise PermissionDenied("a rule for runs of all users needs the role admin")
@@ -132,9 +133,9 @@ class Rules:
         """Revoke a rule permanently. Idempotent.
 
         Raises:
-            RuleNotFound: the person can see no such rule.
-            PermissionDenied: only admins revoke rules of a store or an agent; delegates without decision rights revoke
-                only ALLOW rules.
+            RuleNotFound: there is no such rule that the user can see.
+            PermissionDenied: only admins may revoke a store's or an agent's rules, and delegates without decision
+                rights may revoke only ALLOW rules.
         """
         rule = await self.repository.get(person.store_id, rule_id)
         is_admin = Role.ADMIN in person.roles
@@ -157,7 +158,7 @@ class Rules:
         """Return rules by descending id, starting below `before` if given.
 
         Raises:
-            PermissionDenied: `all_users` is set and the person is not an admin.
+            PermissionDenied: `all_users` is set and the user is not an admin.
         """
         if all_users and Role.ADMIN not in person.roles:
             raise PermissionDenied("listing the rules of all users needs the role admin")
@@ -168,10 +169,10 @@ class Rules:
         return [await self._listed(rule) for rule in rules]
 
     async def deciding(self, store_id: StoreId, call: RuledCall) -> Rule | None:
-        """Return the rule that decides a call, or None. Counts no use.
+        """Return the rule that decides on a call, or None. Does not count a use.
 
         Raises:
-            TooMuchToMatch: matching the rules and arguments takes too many steps.
+            TooMuchToMatch: matching the rules and arguments would take too many steps.
         """
         rules = await self._in_force(store_id)
         await asyncio.sleep(0)  # Matching can take tens of milliseconds; let other tasks run between calls.

@@ -1,4 +1,4 @@
-"""Checks the arguments of a call: parse, fit, validate, and make canonical."""
+"""Checks a call's arguments: parses, fits and validates them, and makes them canonical."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinit
 from pawl.tool_registry.rules.fitting import Fitted, fit
 from pawl.tool_registry.rules.schema import compile_schema, list_violations
 
-# Schema weight times bytes of arguments that is checked in-process: at most about 30 ms of CPU time.
+# Largest product of schema weight and argument bytes that is checked in-process: about 30 ms of CPU time at most.
 QUICK_WORK_MAX: Final = 25_000
 
 _ADJUSTMENTS_SHOWN: Final = 10
@@ -29,13 +29,13 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.json.decode
 class Accepted:
     arguments: dict[str, JsonValue]
     canonical: bytes
-    # For the model: which values were coerced. May be empty.
+    # Tells the model which values were coerced. May be empty.
     note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a call may not run: `reason` for programs, `message` for the model."""
+    """Explains why a call may not run: `reason` for programs, `message` for the model."""
 
     reason: str
     message: str
@@ -49,10 +49,10 @@ def refused(name: str, what: str, *, reason: str = "INVALID_ARGUMENTS") -> Refus
 def check_arguments(
     definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, raw: bytes
 ) -> Accepted | Refused:
-    """Return the canonical arguments of a call, or all violations.
+    """Return a call's canonical arguments, or all violations.
 
-    Valid arguments only get defaults, and only those that keep them valid. Invalid ones are coerced where this loses
-    nothing. Empty input counts as an empty object.
+    Valid arguments are changed only by adding defaults, and only if they stay valid. Invalid arguments are coerced
+    where that is lossless. Empty input counts as an empty object.
     """
     name = definition.name
     try:
@@ -81,7 +81,7 @@ def check_untrusted(
 ) -> tuple[bytes, str] | Refused:
     """Run `check_arguments` and `fits_newest` in a helper process, which caches compiled schemas.
 
-    Schemas are JSON. Returns the canonical arguments and the note if they are accepted.
+    Schemas are JSON. If the arguments are accepted, their canonical form and the note are returned.
     """
     definition = ToolDefinition(name=name, description="", arguments_schema=_decode(schema))
     checked = check_arguments(definition, _compiled(schema, recursion=recursion), raw)
@@ -100,9 +100,9 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 
 
 def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
-    """Return `accepted` if the newest version takes the arguments too.
+    """Return `accepted` if the newest version also accepts the arguments.
 
-    A run keeps the version it started with, but only the newest function can run. Arguments of an older version must
+    A run keeps the version it started with, but only the newest function can run. Arguments for an older version must
     therefore fit the newest schema unchanged.
     """
     if newest.is_valid(accepted.arguments):
@@ -135,7 +135,7 @@ def _fitted(
         coerced = fit(schema, written)
         if validator.is_valid(coerced.value):
             return coerced
-        # Perhaps a default does not fit: report only violations of the caller's own values.
+        # A default may not fit, so report only violations in the caller's own values.
         plain = fit(schema, written, defaults=False)
         return plain if validator.is_valid(plain.value) else coerced
     filled = fit(schema, written, coerce=False)

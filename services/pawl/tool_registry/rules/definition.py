@@ -1,4 +1,4 @@
-"""Tool definitions and their versions."""
+"""Defines tool definitions and their versions."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ REPORT_SECONDS_MIN: Final = 0.5
 REPORT_SECONDS_MAX: Final = 365 * 86_400.0
 APPROVALS_MAX: Final = 5
 
-# One dot separates a source from its tool. Such a name is one character shorter, because models see the dot as two
-# underscores.
+# One dot separates a source from its tool. The longest such name is one character shorter, because models see the dot
+# as two underscores.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
-# Tab, line feed and carriage return are text; no other control character is.
+# Tab, line feed and carriage return are allowed in text; other control characters are not.
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 VERSION_MAX: Final = 2**31 - 1
 
@@ -66,7 +66,7 @@ _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """Definition of a tool. Zero means no own timeout and the largest allowed result."""
+    """Definition of a tool. A timeout of 0 means the tool has none of its own; a result size of 0 means the maximum."""
 
     name: str
     description: str
@@ -81,23 +81,23 @@ class ToolDefinition:
     allowed_user_ids: tuple[str, ...] = ()
     # The user needs one of these roles. Empty means any.
     allowed_roles: tuple[str, ...] = ()
-    # Executions per minute and store, on average. 0 means unlimited.
+    # Average number of executions per minute and store. 0 means unlimited.
     rate_per_minute: int = 0
     # How long the result of a READ_ONLY tool is reused for the same user and arguments.
     cache_seconds: float = 0.0
-    # Number of different people who must approve a gated call. 0 means one.
+    # Number of different users who must approve a gated call. 0 means one.
     approvals_required: int = 0
     offer_fallback: OfferFallback = OfferFallback.FAIL
     fallback_tool_name: str = ""
-    # Path to the affected items in the arguments, such as `$.body.items`. Empty for the longest array.
+    # Path to the affected items in the arguments, such as `$.body.items`. If empty, the longest array is used.
     bulk_count: str = ""
     # Calls run in the foreground even if the model asks for the background.
     without_background: bool = False
-    # Timeout of background executions. 0 means no own timeout.
+    # Timeout of background executions. 0 means that there is no separate timeout.
     async_timeout_seconds: float = 0.0
     # One approval may cover a series of calls even if the tool is DESTRUCTIVE.
     permits_grants: bool = False
-    # Default report policy of its jobs. None means every iteration.
+    # Default report policy of its jobs. None means that every iteration is reported.
     reports: ReportPolicy | None = None
 
     def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
@@ -132,7 +132,7 @@ class ToolVersion:
 
 
 def can_exist(name: str, version: int = 0) -> bool:
-    """Return whether a tool can have that name and version. If not, there is no need to query the database."""
+    """Return whether a tool can have this name and version. If not, there is no need to query the database."""
     return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
@@ -140,7 +140,7 @@ def check_own_name(name: str) -> None:
     """Reject names reserved for tools of a source.
 
     Raises:
-        InvalidField: the name contains a dot. A source added later must find the names of its tools free.
+        InvalidField: the name contains a dot. Such names are kept free for the tools of sources that are added later.
     """
     if "." in name:
         raise InvalidField("name: must not contain a dot, which only names of source tools have", field="name")
@@ -150,7 +150,7 @@ def check_definition(definition: ToolDefinition) -> None:
     """Validate every field except the schema, which `rules.schema` checks.
 
     Raises:
-        InvalidField: metadata `field` names the first invalid field.
+        InvalidField: the `field` metadata names the first invalid field.
     """
     require(
         can_exist(definition.name),
@@ -181,7 +181,7 @@ def check_definition(definition: ToolDefinition) -> None:
         is_fit = definition.context is ExecutionContext.BACKEND or not getattr(definition, field)
         require(is_fit, field, "is only for BACKEND tools")
     _check_reports(definition)
-    # A question needs no approval.
+    # A question does not need approval.
     require(
         definition.context is not ExecutionContext.HUMAN or not definition.approvals_required,
         "approvals_required",
@@ -233,7 +233,7 @@ def check_report_policy(policy: ReportPolicy) -> None:
 
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
-    """Return whether `new` asks people less often than `old`, or lets more of them call the tool."""
+    """Return whether `new` asks for approval less often than `old`, or lets more users call the tool."""
     return (
         SEVERITY.index(new.category) < SEVERITY.index(old.category)
         or max(1, new.approvals_required) < max(1, old.approvals_required)
@@ -244,18 +244,18 @@ def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
 
 
 def is_restricted(definition: ToolDefinition) -> bool:
-    """Return whether calls need approval, or only some users may make them."""
+    """Return whether calls need approval or are restricted to certain users."""
     is_gated = definition.category is not Category.SAFE or definition.approvals_required > 1
     return is_gated or bool(definition.allowed_user_ids) or bool(definition.allowed_roles)
 
 
 def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
-    """Return whether `new` admits anyone whom `old` does not. Empty means everyone."""
+    """Return whether `new` admits any user that `old` does not. Empty means all users."""
     return bool(old) and (not new or not set(new) <= set(old))
 
 
 def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
-    """Raise InvalidField if a rule for a field does not hold."""
+    """Raise InvalidField if a field breaks a rule."""
     if not holds:
         raise InvalidField(f"{field}: {rule}", field=field)
 
@@ -286,7 +286,7 @@ OPTION_CHARACTERS_MAX: Final = 500
 
 
 def check_question(question: Question) -> str:
-    """Return the problem with a question that a tool asks, or an empty text."""
+    """Return the problem with a tool's question, or an empty string."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
         return f"a question must have 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
@@ -297,9 +297,9 @@ def check_question(question: Question) -> str:
 
 
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
-    """Return the index of the first answer to exactly this question, starting at `position`.
+    """Return the index of the first answer to this exact question, starting at `position`.
 
-    Other answers precede it if the tool asked something else in an earlier run.
+    Other answers come before it if the tool asked something else in an earlier run.
     """
     return next(
         (number for number in range(position, len(answers)) if answers[number].question == question.question), None

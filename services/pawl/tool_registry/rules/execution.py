@@ -1,4 +1,4 @@
-"""Results of executions, and the inverse call that undoes an effect."""
+"""Defines the results of executions, and the inverse call that undoes an effect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inverse_call(tool_name: str, arguments: bytes, summary: str) -> InverseCall:
     """Build an inverse call.
 
     Raises:
-        ValueError: the arguments exceed the limit for any call.
+        ValueError: the arguments exceed the limit that applies to every call.
     """
     if len(arguments) > ARGUMENTS_BYTES_MAX:
         raise ValueError(f"the arguments of an inverse have {len(arguments)} bytes, the limit is {ARGUMENTS_BYTES_MAX}")
@@ -37,7 +37,7 @@ def inverse_call(tool_name: str, arguments: bytes, summary: str) -> InverseCall:
 PROGRESS_BYTES_MAX: Final = 1024
 CHECKPOINT_BYTES_MAX: Final = 16 * 1024
 
-# Error reason of a cancelled execution whose tool keeps running.
+# Error reason of a cancelled execution whose tool is still running.
 NOT_STOPPED: Final = "NOT_STOPPED"
 
 
@@ -49,7 +49,7 @@ ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResult:
-    """The result of an execution. `content` is strict JSON."""
+    """Result of an execution. `content` is strict JSON."""
 
     outcome: Outcome
     content: bytes
@@ -61,7 +61,7 @@ class ExecutionResult:
     inverse: InverseCall | None = None
     # Set for INPUT_REQUIRED.
     question: Question | None = None
-    # Time left to complete the call, for AWAITING_COMPLETION. 0 if it is over.
+    # For AWAITING_COMPLETION: time left to complete the call. 0 if it has expired.
     completion_seconds_left: float = 0.0
 
 
@@ -70,7 +70,7 @@ def succeeded(content: bytes, seconds: float, inverse: InverseCall | None = None
 
 
 def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.0) -> ExecutionResult:
-    """Return an error result. The model reads `{"error": message}`."""
+    """Return an error result. The model sees `{"error": message}`."""
     return ExecutionResult(
         outcome=outcome,
         content=dumps_canonical({"error": storable(message)}),

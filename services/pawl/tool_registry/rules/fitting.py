@@ -1,6 +1,6 @@
-"""Fits arguments to a schema without losing information, by defaults and lossless coercion.
+"""Fits arguments to a schema without losing information, using defaults and lossless coercion.
 
-Models write "440" for 440, 5.0 for 5, "true" for true, or a list as a string. A value with exactly one possible
+Models write "440" for 440, 5.0 for 5, "true" for true, or a string for a list. A value with exactly one possible
 reading is coerced, and the change is reported.
 """
 
@@ -33,7 +33,7 @@ class Fitted:
 def fit(schema: Mapping[str, Any], value: JsonValue, *, defaults: bool = True, coerce: bool = True) -> Fitted:
     """Return `value` with defaults filled in and, with `coerce`, wrong types converted.
 
-    Without `coerce`, a valid value changes only by its defaults. Never raises; a value that does not fit stays
+    Without `coerce`, a valid value is changed only by adding defaults. Never raises: a value that does not fit is left
     unchanged for the validator to report.
     """
     walk = _Walk(root=schema, defaults=defaults, coerce=coerce)
@@ -95,7 +95,7 @@ class _Walk:
         return readable[0] if len(readable) == 1 else None
 
     def _trial(self, branch: Any, value: JsonValue) -> JsonValue:
-        # Only the outermost level: looking deeper at each level would take exponential time.
+        # Check only the outermost level, because looking deeper at each level would take exponential time.
         schema = resolve(self.root, branch)
         if not isinstance(schema, dict):
             return value
@@ -131,7 +131,7 @@ class _Walk:
 
 
 def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[str, Any]) -> JsonValue:
-    """Return `value` converted to one of `types` if there is exactly one way, else unchanged."""
+    """Return `value` converted to one of `types` if there is exactly one way to do so, otherwise unchanged."""
     if isinstance(value, str):
         read = _from_text(value.strip(), types)
         if read is not None:
@@ -139,7 +139,7 @@ def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[st
     elif isinstance(value, int) and not isinstance(value, bool) and "string" in types:
         return str(value)
     if types == {"array"} and not isinstance(value, dict | list) and value is not None:
-        # A single item instead of a list, but not a malformed list.
+        # Accept a single item instead of a list, but not a malformed list.
         is_torn = isinstance(value, str) and value.lstrip().startswith("[")
         return [value] if not is_torn and fits(schema.get("items", True), value) else value
     return value

@@ -1,4 +1,4 @@
-"""Rules of the execution journal: what to do when a call is requested that already has an entry.
+"""Decides what to do when a requested call already has an entry in the execution journal.
 
 An entry is written before the effect and completed after it. Its writer holds a lease. An open entry whose writer has
 no lease belongs to a process that died during the call.
@@ -19,13 +19,13 @@ class Step(StrEnum):
     MISMATCH = "MISMATCH"
     # Return the stored result.
     STORED = "STORED"
-    # Wait: another process runs it.
+    # Wait: another process is running it.
     ELSEWHERE = "ELSEWHERE"
-    # Ask the tool whether the effect happened.
+    # Ask the tool whether it took effect.
     RECONCILE = "RECONCILE"
     # Record that the outcome is unknown.
     CONCLUDE_UNKNOWN = "CONCLUDE_UNKNOWN"
-    # Run it: the effect certainly has not happened.
+    # Run it: it certainly has not taken effect.
     RUN = "RUN"
 
 
@@ -36,11 +36,11 @@ class Entry:
     # Digest of tool and arguments. Empty if the call was cancelled before it started.
     fingerprint: str
     effect: EffectClass
-    # How often the outcome was concluded to be unknown.
+    # How many times the outcome was concluded to be unknown.
     unknowns: int
-    # This process wrote it.
+    # This process wrote the entry.
     is_own: bool
-    # This process knows that it ran nothing after writing the entry.
+    # This process knows that it did not run the tool after writing the entry.
     is_unexecuted: bool
     is_holder_alive: bool
     result: ExecutionResult | None
@@ -49,8 +49,8 @@ class Entry:
 def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step:
     """Return what to do for a call that has a journal entry.
 
-    An operator found that `unknowns_resolved` of its unknown outcomes did not happen. The caller must not be running
-    the call: an open entry of its own process is then one it lost track of.
+    `unknowns_resolved` is how many of its unknown outcomes an operator found not to have happened. The caller must not
+    be running the call; an open entry from its own process is then one that it lost track of.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH
@@ -84,13 +84,13 @@ class Begun:
     """The call may run now, in this process. With `must_reconcile`, ask the tool first."""
 
     must_reconcile: bool = False
-    # The call was cancelled since: reconcile it, but do not run it.
+    # The call has been cancelled since: reconcile it, but do not run it.
     is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldElsewhere:
-    """Another process runs the call; try again shortly.
+    """Another process is running the call; try again shortly.
 
     `question` is what its tool is asking, after `position` earlier questions.
     """

@@ -1,4 +1,4 @@
-"""Resolves references within a JSON Schema or another document."""
+"""Resolves references within a JSON Schema or other document."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-# An array index. Limited to nine digits, so that Python parses no huge integers.
+# An array index. Limited to nine digits, so that Python does not parse huge integers.
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
 _HOPS_MAX: Final = 16
 
@@ -35,7 +35,7 @@ def parts(reference: str) -> list[str]:
 
 
 def resolve(root: Mapping[str, Any], schema: Any) -> Any:
-    """Return `schema`, or its target if it is a `$ref`, with annotations next to the `$ref` merged in."""
+    """Return `schema`, or its target if it is a `$ref`, merging in annotations next to the `$ref`."""
     for _ in range(_HOPS_MAX):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str):

@@ -1,4 +1,4 @@
-"""Rules for registering tools of a store: ownership, quotas, and conflicts."""
+"""Checks whether a store's tools may be registered: ownership, quotas, and conflicts."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from pawl.tool_registry.rules.definition import (
 FRONT_END: Final = "store"
 # Source kind of worker tools.
 WORKER: Final = "worker"
-# Source of tools that came with a run.
+# Source of tools sent with a run.
 OWN: Final = "run"
 OWN_TOOLS_MAX: Final = 64
-# Total size of a store's definitions in one run. Messages between services can hold more.
+# Maximum total size of a store's definitions in one run. Messages between services can hold more.
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
 # Registrant of a source's tools. Approving a source approves its tools.
 SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 
 
-# Most registered tools by source kind: of one user who is not an admin, and of a store. Tools of other kinds are
-# limited by their sources.
+# Maximum number of registered tools by source kind: for one user who is not an admin, and for a store. Tools of other
+# kinds are limited by their sources.
 QUOTAS: Final = {FRONT_END: (100, 1000), WORKER: (500, 2000)}
 
 
-# Loaded tools that a run gets only if it, or its agent, names them.
+# Loaded tools that a run gets only if it or its agent names them.
 OPT_IN: Final = frozenset({"remember", "recall", "forget"})
 
 
 def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
-    """Return the tools of a run that names none."""
+    """Return the tools of a run that does not name any."""
     return [entry for entry in entries if entry.store_id or entry.definition.name not in OPT_IN]
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return at most `most` of the tools that a user may call, within TOOLS_BYTES_MAX; 0 means all.
+    """Return at most `most` (0: all) of the tools that a user may call, within TOOLS_BYTES_MAX.
 
-    Tools that were registered later, or by other users, never displace earlier ones.
+    Tools registered later or by other users never displace earlier ones.
     """
     if not most:
         return list(entries)
@@ -62,7 +62,7 @@ def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId
     for entry in sorted(entries, key=rank):
         if len(taken) == most:
             break
-        # Tools of the deployment are small and chosen by its operator, so they do not count.
+        # The deployment's tools do not count, because they are small and chosen by its operator.
         size = len(encode_definition(entry.definition)) if entry.store_id else 0
         if size <= left:
             taken.append(entry)
@@ -79,7 +79,7 @@ def _closeness(entry: ToolVersion, user_id: UserId) -> int:
 
 
 def check_source(current: ToolVersion, source: str, registrant: Principal) -> None:
-    """Check that a source may register a name. An admin may also take over the name of a front-end tool.
+    """Check that a source may register a name. An admin may also take over a front-end tool's name.
 
     Raises:
         ToolExists: the name belongs to another source.
@@ -102,10 +102,10 @@ def check_owner(current: ToolVersion, registrant: Principal) -> None:
 
 
 def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
-    """Check that a definition may follow the newest one of its name in the store, even if that is unregistered.
+    """Check that a definition may replace the newest one with its name in the store, even an unregistered one.
 
     Raises:
-        PermissionDenied: it is laxer, and the registrant is not an admin or is a delegate without decision rights.
+        PermissionDenied: it is laxer, and the registrant is either not an admin or a delegate without decision rights.
     """
     if earlier is None or not is_laxer(new, earlier.definition):
         return
@@ -120,7 +120,7 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
     """Check that the registrant and the store may register one more tool of this kind.
 
     Raises:
-        InvalidField: the quota of the user or of the store is exhausted.
+        InvalidField: the user's or the store's quota is exhausted.
     """
     most_of_user, most_of_store = QUOTAS.get(source_kind, (math.inf, math.inf))
     if of_store >= most_of_store:
@@ -133,23 +133,23 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 
 
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
-    """Return the only version of a tool that came with a run.
+    """Return the only version of a tool that was sent with a run.
 
-    It is newer than every rule, so no rule allows its calls: no rule's author could have known it.
+    It is newer than every rule, so no rule allows its calls: no rule's author could have known about it.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 
 
 def own_label(tool_name: str, definition_sha256: str) -> str:
-    """Return a unique name for the audit chain of a tool that came with a run."""
+    """Return a unique name by which the audit chain identifies a tool sent with a run."""
     return f"{tool_name}@{definition_sha256[:12]}"
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Check the tools that come with a run. `Catalog` checks what RegisterTool checks too.
+    """Check the tools sent with a run. `Catalog` makes the checks that RegisterTool also makes.
 
     Raises:
-        InvalidField: there are too many, two share a name, or one restricts its callers.
+        InvalidField: there are too many tools, two have the same name, or one restricts its callers.
     """
     if not 1 <= len(definitions) <= OWN_TOOLS_MAX:
         raise InvalidField(
@@ -171,14 +171,14 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
 
 
 def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[ToolVersion]) -> None:
-    """Check that tools sent along with a run do not reuse the name of another tool.
+    """Check that tools sent with a run do not reuse the name of another tool.
 
     A registered front-end tool with the same definition counts as the same tool.
 
     Raises:
         ToolExists: a name is taken.
     """
-    # Models see the dot of a source tool as two underscores.
+    # Models see the dot in a source tool's name as two underscores.
     taken = {entry.definition.name.replace(".", "__"): entry for entry in others}
     for definition in definitions:
         other = taken.get(definition.name)

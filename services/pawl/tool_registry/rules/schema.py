@@ -1,4 +1,4 @@
-"""JSON Schema 2020-12: compiles schemas of arguments and answers, and lists violations."""
+"""Compiles JSON Schemas (2020-12) for arguments and answers, and lists violations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pawl.tool_registry.rules.pointers import find, resolve
 SCHEMA_BYTES_MAX: Final = 64 * 1024
 EXPANDED_NODES_MAX: Final = 5000
 EXPANDED_DEPTH_MAX: Final = 96
-# Different patterns of a schema. Compiled, all of them take at most PATTERNS_MAX * PATTERN_BYTES_MAX.
+# Maximum number of different patterns in a schema. Once compiled, they take at most PATTERNS_MAX * PATTERN_BYTES_MAX.
 PATTERNS_MAX: Final = 100
 # One compiled pattern.
 PATTERN_BYTES_MAX: Final = 64 * 1024
@@ -29,7 +29,7 @@ PATTERN_BYTES_MAX: Final = 64 * 1024
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 _OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
-# Each branch is tried several times: to see if it fits, to list violations, and with coerced types.
+# Each branch is tried several times: to see whether it fits, to list violations, and with coerced types.
 _BRANCHES: Final = 4.0
 _FACTORS: Final = dict.fromkeys(
     ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES
@@ -43,7 +43,7 @@ _ADDITIONS: Final = {
     "unevaluatedItems": math.inf,
 }
 _NOTHING_FITS: Final = 1.5
-# Per name that may be missing: each one is an error of its own, caused by an object of two bytes.
+# Weight of each name that may be missing, because a two-byte object can cause a separate error for each one.
 _MISSING: Final = 2.0
 _PATTERN_LIMITS: Final = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
 
@@ -52,7 +52,7 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
     """Parse a schema.
 
     Raises:
-        InvalidSchema: it is too large, or not a JSON object.
+        InvalidSchema: the schema is too large, or is not a JSON object.
     """
     try:
         schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
@@ -68,9 +68,9 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
 def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:
     """Compile the validator of an object schema.
 
-    Remote references are never fetched. Patterns take linear time and together at most a few MiB. References may repeat
+    Remote references are never fetched. Patterns take linear time and a few MiB at most in total. References may repeat
     a part, but the expanded schema must stay below EXPANDED_NODES_MAX. Without `recursion`, references must be pointers
-    (`#/$defs/task`) and must not be recursive; only trusted code of the deployment gets `recursion`.
+    (`#/$defs/task`) and must not be recursive; only the deployment's trusted code gets `recursion`.
 
     Checking arguments against an accepted schema can still take minutes; see `weigh`.
 
@@ -159,9 +159,9 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
 
 
 def weigh(root: Mapping[str, Any]) -> float:
-    """Return the worst-case work per byte of arguments, in arbitrary units.
+    """Return the worst-case amount of work per byte of arguments, in arbitrary units.
 
-    Infinite if the work can exceed the product of schema size and argument size.
+    Infinite if the work can grow faster than the product of schema size and argument size.
     """
     weights: dict[int, float] = {}
 
@@ -187,7 +187,7 @@ def weigh(root: Mapping[str, Any]) -> float:
             elif keyword == "dependentRequired" and isinstance(value, dict):
                 weight += _MISSING * sum(len(names) for names in value.values() if isinstance(names, list))
             elif keyword == "default":
-                # A default can be inserted more often than it is written.
+                # A default can be inserted more times than it is written.
                 weight += len(repr(value))
         return weight
 
@@ -195,7 +195,7 @@ def weigh(root: Mapping[str, Any]) -> float:
 
 
 def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
-    """Reject keywords that would give a reference another target than the pointer followed by `_check_growth`."""
+    """Reject keywords that would make a reference's target differ from the pointer that `_check_growth` follows."""
     target = node.get("$ref")
     if isinstance(target, str) and target != "#" and not target.startswith("#/"):
         kind = "anchors" if target.startswith("#") else "remote references"
@@ -227,16 +227,16 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names most similar to `name`, best first; none if `name` is long.
+    """Return the known names most similar to `name`, best matches first. Empty if `name` is long.
 
-    Compares only the few names, out of the first two thousand, that share most letters: comparing is slow.
+    Comparing is slow, so only the few names that share the most letters are compared, out of the first two thousand.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
     by_folded = {other[:_CHARACTERS_MAX].casefold(): other for other in itertools.islice(known, _KNOWN_MAX)}
     visible = "".join(sign for sign in _TOKEN.sub("", name) if unicodedata.category(sign) != "Cf")
     folded = visible.casefold()
-    # A model may prefix a folder or a server. It sees the dot of a source tool as underscores.
+    # A model may add a folder or server as a prefix. It sees the dot in a source tool's name as underscores.
     ends = [other for other in by_folded if folded.endswith(tuple(sign + other.replace(".", "__") for sign in _BEFORE))]
     letters = Counter(folded)
     shared = {other: (letters & Counter(other)).total() / (len(folded) + len(other) or 1) for other in by_folded}
@@ -246,7 +246,7 @@ def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'a' or 'b'?`, or an empty text if no name is similar."""
+    """Return `; did you mean 'a' or 'b'?`, or an empty string if no name is similar."""
     near = near_matches(name, known)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
@@ -260,7 +260,7 @@ def list_violations(
 ) -> list[str]:
     """Return every violation as `path: problem`; empty if the value is valid.
 
-    At most VIOLATIONS_MAX lines, then one line saying that there are more.
+    Returns at most VIOLATIONS_MAX lines, followed by a line saying that there are more.
     """
     if validator.is_valid(value):
         return []
@@ -320,7 +320,7 @@ def _line(path: list[str | int], message: str) -> str:
     return f"{where}: {message}"[:_MESSAGE_CHARACTERS_MAX]
 
 
-# Limit on a structured answer.
+# Maximum size of a structured answer.
 OUTPUT_BYTES_MAX: Final = 256 * 1024
 
 _COMPILED_MAX: Final = 64
@@ -336,9 +336,9 @@ def output_schema_problem(schema_json: bytes) -> str:
 
 
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-    """Return the canonical JSON of an answer that fits, or all violations.
+    """Return an answer's canonical JSON if it fits, or all violations.
 
-    Nothing is coerced and no default is inserted, because people have already seen the answer. If the schema is
+    Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
     unusable, every answer fails.
     """
     try:
@@ -355,7 +355,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
 
 
 def _of_answer(fault: str) -> str:
-    """Reword a violation of the whole value, which `list_violations` attributes to the arguments."""
+    """Reword a violation by the whole value, because `list_violations` attributes it to the arguments."""
     return f"answer: {fault.removeprefix('arguments: ')}" if fault.startswith("arguments: ") else fault
 
 

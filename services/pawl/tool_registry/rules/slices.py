@@ -1,4 +1,4 @@
-"""Slices of a long text, for tools that read it in pieces."""
+"""Slices long text for tools that read it in pieces."""
 
 from __future__ import annotations
 

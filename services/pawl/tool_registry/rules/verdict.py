@@ -1,4 +1,4 @@
-"""The verdict on a call, and the digests that bind approvals and grants to calls."""
+"""Defines the verdict on a call, and the digests that bind approvals and grants to calls."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class CallContext(RunContext, frozen=True, kw_only=True):
     call_id: CallId
     # Parent runs and their conversations.
     above_ids: frozenset[str] = frozenset()
-    # Agents of the parent runs.
+    # The parent runs' agents.
     agents_above: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The registry's decision about a call. Refused if `accepted` is None."""
+    """The registry's decision on a call. The call is refused if `accepted` is None."""
 
     call_id: CallId
     disposition: Disposition
@@ -51,9 +51,9 @@ class Verdict:
 def call_digest(
     *, store_id: StoreId, run_id: RunId, call_id: CallId, tool_name: str, tool_version: int, arguments: bytes
 ) -> str:
-    """Return the SHA-256, in hex, that binds an approval to exactly one call. `arguments` are canonical JSON.
+    """Return the SHA-256, in hex, that binds an approval to exactly one call. `arguments` is canonical JSON.
 
-    The input is a JSON array of strings, so two different calls never hash the same text.
+    The input is a JSON array of strings, so two different calls never hash the same string.
     """
     fields = [_DIGEST_SCHEME, store_id, run_id, call_id, tool_name, str(tool_version), arguments.decode()]
     return hashlib.sha256(dumps_canonical([*fields])).hexdigest()
@@ -68,10 +68,10 @@ def grant_digest(
     tool_versions: tuple[int, int],
     arguments: bytes,
 ) -> str:
-    """Return the SHA-256, in hex, that binds a grant to the calls of one series. `arguments` are canonical JSON.
+    """Return the SHA-256, in hex, that binds a grant to the calls of one series. `arguments` is canonical JSON.
 
-    `tool_versions` are the pinned and the current version: a new version needs a new grant. Times are rounded to
-    milliseconds, so that they survive conversion between services.
+    `tool_versions` holds the pinned and the current version, so a new version needs a new grant. Times are rounded to
+    milliseconds so that they survive conversion between services.
     """
     end = "" if series.end_time is None else str(round(series.end_time * 1000))
     terms = [str(series.iterations_max), str(round(series.interval_seconds * 1000)), end]
@@ -83,8 +83,8 @@ def grant_digest(
 def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:
     """Return the question that a HUMAN call asks.
 
-    It is built from the arguments `question`, `why`, `kind`, `options`, `default` and `timeout_minutes`. A tool without
-    a `question` argument asks with its description.
+    It is built from the arguments `question`, `why`, `kind`, `options`, `default` and `timeout_minutes`. For a tool
+    without a `question` argument, the question is its description.
     """
     kind = arguments.get("kind")
     minutes = arguments.get("timeout_minutes")

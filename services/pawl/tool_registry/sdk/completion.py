@@ -1,4 +1,4 @@
-"""Calls that are completed from outside: the completion token, and the value a tool returns after handing it out."""
+"""Defines how calls are completed from outside: the completion token, and what a tool returns after handing it out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pawl.chassis.process.tasks import Handover
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Returned by a tool whose call is completed from outside: its code has ended, the call has not."""
+    """Returned by a tool whose call is completed from outside: its code has ended, but the call has not."""
 
 
 class CompletionToken:
-    """The right to complete a call. Once awaited (in a sync tool: created), it survives the end of every process."""
+    """The right to complete a call. Once awaited (in a sync tool: created), it survives the end of any process."""
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
-        # Opaque. Treat it as a secret: anyone who has it can complete the call.
+        # Opaque. Treat it as a secret, because anyone who has it can complete the call.
         self.token = token
-        # Address for posting the result by HTTP. Empty if the deployment has no public URL.
+        # Address to post the result to over HTTP. Empty if the deployment has no public URL.
         self.url = url
         self._kept = Handover(kept)
 

@@ -1,4 +1,4 @@
-"""The context of a tool call: its identity, and operations such as progress, checkpoints, secrets and questions."""
+"""Defines a tool call's context: its identity, and operations such as progress, checkpoints, secrets and questions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pawl.values import Question, QuestionKind
 class ToolError(Exception):
     """An error meant for the model. The model reads its text, so it must not contain secrets.
 
-    Of any other exception the model sees only the type.
+    For any other exception, the model sees only the type.
     """
 
 
 class SecretNotFound(ToolError):
-    """The deployment has no secret of that name. The model sees the name, never a value."""
+    """The deployment has no secret with this name. The model sees the name, never a value."""
 
 
 class QuestionDeclined(ToolError):
@@ -36,7 +36,7 @@ class QuestionDeclined(ToolError):
 
 
 class Superseded(ToolError):
-    """Another execution of the call has started since, or its conversation was erased. Do not catch it."""
+    """Another execution of the call has started since, or its conversation was erased. Do not catch this error."""
 
 
 class ResultTooLarge(ToolError):
@@ -68,7 +68,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """The context of a call. A tool gets it in the parameter annotated with this class.
+    """The context of a call. A tool receives it in the parameter annotated with this class.
 
     Safe to use from any thread. Every field has a default, so that tests can create one.
     """
@@ -78,13 +78,13 @@ class ToolContext:
     conversation_id: str = "conversation"
     run_id: str = "run"
     call_id: str = "call"
-    # Number of executions of this call, including this one and any that may have started and were lost.
+    # Number of executions of this call, including this one and any lost ones that may have started.
     attempt: int = 1
     # When the call times out.
     deadline: datetime = _NEVER
-    # The agent of the run.
+    # The run's agent.
     agent_name: str = DEFAULT_AGENT
-    # The newest value that an earlier execution of this call saved with `checkpoint`, or None.
+    # The latest value that an earlier execution of this call saved with `checkpoint`, or None.
     last_checkpoint: JsonValue = None
     _cancelled: threading.Event = field(default_factory=threading.Event)
     # Progress is discarded in tests that call the function directly.
@@ -98,7 +98,7 @@ class ToolContext:
 
     @property
     def will_restart(self) -> bool:
-        """True if another process will restart the cancelled call. Work elsewhere on its behalf should continue."""
+        """True if another process will restart the cancelled call. Work being done for it elsewhere should continue."""
         return self._will_restart()
 
     @property
@@ -108,41 +108,41 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """True if the result is no longer wanted. A sync tool should check this regularly."""
+        """True if the result is no longer needed. A sync tool should check this regularly."""
         return self._cancelled.is_set()
 
     def check_cancelled(self) -> None:
-        """Raise ToolCancelled if the result is no longer wanted. Do not catch it."""
+        """Raise ToolCancelled if the result is no longer needed. Do not catch it."""
         if self._cancelled.is_set():
             raise ToolCancelled
 
     def wait_cancelled(self, timeout_seconds: float) -> bool:
-        """Use instead of `time.sleep` in a sync tool. Returns True early if the call is cancelled."""
+        """Wait; use this instead of `time.sleep` in a sync tool. Returns True early if the call is cancelled."""
         return self._cancelled.wait(timeout_seconds)
 
     def mark_started(self) -> None:
         """Report that the call may take effect from now on.
 
-        For runners and for sources that forward calls. A call that ends before this is reported as never started.
+        For runners and for sources that forward calls. If a call ends before this, it is reported as never started.
         """
         self._begin()
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
-        """Report progress to people, as a fraction from 0 to 1 if known and a message.
+        """Report progress to users: a fraction between 0 and 1, if known, and a message.
 
         Never blocks. Only the newest report is kept, and it is shown at most ten times a second.
         """
         self._report(fraction, message)
 
     def checkpoint(self, value: Any) -> Handover:
-        """Save progress. An execution that restarts the call finds the newest value in `last_checkpoint`.
+        """Save progress. An execution that restarts the call finds the latest value in `last_checkpoint`.
 
         Await it in an async tool; in a sync tool it returns once the value is saved. The saved value survives the end
-        of every process. It is JSON of at most 16 KiB.
+        of any process. It is JSON of at most 16 KiB.
 
         Raises:
             Superseded: a newer execution of the call has started.
-            ToolCancelled: the result is no longer wanted.
+            ToolCancelled: the result is no longer needed.
             ToolError: the value is not JSON or too large.
         """
         return Handover(self._save(checkpoint_content(value)))
@@ -159,12 +159,12 @@ class ToolContext:
         return self._token()
 
     def secret(self, name: str) -> str:
-        """Return a secret by name: the store's own, else the deployment's common one.
+        """Return a secret by name: the store's own, or otherwise the deployment's common one.
 
         Its value is removed from everything the tool returns and reports.
 
         Raises:
-            SecretNotFound: there is no such secret.
+            SecretNotFound: there is no secret with this name.
         """
         return self._find_secret(name)
 
@@ -179,18 +179,19 @@ class ToolContext:
     ) -> str:
         """Ask the user a question during the call. Returns one of `options`, or free text.
 
-        An answer that does not fit `answer_schema_json` is refused when the user gives it (pawl.event.v1.Question says
-        how the answer is parsed). This helps the user; the tool should still validate the answer.
+        An answer that does not fit `answer_schema_json` is refused when the user gives it (see pawl.event.v1.Question
+        for how it is parsed). This only helps the user; the tool should still validate the answer.
 
         For async tools only. The timeout is paused until the answer arrives, which may take days.
 
-        A READ_ONLY or IDEMPOTENT tool does not wait: it is run again from its start once the answer is there. It must
-        ask the same questions in the same order; those already answered return immediately. Other tools wait in place.
-        If their process ends before the answer arrives, the outcome is UNKNOWN, so ask before taking effect.
+        A READ_ONLY or IDEMPOTENT tool does not wait; it is run again from the start once the answer has arrived. It
+        must ask the same questions in the same order; those already answered return immediately. Other tools wait in
+        place. If their process ends before the answer arrives, the outcome is UNKNOWN, so ask before the tool takes
+        effect.
 
         Raises:
-            QuestionDeclined: there is no answer. Let it propagate, or continue without one.
-            ToolError: the question is invalid (an empty text, too many options).
+            QuestionDeclined: there is no answer. Let the error propagate, or continue without an answer.
+            ToolError: the question is invalid (for example, it is empty or has too many options).
         """
         if kind not in set(QuestionKind):
             raise ToolError(f"kind must be one of {', '.join(QuestionKind)}, got {kind:.100}")
@@ -208,7 +209,7 @@ class ToolContext:
 
 
 def checkpoint_content(value: Any) -> bytes:
-    """Return the JSON of a checkpoint.
+    """Return a checkpoint as JSON.
 
     Raises:
         ToolError: the value is not JSON or too large.

@@ -1,4 +1,4 @@
-"""The inverse of a call: another call that undoes its effect."""
+"""Defines the inverse of a call: another call that undoes its effect."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inverse:
-    """A call that undoes the effect of another one.
+    """A call that undoes another call's effect.
 
     It is an ordinary tool call: checked, gated and journaled as if the model had requested it. `summary` describes it
-    to people in one line.
+    to users in one line.
     """
 
     tool_name: str
@@ -22,7 +22,7 @@ class Inverse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversible:
-    """A result with its inverse: the model gets `value`, the ledger stores `inverse`."""
+    """A result with its inverse: the model sees `value`, and the ledger stores `inverse`."""
 
     value: Any
     inverse: Inverse

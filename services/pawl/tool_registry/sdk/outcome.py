@@ -33,17 +33,17 @@ _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """What happened to a tool whose call was ended from outside."""
+    """What happened to a tool after its call was ended from outside."""
 
     NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"
-    # It runs elsewhere; whether it stops is unknown.
+    # It runs elsewhere, and whether it stops is unknown.
     ASKED_TO_STOP = "ASKED_TO_STOP"
     STILL_RUNNING = "STILL_RUNNING"
 
 
 def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
-    """Return the result of a tool that returned `value`."""
+    """Return the result for a tool that returned `value`."""
     inverse, given = (value.inverse, value.value) if isinstance(value, Reversible) else (None, value)
     try:
         content = dumps_canonical(without(secrets, plain(given)))
@@ -66,12 +66,12 @@ def too_large_text(definition: ToolDefinition, count: int) -> str:
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
-    """Return the error for an exception of this type. Its text is not meant for the model."""
+    """Return the error text for an exception of this type. The exception's own text is not meant for the model."""
     return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return a suffix for tools that were interrupted."""
+    """Return a suffix for errors of interrupted tools."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 
@@ -83,10 +83,10 @@ def _inverse(inverse: Inverse, secrets: Collection[str]) -> InverseCall:
 def of_error(
     definition: ToolDefinition, error: BaseException, *, secrets: Collection[str], seconds: float
 ) -> ExecutionResult:
-    """Return the result of a tool that raised an exception.
+    """Return the result for a tool that raised an exception.
 
-    Only the text of a ToolError reaches the model. Of other exceptions it sees the type, because their texts can
-    contain paths, queries and passwords. For the same reason the log gets only the type and the stack frames.
+    Only a ToolError's text reaches the model. For other exceptions, the model sees only the type, because their text
+    can contain paths, queries and passwords. For the same reason, only the type and the stack frames are logged.
     """
     if isinstance(error, OutcomeUnknown):
         return of_doubt(definition.name, seconds)
@@ -108,7 +108,7 @@ def of_error(
 def of_timeout(
     definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
 ) -> ExecutionResult:
-    """Return the result of a tool that timed out, perhaps because another tool held it up (`hindrance`)."""
+    """Return the result for a tool that timed out, possibly because another tool held it up (`hindrance`)."""
     match end:
         case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"
@@ -121,13 +121,13 @@ def of_timeout(
 
 
 def of_uncompleted(definition: ToolDefinition, seconds: float = 0.0) -> ExecutionResult:
-    """Return the result of a call that was not completed in time."""
+    """Return the result for a call that was not completed in time."""
     message = f"{definition.name} returned, but the call was not completed in time{doubt(definition)}"
     return ended_badly(Outcome.FAILED, NOT_COMPLETED, message, seconds)
 
 
 def of_unstarted(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
-    """Return the result of a call that ended before its tool started."""
+    """Return the result for a call that ended before its tool started."""
     message = f"{definition.name} was not started, because {why}: it was never sent and had no effect. Call it again"
     return ended_badly(Outcome.FAILED, reason, message, seconds)
 
@@ -147,7 +147,7 @@ def _late_effect(definition: ToolDefinition) -> str:
 
 
 def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:
-    """Return the result of a call whose outcome is unknown."""
+    """Return the result for a call whose outcome is unknown."""
     return ended_badly(
         Outcome.UNKNOWN,
         "OUTCOME_UNKNOWN",

@@ -1,4 +1,4 @@
-"""Limits of tools that run in their own process."""
+"""Defines the limits on tools that run in their own process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CPU_SECONDS_MAX: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Limits of the new process that each call runs in. Its time limit is the timeout of the tool.
+    """Limits on the new process that each call runs in. Its time limit is the tool's timeout.
 
     Raises:
         ToolDefinitionError: a limit is out of range.
     """
 
-    # Memory that a call may allocate, including libraries that its module imports. Linux only.
+    # Memory that a call may allocate, including for libraries that its module imports. Linux only.
     memory_bytes: int = 512 * 1024 * 1024
-    # CPU time of all threads, in whole seconds.
+    # Total CPU time of all threads, in whole seconds.
     cpu_seconds: int = 60
 
     def __post_init__(self) -> None:

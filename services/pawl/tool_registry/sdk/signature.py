@@ -1,4 +1,4 @@
-"""Reads the signature and docstring of a function: descriptions, parameter types, and the arguments schema."""
+"""Reads a function's signature and docstring: descriptions, parameter types, and the arguments schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SPHINX: Final = re.compile(r":(param|return|returns|rtype|type|raises)(?:\s+[^:
 
 
 def read_docstring(function: Any) -> tuple[str, dict[str, str]]:
-    """Return the description of a function and of each parameter.
+    """Return the descriptions of a function and of each parameter.
 
     Reads Google style (`Args:`) and Sphinx style (`:param name:`). The text before the first section is the
     description. docstring_parser would drop all parameters if a section has one line without a colon, as under
@@ -63,7 +63,7 @@ _OF_PYDANTIC: Final = ("pydantic", "annotated_types")
 
 
 class ToolDefinitionError(TypeError):
-    """A function cannot become a tool; the message says why, and what to write instead."""
+    """A function cannot become a tool. The message says why and what to write instead."""
 
 
 def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspect.Parameter, Any]]:
@@ -91,7 +91,7 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
 
 def _found(function: Callable[..., Any], name: str, parameter: inspect.Parameter) -> Any:
     def carrier() -> None:
-        """Carry one annotation, so that a NameError can be attributed to its parameter."""
+        """Carry a single annotation, so that a NameError can be attributed to its parameter."""
 
     carrier.__annotations__ = {parameter.name: parameter.annotation}
     names = getattr(inspect.unwrap(function), "__globals__", {})
@@ -119,13 +119,13 @@ def _refuse_undescribable(hint: Any, place: str) -> None:
 
 
 def is_context(hint: Any) -> bool:
-    """Return whether a parameter gets the ToolContext; Optional and Annotated types count too."""
+    """Return whether a parameter gets the ToolContext. Optional and Annotated types also count."""
     parts = [part for part in _parts(hint) if isinstance(part, type)]
     return ToolContext in parts and set(parts) <= {ToolContext, NoneType}
 
 
 def text_of(hint: Any) -> str:
-    """Return the first string or `Doc` in an Annotated type, also within an Optional."""
+    """Return the first string or `Doc` in an Annotated type, including one within an Optional."""
     if get_origin(hint) is Annotated:
         for extra in get_args(hint)[1:]:
             text = extra if isinstance(extra, str) else getattr(extra, "documentation", None)
@@ -137,7 +137,7 @@ def text_of(hint: Any) -> str:
 
 
 def is_of_pydantic(hint: Any) -> bool:
-    """Return whether pydantic must handle a type: its own models and constraints, and datetime types."""
+    """Return whether pydantic must handle a type, as it must its own models and constraints, and datetime types."""
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
     if hint in (datetime, time):
@@ -152,7 +152,7 @@ def is_of_pydantic(hint: Any) -> bool:
 
 
 def shown(hint: Any) -> str:
-    """Return a type roughly as its author wrote it."""
+    """Return a type approximately as its author wrote it."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
 
 
@@ -175,7 +175,7 @@ Models = dict[str, "pydantic.TypeAdapter[Any]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """The signature of a tool function: its arguments schema, and how to bind arguments."""
+    """A tool function's signature: its arguments schema, and how to bind arguments."""
 
     description: str
     arguments_schema: Mapping[str, Any]
@@ -191,7 +191,7 @@ class Signature:
         Defaults are copied, so calls do not share mutable values.
 
         Raises:
-            msgspec.ValidationError, pydantic.ValidationError: a type is stricter than its schema.
+            msgspec.ValidationError, pydantic.ValidationError: an argument fits the schema but not the stricter type.
         """
         struct = msgspec.convert(dict(arguments), self._struct, str_keys=True)
         values = {name: getattr(struct, name) for name in self._struct.__struct_fields__}
@@ -206,7 +206,7 @@ class Signature:
 def read_signature(function: Callable[..., Any]) -> Signature:
     """Read the signature of a function.
 
-    Parameter types may be anything that msgspec or pydantic can express as JSON Schema: str, int, float, bool, date,
+    A parameter may have any type that msgspec or pydantic can express as JSON Schema: str, int, float, bool, date,
     Literal, Enum, Optional, list, dict, dataclass, TypedDict, msgspec.Struct, pydantic models. Descriptions come from
     the docstring or from a string in Annotated.
 
@@ -255,10 +255,10 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
-    """Return the pydantic adapter of a parameter; None if msgspec can handle it.
+    """Return a parameter's pydantic adapter; None if msgspec can handle the parameter.
 
     Raises:
-        ToolDefinitionError: neither can.
+        ToolDefinitionError: neither can handle it.
     """
     if not is_of_pydantic(hint):
         try:

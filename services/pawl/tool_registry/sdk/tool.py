@@ -38,7 +38,7 @@ _NAMED: Final = {"$.category": Category, "$.effect": EffectClass}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeArguments:
-    """Passes all arguments unchanged in the parameter `arguments`, and the context in `context`."""
+    """Passes all arguments unchanged as the parameter `arguments`, and the context as `context`."""
 
     context_parameter: str = "context"
 
@@ -48,7 +48,7 @@ class WholeArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Generic[P, R]):
-    """A function with its tool definition. Calling it calls the function, for tests and for other tools."""
+    """A function with its tool definition. Calling it calls the function, which is useful in tests and other tools."""
 
     function: Callable[P, R]
     definition: ToolDefinition
@@ -56,17 +56,17 @@ class Tool(Generic[P, R]):
     reconcile: Reconcile | None
     _preview: Preview | None
     _bulk_count: BulkCount | None
-    # Limits if each call runs in its own process. None if it runs in the registry process.
+    # Limits if each call runs in its own process. None if calls run in the registry process.
     process: ProcessLimits | None = None
-    # An execution without a report for this long counts as lost. 0 means reports are not required.
+    # An execution that sends no report for this long counts as lost. 0 means that reports are not required.
     heartbeat_seconds: float = 0.0
     # The function itself calls `ToolContext.mark_started` when the call may take effect.
     marks_start: bool = False
-    # A cancelled call may keep running on its server, which is only notified.
+    # A cancelled call may keep running on its server, which is merely notified.
     is_remote: bool = False
-    # Async code runs on the event loop for tools, separate from the registry's.
+    # Async code runs on the tools' event loop, which is separate from the registry's.
     on_tool_loop: bool = False
-    # Calls leave the registry: to a source, a worker, or another server.
+    # Calls leave the registry for a source, a worker, or another server.
     is_external: bool = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -89,7 +89,7 @@ class Tool(Generic[P, R]):
         """Return a function that makes the call, for arguments that fit the schema.
 
         Raises:
-            ToolError: a type is stricter than its schema.
+            ToolError: an argument fits the schema but not the stricter type.
         """
         try:
             parameters = self.signature.bind(arguments)
@@ -101,7 +101,7 @@ class Tool(Generic[P, R]):
         return lambda: function(**parameters)
 
     def preview(self, arguments: Mapping[str, Any]) -> Callable[[], str] | None:
-        """Return a function that describes the call's effect; None if the tool has no preview."""
+        """Return a function that describes the call's effect; None if the tool does not have a preview."""
         return _bound(self._preview, self.signature, arguments)
 
     def bulk_count(self, arguments: Mapping[str, Any]) -> Callable[[], int] | None:
@@ -216,7 +216,7 @@ def tool(
 
 
 def _define(**fields: Any) -> ToolDefinition:
-    """Build a definition from the options of the decorator.
+    """Build a definition from the decorator's options.
 
     Raises:
         ToolDefinitionError: the description is missing, or an option has the wrong type.
@@ -235,10 +235,10 @@ def _define(**fields: Any) -> ToolDefinition:
 
 
 def _checked(made: Tool[P, R]) -> Tool[P, R]:
-    """Check that the options of a tool are consistent, and return it.
+    """Check that a tool's options are consistent, and return the tool.
 
     Raises:
-        ToolDefinitionError: they are not.
+        ToolDefinitionError: the options are not consistent.
     """
     definition = made.definition
     if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):
@@ -269,8 +269,8 @@ def forwarded(
 ) -> Tool[..., Any]:
     """Return a tool that forwards its calls to a worker, an MCP server or an HTTP endpoint.
 
-    `forward` is a coroutine function of `arguments` (unchanged) and `context`. Checks, journal, timeout, cancellation,
-    progress and secrets work as for a Python tool.
+    `forward` is a coroutine function that takes `arguments` (unchanged) and `context`. Checks, the journal, the
+    timeout, cancellation, progress and secrets work as they do for a Python tool.
     """
     return Tool(
         function=forward,

@@ -1,4 +1,4 @@
-"""Converts the return values of tools to JSON, and masks secrets."""
+"""Converts tools' return values to JSON, and masks secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plain(value: Any) -> JsonValue:
 
 
 def _lists(value: Any) -> JsonValue:
-    """Replace tuples by lists, at any depth."""
+    """Replace tuples with lists, at any depth."""
     if isinstance(value, list | tuple):
         return [_lists(item) if isinstance(item, _NESTED) else item for item in value]
     if isinstance(value, dict):
@@ -43,7 +43,7 @@ def _from_model(value: Any) -> Any:
 
 
 def without(secrets: Collection[str], value: JsonValue) -> JsonValue:
-    """Replace each secret in the strings of `value` by `[secret]`."""
+    """Replace each secret in the strings of `value` with `[secret]`."""
     if not secrets:
         return value
     match value:
@@ -58,7 +58,7 @@ def without(secrets: Collection[str], value: JsonValue) -> JsonValue:
 
 
 def hide(secrets: Collection[str], text: str) -> str:
-    """Replace each secret in `text` by `[secret]`."""
+    """Replace each secret in `text` with `[secret]`."""
     for secret in secrets:
         text = text.replace(secret, "[secret]")
     return text

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.SourceService: the sources of a store. The store comes from the credential."""
+"""Implements pawl.tool.v1.SourceService: a store's sources. The store comes from the credential."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWNERS_ONLY: Final = (
 
 
 class SourceServicer(source_pb2_grpc.SourceServiceServicer):
-    """With `is_personal`, only the local key may add programs."""
+    """If `is_personal` is set, only the local key may add programs."""
 
     def __init__(self, sources: Sources, *, is_personal: bool = False) -> None:
         self._sources = sources
@@ -85,7 +85,7 @@ def _source_message(listed: ListedSource, roles: Collection[str]) -> pb.Source:
 
 
 def hide_values(config: pb.SourceConfig) -> None:
-    """Remove the values of headers, environment variables and URL queries; keep their names."""
+    """Remove the values of headers, environment variables and URL queries, but keep their names."""
     kind = getattr(config, config.WhichOneof("kind") or "", None)
     for field in ("url", "document_url", "base_url"):
         if url := getattr(kind, field, ""):

@@ -1,4 +1,4 @@
-"""Tools described by sources: their names and descriptions, and how they differ from the approved ones."""
+"""Defines the tools that sources describe: their names and descriptions, and how they differ from approved ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGEST_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredTool:
-    """A tool as its source describes it now; `binding` holds the connector's data to run it."""
+    """A tool as its source describes it now. `binding` holds the data that the connector needs to run it."""
 
     definition: ToolDefinition
     binding: bytes = b""
@@ -37,7 +37,7 @@ class DiscoveredTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A tool that cannot be registered; `name` is the source's own name."""
+    """A tool that cannot be registered. `name` is the source's own name for it."""
 
     name: str
     reason: str
@@ -51,7 +51,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """How a tool differs from the approved one; None where it does not exist."""
+    """How a tool differs from the approved one. None on the side where it does not exist."""
 
     tool_name: str
     approved: ToolDefinition | None
@@ -59,12 +59,12 @@ class ToolChange:
 
 
 def may_be_source(name: str) -> bool:
-    """Return whether the name is valid for a source; checked before querying a store."""
+    """Return whether the name is valid for a source. Checked before querying a store."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_source_name(name: str) -> None:
-    """Validate the name of a source.
+    """Validate a source's name.
 
     Raises:
         InvalidField: The name is invalid.
@@ -104,10 +104,10 @@ def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool])
 
 
 def registered_names(source_name: str, names: Collection[str]) -> Mapping[str, str]:
-    """Map each tool name of a source to its unique registered name, `<source>.<tool>`.
+    """Map each of a source's tool names to its unique registered name, `<source>.<tool>`.
 
-    Valid names stay unchanged. In others, `_` replaces invalid characters; they are truncated, and end with a digest if
-    they would collide. The result does not depend on the order of names.
+    Valid names stay unchanged. In others, `_` replaces invalid characters. Names that are too long are truncated, and
+    names that would collide end with a digest. The result does not depend on the order of names.
     """
     room = _NAME_CHARACTERS_MAX - len(source_name) - 1
     fitting = {name for name in names if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}
@@ -133,10 +133,10 @@ def short_description(text: str) -> str:
 
 
 def plain_schema(schema: Any) -> dict[str, Any]:
-    """Return a source's arguments schema as an object schema in the supported dialect.
+    """Return a source's schema for arguments as an object schema in the supported dialect.
 
-    Sources often name older dialects of JSON Schema but use only what all dialects share. A schema that
-    does depend on an older dialect fails to compile.
+    Sources often name older dialects of JSON Schema but use only features common to all dialects. A schema that really
+    depends on an older dialect fails to compile.
     """
     given = dict(schema) if isinstance(schema, Mapping) else {}
     given.pop("$schema", None)

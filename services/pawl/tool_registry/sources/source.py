@@ -1,4 +1,4 @@
-"""A source of a store, and the policies for its tools. The protobuf message is its configuration."""
+"""Defines a store's source and the policies for its tools. The protobuf message is its configuration."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """An MCP server or an HTTP service of a store. Its tools are named `<name>.<tool>`."""
+    """A store's MCP server or HTTP service. Its tools are named `<name>.<tool>`."""
 
     store_id: StoreId
     # Holds names of secrets, never their values.
     config: SourceConfig
     create_time: float = 0.0
     state: SourceState = SourceState.READY
-    # Human-readable; empty if the source is fine.
+    # Human-readable; empty if there is no problem.
     problem: str = ""
 
     @property
     def name(self) -> str:
-        """Unique in its store."""
+        """Unique within its store."""
         return self.config.name
 
     @property
     def kind(self) -> str:
-        """Kind of its connector; empty for an unknown one."""
+        """Kind of its connector; empty if unknown."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
@@ -63,12 +63,12 @@ class Source:
 
     @property
     def changer(self) -> Role:
-        """The role required to change it, and so to see its whole configuration."""
+        """The role required to change it, and therefore to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 
 def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
-    """Validate the policies of a source.
+    """Validate a source's policies.
 
     Raises:
         InvalidField: A policy is invalid, or a tool has two policies.

@@ -1,4 +1,4 @@
-"""Adds, checks, approves and removes sources; defines the Connector protocol."""
+"""Adds, checks, approves and removes sources, and defines the Connector protocol."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Connector(ToolSource, Protocol):
     """Connects one kind of source, and runs its tools."""
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source to store, without unused parts.
+        """Return the source in the form to store, without unused parts.
 
         Raises:
             InvalidField: The configuration is invalid.
@@ -69,13 +69,13 @@ _log = logs.get_logger(__name__)
 class ListedSource:
     source: Source
     tools: Sequence[ToolVersion]
-    # Tools that cannot be registered; only set after the source was queried.
+    # Tools that cannot be registered. Set only after the source was queried.
     left_out: Sequence[LeftOut] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSource:
-    """Result of a check; `found_hash` is empty if the source did not answer."""
+    """Result of a check. `found_hash` is empty if the source did not respond."""
 
     listed: ListedSource
     changes: Sequence[ToolChange]
@@ -84,10 +84,10 @@ class CheckedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Adds, removes, lists, checks and approves the sources of stores.
+    """Adds, removes, lists, checks and approves stores' sources.
 
-    The registered definitions and bindings of a source's tools are the approved ones. There is no second copy
-    that could differ.
+    The definitions and bindings registered for a source's tools are the approved ones. There is no second copy that
+    could differ.
     """
 
     repository: PostgresSourceRepository
@@ -99,11 +99,11 @@ class Sources:
     async def add(self, source: Source, *, may_replace: bool, roles: Collection[str]) -> ListedSource:
         """Connect a source and register its tools. Idempotent.
 
-        The source is written before its tools. If the process crashes in between, `check` shows the missing tools.
+        The source is written before its tools, so if the process crashes in between, `check` shows the missing tools.
 
         Raises:
-            PermissionDenied: Programs need the operator role and a deployment that allows them; other sources
-                need admin.
+            PermissionDenied: A program requires the operator role and a deployment that allows it; other sources
+                require the admin role.
             InvalidField, InvalidSchema: The configuration, or a tool, is invalid.
             SourceExists: The name has another configuration and `may_replace` is not set.
             SourceUnreachable: The source does not answer, or answers incorrectly.
@@ -130,7 +130,7 @@ class Sources:
         return replace(await self._get(source.store_id, source.name), left_out=found.left_out)
 
     async def remove(self, store_id: StoreId, name: str, *, roles: Collection[str]) -> None:
-        """Remove a source and its tools. The source goes last, so that a removal can be repeated after a crash.
+        """Remove a source and its tools. The source is removed last, so that a removal can be repeated after a crash.
 
         Raises:
             SourceNotFound: The source does not exist.
@@ -144,12 +144,12 @@ class Sources:
         _log.info("source.removed", store=store_id, source=name)
 
     async def list(self, store_id: StoreId) -> Sequence[ListedSource]:
-        """Return the sources of a store, sorted by name, in the state of their last check."""
+        """Return a store's sources, sorted by name, as of their last check."""
         registered = await self.tools.current(store_id)
         return [_with_tools(source, registered) for source in await self.repository.list(store_id)]
 
     async def check(self, store_id: StoreId, name: str) -> CheckedSource:
-        """Query a source and compare its tools with the approved ones; registered tools do not change.
+        """Query a source and compare its tools with the approved ones. Registered tools do not change.
 
         Raises:
             SourceNotFound: The source does not exist.
@@ -172,14 +172,14 @@ class Sources:
         return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found.tools))
 
     async def approve(self, store_id: StoreId, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
-        """Register the tools as the source describes them now; `found_hash` must match them.
+        """Register the tools as the source describes them now. `found_hash` must match them.
 
         Raises:
             SourceNotFound: The source does not exist.
             PermissionDenied: As for `add`.
             SourceUnreachable: The source does not answer, or answers incorrectly.
             SourceChanged: The definitions have changed since the check.
-            InvalidSchema, InvalidField, ToolExists: As for `add`.
+            InvalidSchema, InvalidField, ToolExists: Same as for `add`.
         """
         listed = await self._get(store_id, name)
         _require_changer(listed.source, roles)

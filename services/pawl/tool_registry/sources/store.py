@@ -1,4 +1,4 @@
-"""Sources in PostgreSQL."""
+"""Stores sources in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND
 
 
 class PostgresSourceRepository(DatabaseAdapter):
-    """The sources of stores. Their tools are in PostgresToolRepository."""
+    """Stores' sources. Their tools are in PostgresToolRepository."""
 
     async def put(self, source: Source) -> None:
-        """Insert a source, or replace the one of that name.
+        """Insert a source, or replace the one with the same name.
 
         Raises:
-            InvalidField: The store has SOURCES_MAX sources.
+            InvalidField: The store already has SOURCES_MAX sources.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, source.store_id)
@@ -57,7 +57,7 @@ class PostgresSourceRepository(DatabaseAdapter):
             )
 
     async def set_state(self, store_id: StoreId, name: str, state: SourceState, problem: str) -> None:
-        """Update the state of a source, if it still exists."""
+        """Update a source's state, if the source still exists."""
         await self._database.execute(_SET_STATE, store_id, name, state.value, problem)
 
     async def get(self, store_id: StoreId, name: str) -> Source | None:
@@ -65,12 +65,12 @@ class PostgresSourceRepository(DatabaseAdapter):
         return None if row is None else _source(row)
 
     async def list(self, store_id: StoreId) -> Sequence[Source]:
-        """Return the sources of a store, sorted by name."""
+        """Return a store's sources, sorted by name."""
         rows = await self._database.fetch(_LIST, store_id)
         return [_source(row) for row in rows]
 
     async def remove(self, store_id: StoreId, name: str) -> bool:
-        """Delete a source; returns whether it existed."""
+        """Delete a source; return whether it existed."""
         return await self._database.fetchval(_REMOVE, store_id, name) is not None
 
 

@@ -1,6 +1,6 @@
-"""The audit chain and its digest secrets in PostgreSQL.
+"""Stores the audit chain and its digest secrets in PostgreSQL.
 
-A secret is created with the first entry of a conversation and destroyed when the conversation is erased.
+A secret is created with a conversation's first entry and destroyed when the conversation is erased.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIND: Final = """
 SELECT store_id, key_id, secret FROM tool_registry.audit_keys
 JOIN unnest($1::text[], $2::text[]) AS k (store_id, key_id) USING (store_id, key_id)
 """
-# The commit of the entry that uses the secret also syncs the secret.
+# Committing the entry that uses the secret also syncs the secret to disk.
 _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _MAKE: Final = """
 INSERT INTO tool_registry.audit_keys (store_id, key_id, secret)
@@ -34,19 +34,19 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[]) ON CONFLICT DO NOTHING
 """
 _BYTES: Final = 32
 _KEPT_MAX: Final = 10_000
-# How long a process may keep a secret that was destroyed.
+# How long a process may keep using a secret after it was destroyed.
 _FRESH_SECONDS: Final = 60.0
 
 
 class AuditSecrets:
-    """Keys digests with the secrets of their conversations. Caches secrets for a minute."""
+    """Keys digests with their conversations' secrets. Caches secrets for a minute."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._kept: dict[_Key, tuple[float, bytes]] = {}
 
     async def seal(self, drafts: Sequence[AuditDraft]) -> Sequence[AuditDraft]:
-        """Return the entries with keyed digests. Digests of erased conversations get a random key."""
+        """Return the entries with keyed digests. For erased conversations, a random key is used."""
         wanted = {(draft.store_id, draft.key_id): None for draft in drafts}
         found = await self._of(wanted)
         return [sealed(draft, found[draft.store_id, draft.key_id]) for draft in drafts]
@@ -59,12 +59,12 @@ class AuditSecrets:
             if len(self._kept) + len(read) > _KEPT_MAX:
                 self._kept.clear()
             self._kept |= {key: (now, secret) for key, secret in read.items() if secret is not None}
-            # Erased conversations get a new random key each time.
+            # An erased conversation gets a new random key each time.
             found |= {key: read[key] or secrets.token_bytes(_BYTES) for key in missing}
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the secrets, creating missing ones. None for destroyed secrets."""
+        """Return the secrets, creating missing ones. A destroyed secret is returned as None."""
         columns = [list(column) for column in zip(*keys, strict=True)]
         found = await self._found(columns)
         if new := [key for key in keys if key not in found]:
@@ -97,7 +97,7 @@ _ARRAYS: Final = """$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], 
 _INSERT: Final = f"""
 INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
 """  # noqa: S608  # constants only
-# Moves the heads and writes the entries in one statement, if every head is where this process left it.
+# Moves the heads and writes the entries in one statement, provided that every head is where this process left it.
 _APPEND: Final = f"""
 WITH moves AS (
     SELECT * FROM unnest($24::text[], $25::bigint[], $26::text[], $27::bigint[], $28::text[])
@@ -124,7 +124,7 @@ _MOVE_HEADS: Final = """
 UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
 FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
 """
-# Two parts, each with the condition of its index, and a subquery per report: a join may read the whole table.
+# Two parts, each with its index's condition, and a subquery per report, because a join may read the whole table.
 _REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
 _SAME_REPORT: Final = " AND ".join(f"a.{each} = r.{each}" for each in _REPORTED.split(", "))
 _KNOWN_REPORTS: Final = f"""
@@ -175,9 +175,9 @@ FROM tool_registry.audit WHERE {_WANTED} GROUP BY 1, tool_name ORDER BY 1, tool_
 
 
 class PostgresAuditLog:
-    """The audit chains of all stores. Durable and shared by all replicas.
+    """All stores' audit chains. Durable and shared by all replicas.
 
-    Caches the heads of stores it has written to, so that one statement is enough.
+    Caches the heads of the chains it has written to, so that an append takes a single statement.
     """
 
     def __init__(self, database: Database) -> None:
@@ -186,10 +186,10 @@ class PostgresAuditLog:
         self._secrets = AuditSecrets(database)
 
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
-        """Append entries to their chains, in order; returns the stores whose chain does not accept entries.
+        """Append entries to their chains, in order; return the stores whose chains do not accept entries.
 
-        Those chains were tampered with and get no entries; all other stores get theirs. A decision that is already
-        recorded (same call, kind and person) is skipped.
+        Those chains were tampered with, so nothing is appended to them; all other stores' entries are written. A
+        decision that is already recorded (same call, kind and user) is skipped.
 
         Raises:
             DependencyUnavailable: it is unknown whether the entries were written.
@@ -206,7 +206,7 @@ class PostgresAuditLog:
             try:
                 await self._append_locked(sorted(heads), drafts)
             except asyncpg.UniqueViolationError:
-                # Another replica wrote the same report, or a row was inserted where the next entry goes.
+                # Another replica wrote the same report, or a row was inserted at the next entry's position.
                 continue
             return frozenset()
         if len(heads) == 1:
@@ -223,12 +223,12 @@ class PostgresAuditLog:
     async def page(
         self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
     ) -> list[AuditEntry]:
-        """Return entries in order, after `after_seq` (None: from the first one)."""
+        """Return entries in order, after `after_seq` (None: from the beginning)."""
         rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
         return list(map(_entry, rows))
 
     async def beyond_head(self, store_id: StoreId) -> int:
-        """Return the first entry after the recorded head, or 0."""
+        """Return the number of the first entry after the recorded head, or 0 if there is none."""
         return await self._database.fetchval(_BEYOND, store_id) or 0
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
@@ -242,7 +242,7 @@ class PostgresAuditLog:
         return [audit_pb2.ToolFigures(**row) for row in rows]
 
     async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
-        """Append the entries if no other process has moved the heads; returns whether it did."""
+        """Append the entries if no other process has moved the heads; return whether they were appended."""
         entries, moved = _after(heads, drafts)
         moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
         self._forget(heads)  # If anything fails, the heads may have moved.

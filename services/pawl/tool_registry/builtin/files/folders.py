@@ -1,8 +1,8 @@
-"""The files of stores, each in its own folder: `<folder>/<store>/...`.
+"""Keeps each store's files in its own folder: `<folder>/<store>/...`.
 
-A lock on `<folder>/<store>.state/lock` serializes changes of a store across all processes that share the folder. Each
-change is recorded before it is made (`pending`) and after it (`done/<key>`). So after a crash the next change can
-tell whether it was made, and no key has its effect twice.
+A lock on `<folder>/<store>.state/lock` serializes changes to a store across all processes that share the folder. Each
+change is recorded before it is made (`pending`) and after (`done/<key>`). After a crash, the next change can therefore
+tell whether the last one was made, and no key takes effect twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pawl.tool_registry.builtin.files.rules import (
 from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
 
-# How long a repeated change returns the outcome of the first.
+# How long repeating a change returns the first outcome.
 RECORD_SECONDS: Final = 30 * 86400.0
 _LOCK_POLL_SECONDS: Final = 0.01
 _PRUNE_EVERY: Final = 100
@@ -44,13 +44,13 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     kind: str
     path: str
-    # Of the moved file or folder; 0 for other changes.
+    # The moved file's or folder's; 0 for other changes.
     inode: int
     outcome: bytes
 
 
 class FileFolders:
-    """The files of stores. Methods block. Thread-safe, and safe to use from several processes."""
+    """Stores' files. Methods block. Thread-safe, and safe to use from several processes."""
 
     def __init__(self, folder: Path, limits: FileLimits, now: Callable[[], float]) -> None:
         self._folder = folder
@@ -70,7 +70,7 @@ class FileFolders:
             return content
 
     def entries(self, store_id: StoreId, path: str) -> list[Entry]:
-        """Return the entries of a folder, sorted by name; of the store's folder if `path` is empty.
+        """Return a folder's entries, sorted by name. If `path` is empty, list the store's folder.
 
         Raises:
             ToolError: The folder does not exist.
@@ -85,13 +85,13 @@ class FileFolders:
             return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
 
     def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
-        """Make the change that `plan` returns, under the store's lock; return its outcome.
+        """Make the change that `plan` returns, holding the store's lock; return its outcome.
 
-        Atomic, durable, and once per key: later calls with the key get the first outcome, for 30 days.
+        Atomic, durable, and made once per key: for 30 days, later calls with the key return the first outcome.
 
         Raises:
             ToolError: The plan refuses, a limit is reached, or the disk fails.
-            ToolCancelled: The call was cancelled while it waited for the lock.
+            ToolCancelled: The call was cancelled while waiting for the lock.
         """
         check_id(key, "key")
         with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
@@ -108,7 +108,7 @@ class FileFolders:
             return planned.outcome
 
     def forget(self, store_id: StoreId, keys: Collection[str]) -> None:
-        """Delete the records of changes, so that their keys can be used again. The changed files stay."""
+        """Delete the records of changes, so that their keys can be used again. The changed files are kept."""
         if not (self._folder / f"{store_id}{_STATE}").is_dir():
             return
         with self._state(store_id, threading.Event().wait) as (_, done):
@@ -129,7 +129,7 @@ class FileFolders:
 
     @contextmanager
     def _state(self, store_id: StoreId, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
-        """Hold the store's lock. The lock is released when the process ends."""
+        """Hold the store's lock. If the process ends, the lock is released."""
         with (
             handles.opened_root(self._folder) as all_stores,
             handles.opened_folder(all_stores, [store_id + _STATE], make=True) as state,
@@ -164,7 +164,7 @@ class FileFolders:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records, on one change in a hundred. Chosen by key, so that every store is pruned."""
+        """Delete old records on one change in a hundred, chosen by key so that every store is pruned."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
@@ -175,7 +175,7 @@ class FileFolders:
 
 
 class FileView:
-    """The files of a store, while its lock is held. Methods raise ToolError for what cannot be read."""
+    """A store's files, while its lock is held. Methods raise ToolError if something cannot be read."""
 
     def __init__(self, root: int, limits: FileLimits) -> None:
         self._root = root
@@ -224,7 +224,7 @@ def _near(root: int, path: str) -> str:
 
 
 def _missing(root: int, path: str) -> int:
-    """Return the number of parts of a path that do not exist."""
+    """Return how many parts of a path do not exist."""
     names = path.split("/")
     for length in range(len(names), 0, -1):
         with suppress(FileNotFoundError), handles.opened_folder(root, names[: length - 1]) as folder:
@@ -304,7 +304,7 @@ def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
 
 
 def _recover(root: int, state: int, done: int) -> None:
-    """Settle a change that a process did not finish. Nothing has changed since."""
+    """Settle a change that a process left unfinished. Nothing has changed since."""
     raw = _record(state, _PENDING)
     if raw is not None:
         pending = msgspec.msgpack.decode(raw, type=_Pending)

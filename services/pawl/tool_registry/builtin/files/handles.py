@@ -1,7 +1,7 @@
 """Opens files below a folder without ever following links.
 
-Every part of a path is opened relative to its parent, with O_NOFOLLOW. So a link that replaces a folder during the
-walk is an error, and a folder that is replaced after it was opened does not affect the open handle.
+Every part of a path is opened relative to its parent, with O_NOFOLLOW. If a link replaces a folder during the walk,
+opening it fails; replacing a folder that is already open does not affect its handle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE_MODE: Final = 0o600
 
 @contextmanager
 def as_tool_errors(path: str) -> Iterator[None]:
-    """Convert OSErrors about a path to ToolErrors. The texts contain no path of the machine."""
+    """Convert OSErrors about a path to ToolErrors. Their messages contain no paths on this machine."""
     try:
         yield
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def as_tool_errors(path: str) -> Iterator[None]:
 
 @contextmanager
 def opened_root(path: Path) -> Iterator[int]:
-    """Open a folder of the deployment; creates it if necessary."""
+    """Open one of the deployment's folders, creating it if necessary."""
     path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -70,7 +70,7 @@ def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Ite
 
 
 def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
-    """Return the content of a regular file.
+    """Return a regular file's content.
 
     Raises:
         ToolError: It is not a regular file, or too large.
@@ -90,7 +90,7 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:
-    """Write a file durably, in a folder without other writers."""
+    """Write a file durably. Nothing else may write to its folder."""
     handle = os.open(name, _WRITE, _FILE_MODE, dir_fd=folder)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -99,7 +99,7 @@ def write_file(folder: int, name: str, content: bytes) -> None:
 
 
 def stat_of(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of a name without following links; None if it does not exist."""
+    """Return the status of the file with this name without following links; None if it does not exist."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def names_in(folder: int) -> list[str]:
 
 
 def measure(folder: int) -> tuple[int, int, int]:
-    """Return total bytes, number of entries and depth of an open folder."""
+    """Return an open folder's total bytes, number of entries and depth."""
     size, count, depth = 0, 0, 0
     for name in names_in(folder):
         found = stat_of(folder, name)

@@ -1,4 +1,4 @@
-"""Files of a store: valid paths, limits and changes."""
+"""Rules for a store's files: valid paths, limits and changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _REFUSED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"
 def path_problem(path: str) -> str:
     """Return why a path like `notes/plan.md` is invalid; empty if it is valid.
 
-    A valid path has one spelling: two different paths never name the same file. So paths can be used in resource keys
-    unchanged.
+    Two different valid paths never name the same file, so paths can be used in resource keys unchanged.
     """
     if not path or len(path) > PATH_CHARACTERS_MAX:
         return f"a path must have between 1 and {PATH_CHARACTERS_MAX} characters"
@@ -74,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
-    """A change of one file or folder.
+    """A change to one file or folder.
 
     `put` writes a file with `content`; the file and its parent folders are created if necessary. `move` moves a file
     or folder to `new_path`, which must not exist. `remove` deletes a file or an empty folder. `make_folder` creates a
@@ -93,7 +92,7 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A change, None if nothing needs to change, and the outcome to report."""
+    """The change to make (None if nothing needs to change) and the outcome to report."""
 
     change: FileChange | None
     outcome: bytes

@@ -1,4 +1,4 @@
-"""The tools for files in the store's own folder."""
+"""Tools for the files in the store's own folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
-# Maximum size of the JSON arguments of an undo call.
+# Maximum size of an undo call's JSON arguments.
 UNDO_BYTES_MAX: Final = 64 * 1024
 LISTED_MAX: Final = 500
 
@@ -25,7 +25,7 @@ _PATH: Final = "relative to the store's folder: notes/plan.md"
 
 
 def _path(*acts_as: str) -> msgspec.Meta:
-    """Return the metadata of a path. Rules for the arguments in `acts_as` apply to it, too."""
+    """Return the metadata of a path argument. Rules for the arguments in `acts_as` also apply to it."""
     acts = {"x-pawl-acts-as": list(acts_as)} if acts_as else {}
     return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema={"format": "path"} | acts)
 
@@ -263,7 +263,7 @@ def _inverse(tool_name: str, arguments: dict[str, Any], summary: str) -> Inverse
 
 
 def _occurrences(text: str, piece: str) -> int:
-    """Return 0, 1, or 2 for more; overlapping occurrences count."""
+    """Return the number of occurrences, or 2 if there are more. Overlapping occurrences count."""
     first = text.find(piece)
     return 0 if first < 0 else 1 + (text.find(piece, first + 1) >= 0)
 

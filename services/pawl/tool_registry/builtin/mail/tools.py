@@ -1,4 +1,4 @@
-"""The tool to send e-mail."""
+"""The tool that sends e-mail."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 
 class Mailer(Protocol):
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        """Send the message of a call; returns fields for the tool's result.
+        """Send a call's message; return fields for the tool's result.
 
         Raises:
-            ToolError: The message was not sent; the text is shown to the model.
+            ToolError: The message was not sent. The error's text is shown to the model.
         """
 
 
@@ -65,7 +65,7 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
         # RFC 3834: prevents automatic replies.
         message["Auto-Submitted"] = "auto-replied" if in_reply_to else "auto-generated"
         message["Date"] = format_datetime(datetime.fromtimestamp(clock.now(), UTC))
-        # The same call always has the same id, so that receivers can detect duplicates.
+        # A call always sends the same id, so that receivers can detect duplicates.
         message["Message-ID"] = f"<{context.idempotency_key}.{context.store_id}@{sender.rpartition('@')[2]}>"
         recipients = list(dict.fromkeys([*to, *cc]))
         sent = await mailer.send(message, recipients, CallKey(StoreId(context.store_id), CallId(context.call_id)))
@@ -75,7 +75,7 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
 
 
 def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str) -> EmailMessage:
-    """Return the message. A value with a line break cannot add a header.
+    """Return the message. A line break in a value cannot inject a header.
 
     Raises:
         ToolError: An address or the subject is not allowed in a header.
@@ -147,7 +147,7 @@ class SmtpMailer:
 
 
 class OutboxFolder:
-    """Writes messages to `<folder>/<store>/<call>.eml`, for a deployment without a mail server."""
+    """Writes messages to `<folder>/<store>/<call>.eml`, for deployments without a mail server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

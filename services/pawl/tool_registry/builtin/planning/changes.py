@@ -22,10 +22,10 @@ _CANDIDATES_MAX: Final = 10
 
 
 async def find_project(repository: PostgresPlanRepository, owner: Owner, reference: str) -> Project:
-    """Return the project with that id or title.
+    """Return the project with the given id or title.
 
     Raises:
-        ToolError: No project matches; the text lists similar titles.
+        ToolError: No project matches; the message lists similar titles.
     """
     wanted = reference.strip()
     folded = wanted.casefold()
@@ -53,13 +53,13 @@ async def find_task(
     is_done: bool | None = None,
     project_id: str | None = None,
 ) -> Task:
-    """Return the task with that id or title, in the project if one is given.
+    """Return the task with the given id or title, within the project if one is given.
 
-    If several have the title, tasks with the given `is_done` are preferred, then tasks created by this run, because
-    other runs of the user create tasks at the same time.
+    If several tasks have the title, those with the given `is_done` are preferred, then those created by this run,
+    because the user's other runs may be creating tasks at the same time.
 
     Raises:
-        ToolError: No task matches, or several do; the text lists them.
+        ToolError: No task matches, or several do; the message lists them.
     """
     found = await repository.find_tasks(owner, reference.strip())
     found = [task for task in found if project_id in {None, task.project_id}]
@@ -237,7 +237,7 @@ def undo_creation(task: Task) -> Inverse:
 async def _once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
-    """Return the change of an earlier execution of the call, or make the change."""
+    """Return the change that an earlier execution of the call made, or make it now."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
     earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier

@@ -1,4 +1,4 @@
-"""Projects, tasks and subtasks."""
+"""Defines projects, tasks and subtasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task; with a parent it is a subtask."""
+    """A task, or a subtask if it has a parent."""
 
     task_id: str
     project_id: str

@@ -1,4 +1,4 @@
-"""Projects and tasks in PostgreSQL."""
+"""Stores projects and tasks in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _SET_PROJECT: Final = """
 UPDATE tool_registry.projects SET title = $4, status = $5, notes = $6
 WHERE store_id = $1 AND user_id = $2 AND project_id = $3
 """
-# In order, so that two calls that change the same tasks do not deadlock.
+# Locked in order, so that two calls that change the same tasks do not deadlock.
 _LOCK_TASKS: Final = f"""
 SELECT {_TASK_COLUMNS} FROM tool_registry.tasks
 WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[]) ORDER BY task_id FOR UPDATE
@@ -88,7 +88,7 @@ DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id
 
 
 class PostgresPlanRepository(DatabaseAdapter):
-    """Plans by store and user. Changes are atomic, and idempotent by their key."""
+    """Plans by store and user. Changes are atomic, and idempotent by key."""
 
     async def add_project(self, owner: Owner, project: Project) -> Project:
         """Add a project, or return the one with the same title (ignoring case)."""
@@ -118,11 +118,11 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Task(**row) for row in await self._database.fetch(_TASKS, *owner, most)]
 
     async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
-        """Return the task with that id, then those with that title (ignoring case), newest first."""
+        """Return the task with the given id, then those with the given title (ignoring case), newest first."""
         return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
 
     async def task_titles(self, owner: Owner) -> Sequence[str]:
-        """Return titles of the user's tasks, newest first."""
+        """Return the titles of the user's tasks, newest first."""
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
@@ -133,7 +133,7 @@ class PostgresPlanRepository(DatabaseAdapter):
     async def change_project(
         self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of a project; returns an empty change if it does not exist.
+        """Set fields of a project; return an empty change if it does not exist.
 
         Raises:
             ToolError: Another project has the new title.
@@ -158,7 +158,7 @@ class PostgresPlanRepository(DatabaseAdapter):
     async def change_tasks(
         self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of tasks. Tasks that no longer exist are not in the change."""
+        """Set fields of tasks. The returned change omits tasks that no longer exist."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
@@ -175,7 +175,7 @@ class PostgresPlanRepository(DatabaseAdapter):
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
 
     async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
-        """Remove a task and its subtasks. Empty change if it has subtasks and `with_subtasks` is not set."""
+        """Remove a task and its subtasks. Return an empty change if it has subtasks and `with_subtasks` is not set."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)

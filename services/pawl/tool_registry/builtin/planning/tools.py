@@ -1,4 +1,4 @@
-"""Tools to create and list projects, tasks and subtasks."""
+"""Tools that create and list projects, tasks and subtasks."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 from urllib.parse import urljoin
 
 LINKS_MAX: Final = 200
-# Maximum number of elements to extract the main text; the time grows faster than linearly.
+# Maximum number of elements for extracting the main text, which takes more than linear time.
 ELEMENTS_MAX: Final = 15_000
 
 _HTML: Final = frozenset({"text/html", "application/xhtml+xml"})
 _TEXT: Final = re.compile(r"text/.+|application/(.+\+)?(json|xml|yaml|toml)|application/(javascript|x-ndjson|x-yaml)")
 _CHARSET: Final = re.compile(r"charset\s{0,8}=\s{0,8}[\"']?\s{0,8}([\w.:-]{1,40})", re.ASCII | re.IGNORECASE)
-# Only web charsets, because Python also has codecs that are not charsets, or are slow.
+# Only web charsets are accepted, because some Python codecs are slow or are not charsets at all.
 _KNOWN_CHARSET: Final = re.compile(
     r"utf-?8|utf-?16(le|be)?|(windows-|cp)\d+|iso-?8859-\d+|koi8-[ru]|gb(k|2312|18030)|big5(-?hkscs)?|euc-(jp|kr)"
     r"|shift[_-]?jis|iso-2022-jp|(us-)?ascii|latin-?1|macintosh"
@@ -38,14 +38,14 @@ class Page:
 
     title: str
     text: str
-    # Text and URL of each link to another page, in order, at most LINKS_MAX.
+    # Text and URL of each link to another page, in order; at most LINKS_MAX links.
     links: tuple[tuple[str, str], ...]
 
 
 def read_page(body: bytes, content_type: str, url: str) -> Page:
     """Return the readable text of an HTML page, or the text itself for other text types.
 
-    Takes up to several seconds of CPU time, so call it in a helper process.
+    Can take several seconds of CPU time, so call it in a helper process.
 
     Raises:
         NotText: The content is neither HTML nor another text type.
@@ -115,7 +115,7 @@ def _links(tree: Any, url: str) -> tuple[tuple[str, str], ...]:
 def _all_text(tree: Any) -> str:
     parts: list[str] = []
     unread = 0
-    # Without recursion, because pages can be deeply nested.
+    # Not recursive, because pages can be deeply nested.
     to_visit = [(tree, False)]
     while to_visit:
         element, is_left = to_visit.pop()

@@ -1,4 +1,4 @@
-"""The tool to read web pages."""
+"""The tool that reads web pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ACCEPT: Final = "text/html, application/xhtml+xml, text/*;q=0.9, application/js
 
 
 def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
-    # SAFE although a URL can leak data, because asking for approval of each page would make the tool useless. A
+    # SAFE even though a URL can leak data, because requiring approval for each page would make the tool useless. A
     # deployment can restrict the allowed hosts.
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=30)
     async def web_scrape(

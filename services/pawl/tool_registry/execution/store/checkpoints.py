@@ -1,4 +1,4 @@
-"""Checkpoints of calls in PostgreSQL."""
+"""Stores calls' checkpoints in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _FORGET: Final = "DELETE FROM tool_registry.checkpoints WHERE written_at < now()
 
 
 class PostgresCheckpoints(DatabaseAdapter):
-    """The newest checkpoint of each call; durable and shared by all replicas."""
+    """Each call's newest checkpoint. Durable and shared by all replicas."""
 
     async def take(self, writer: Writer) -> bytes | None:
-        """Return the checkpoint of a call that starts again, and block writes of earlier attempts. Atomic."""
+        """Return the checkpoint of a call that is starting again, and block writes by earlier attempts. Atomic."""
         content: bytes | None = await self._database.fetchval(_TAKE, *_columns(writer), urgent=True)
         return content
 
     async def keep(self, writer: Writer, content: bytes, *, is_first: bool) -> bool:
-        """Replace the checkpoint; False if the attempt is not the newest, or the run is erased.
+        """Replace the checkpoint; return False if the attempt is not the newest or the run was erased.
 
-        `is_first`: this attempt has not written a checkpoint yet. If it is also the first attempt of the call,
-        it replaces a checkpoint of another first attempt, because neither has called `take`.
+        `is_first` means that this attempt has not written a checkpoint yet. If it is also the call's first attempt, it
+        replaces a checkpoint from another first attempt, because neither has called `take`.
         """
         return bool(await self._database.fetchval(_KEEP, *_columns(writer), content, is_first, urgent=True))
 

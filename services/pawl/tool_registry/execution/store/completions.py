@@ -1,4 +1,4 @@
-"""Calls that are completed from outside, in the journal in PostgreSQL."""
+"""Stores calls that are completed from outside, in the journal in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COMPLETED: Final = "COMPLETED"
 _LAPSED: Final = "the time to complete this call is over"
 GONE: Final = "the call has already ended, or was cancelled; the completion was ignored"
 
-# `outcome IS NULL` instead of `ended_at IS NULL`: see `_END` of the journal.
+# `outcome IS NULL` instead of `ended_at IS NULL`: see `_END` in the journal.
 _OPEN: Final = """
 UPDATE tool_registry.executions SET completion_digest = $4, completion_terms = $5
 WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND outcome IS NULL RETURNING true
@@ -65,7 +65,7 @@ _terms: Final = msgspec.msgpack.Decoder(CompletionTerms).decode
 
 
 class PostgresCompletions:
-    """Calls that are completed from outside; stored in the journal and shared by all replicas.
+    """Calls that are completed from outside. Stored in the journal and shared by all replicas.
 
     `instance_id` must be the journal's.
     """
@@ -75,7 +75,7 @@ class PostgresCompletions:
         self._instance_id = instance_id
 
     async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
-        """Store the token of a call that runs here, replacing an earlier one; False if it no longer runs here."""
+        """Store the token of a call running here, replacing any earlier one; return False if it no longer runs here."""
         data = msgspec.msgpack.encode(terms)
         opened = await self._database.fetchval(
             _OPEN, key.store_id, key.call_id, self._instance_id, digest, data, urgent=True
@@ -83,9 +83,9 @@ class PostgresCompletions:
         return opened is not None
 
     async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait without its tool for `seconds`; return its state, which may be its end. Atomic.
+        """Let a call wait up to `seconds` without its tool; return its state, which may be its end. Atomic.
 
-        None if it no longer runs here, or has no token and so could not be completed.
+        Returns None if the call no longer runs here, or has no token and so could not be completed.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
@@ -104,7 +104,7 @@ class PostgresCompletions:
         return awaiting_completion(seconds)
 
     async def lapse(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
-        """End a call with `result` if its time is over; return its state."""
+        """End a call with `result` if its deadline has passed; return its state."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -114,7 +114,7 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a waiting call; return its state."""
+        """Cancel a waiting call, and return its state."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -123,7 +123,7 @@ class PostgresCompletions:
             return await _cancel(connection, key, row)
 
     async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
-        """Return the terms of the call with this token, and whether it is still open."""
+        """Return the terms of the call that has this token, and whether it is still open."""
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
         return None if row is None else (_terms(row["completion_terms"]), row["ended_at"] is None)
 
@@ -135,7 +135,7 @@ class PostgresCompletions:
         Raises:
             CompletionNotFound: No call has the token.
             CallNotPending: The call has another end, or was cancelled.
-            DeadlinePassed: Its time is over.
+            DeadlinePassed: Its deadline has passed.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK_FOUND, store_id, digest)
@@ -156,9 +156,9 @@ class PostgresCompletions:
         return False
 
     async def claim_unreported(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
-        """Return the audit entries of unreported ends, and whether a completion caused each.
+        """Return the audit entries for unreported ends, each with whether a completion caused it.
 
-        Other replicas do not get them for `_CLAIM_SECONDS`.
+        Other replicas cannot claim them for `_CLAIM_SECONDS`.
         """
         rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
         return read_each("completion", rows, _unreported, itemgetter("call_id"))

@@ -1,4 +1,4 @@
-"""Erases the registry's data of conversations in PostgreSQL. All steps are idempotent."""
+"""Erases the registry's data about conversations from PostgreSQL. All steps are idempotent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK_RUNS: Final = """
 INSERT INTO tool_registry.erased_runs (store_id, run_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING
 """
 _UNMARK_OLD: Final = "DELETE FROM tool_registry.erased_runs WHERE erase_time < now() - interval '7 days'"
-# Keep the row, so that no new secret is created.
+# The row is kept, so that no new secret is created.
 _DESTROY_SECRETS: Final = """
 INSERT INTO tool_registry.audit_keys (store_id, key_id, secret) SELECT $1, unnest($2::text[]), NULL
 ON CONFLICT (store_id, key_id) DO UPDATE SET secret = NULL
@@ -28,10 +28,10 @@ _OF_CALLS: Final = (
     "DELETE FROM tool_registry.worker_calls WHERE store_id = $1 AND call_id = ANY ($2::text[])",
     "DELETE FROM tool_registry.checkpoints WHERE store_id = $1 AND call_id = ANY ($2::text[])",
     "DELETE FROM tool_registry.grant_uses WHERE store_id = $1 AND call_id = ANY ($2::text[])",
-    # The plan keeps the changes; the earlier versions are deleted.
+    # The plan keeps its changes; only the earlier versions are deleted.
     "DELETE FROM tool_registry.plan_changes WHERE store_id = $1 AND idempotency_key = ANY ($2::text[])",
 )
-# The request does not name all calls of a long job: the ledger keeps only the last ones.
+# The request does not name all calls of a long job, because the ledger keeps only the most recent ones.
 CALLS_OF_RUNS: Final = """
 SELECT call_id FROM tool_registry.executions WHERE store_id = $1 AND run_id = ANY ($2::text[])
 UNION SELECT call_id FROM tool_registry.checkpoints WHERE store_id = $1 AND run_id = ANY ($2::text[])
@@ -48,10 +48,10 @@ _OF_RULES: Final = (
 
 
 class PostgresErasures(DatabaseAdapter):
-    """Deletes executions and results, worker calls, and the rules of a conversation and its runs."""
+    """Deletes executions, results, worker calls, and the rules that belong to a conversation or its runs."""
 
     async def erase(self, part: ErasurePart) -> None:
-        """Delete the data of runs and calls, and destroy the secret of the conversation.
+        """Delete the data of runs and calls, and destroy the conversation's secret.
 
         Raises:
             DependencyUnavailable: The database is unavailable.

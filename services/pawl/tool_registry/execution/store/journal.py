@@ -1,4 +1,4 @@
-"""The journal of executions in PostgreSQL."""
+"""Stores the execution journal in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _TO_CANCEL: Final = """
 SELECT store_id, call_id FROM tool_registry.executions
 WHERE instance_id = $1 AND ended_at IS NULL AND cancel_requested
 """
-# Unjournaled calls have an entry only if they were cancelled.
+# An unjournaled call has an entry only if it was cancelled.
 _CANCELLED: Final = """
 SELECT store_id, call_id FROM tool_registry.executions
 JOIN unnest($1::text[], $2::text[]) AS k (store_id, call_id) USING (store_id, call_id) WHERE cancel_requested
@@ -111,16 +111,16 @@ _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call
 
 
 class PostgresExecutionJournal:
-    """Executions whose effects must not happen twice; durable and shared by all replicas.
+    """Executions whose effects must not happen twice. Durable and shared by all replicas.
 
-    `instance_id` must be new for each start of a process.
+    `instance_id` must be new each time a process starts.
     """
 
     def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
         self._database = database
         self._instance_id = instance_id
         self._lease_seconds = lease_seconds
-        # Updated with each renewal of the own lease.
+        # Updated each time this process renews its own lease.
         self.watch = LeaseWatch(lease_seconds)
 
     async def begin(
@@ -130,13 +130,12 @@ class PostgresExecutionJournal:
 
         Call it only from a process that is not running the call. Atomic: only one of several concurrent callers
         gets Begun.
-        `unexecuted` are tokens of attempts that ran nothing, because this process got no answer from the database.
-        An entry with
-        such a token is safe to run.
+        `unexecuted` holds the tokens of attempts that never ran the tool, because this process got no answer from the
+        database. An entry with such a token is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
-            DependencyUnavailable: The entry may or may not be written; nothing may run.
+            DependencyUnavailable: The entry may or may not have been written. The call must not run.
         """
         inserted = await self._database.fetchval(
             _INSERT,
@@ -157,10 +156,10 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unexecuted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        """Return the known state of a call, as `begin` does; None if `begin` would start it.
+        """Return a call's known state, as `begin` does; None if `begin` would start it.
 
         Raises:
-            InvalidArguments: as `begin`.
+            InvalidArguments: same as `begin`.
         """
         row = await self._database.fetchrow(_READ, *self._reading(call.key), urgent=True)
         if row is None:
@@ -174,18 +173,18 @@ class PostgresExecutionJournal:
                 return None
 
     async def find(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Return the result of a started call, or that another process runs it.
+        """Return a started call's result, or report that another process is running it.
 
-        Call it only from a process that is not running the call: the outcome of an entry that has no end, and that no
-        live process runs, is UNKNOWN.
+        Call it only from a process that is not running the call: if the entry has no end and no live process is running
+        it, its outcome is UNKNOWN.
         """
         row = await self._database.fetchrow(_READ, *self._reading(key), urgent=True)
         return None if row is None else self._state(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
-        """Write the end of a call that this process started; return the stored result.
+        """Write the end of a call that this process started, and return the stored result.
 
-        The stored result differs if the call was concluded to be UNKNOWN in between.
+        The stored result is a different one if the call was concluded to be UNKNOWN in the meantime.
         """
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
@@ -195,12 +194,12 @@ class PostgresExecutionJournal:
         return stored or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
-        """Store the open question of a call that this process runs; `position` is the number of questions before it."""
+        """Store the open question of a call running in this process, after `position` earlier questions."""
         asked = msgspec.msgpack.encode(question)
         await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
-        """Store all answers so far for the process that runs the call. Idempotent."""
+        """Store all answers so far for the process running the call. Idempotent."""
         await self._database.execute(_ANSWER, key.store_id, key.call_id, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
@@ -213,9 +212,9 @@ class PostgresExecutionJournal:
         }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Request the end of a call, durably. A call that has not started can no longer start.
+        """Durably request that a call end. A call that has not started can no longer start.
 
-        Returns as `find`, but None for a call that was cancelled before it started.
+        Returns the same as `find`, but None for a call that was cancelled before it started.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)
@@ -225,7 +224,7 @@ class PostgresExecutionJournal:
         return self._state(row)
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
-        """Renew this process's lease and read the others; return calls of this process to cancel.
+        """Renew this process's lease and read the others; return this process's calls that must be cancelled.
 
         `others` are running calls without a journal entry.
         """
@@ -238,16 +237,16 @@ class PostgresExecutionJournal:
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def read_leases(self) -> None:
-        """Read the leases of other processes. Without regular reads, their expiry is noticed later."""
+        """Read other processes' leases. Without regular reads, their expiry is noticed later."""
         async with self._database.acquire(urgent=True) as connection:
             await self._see(connection)
 
     async def release(self) -> None:
-        """Release the lease. Other processes then treat its open entries as abandoned, immediately."""
+        """Release the lease. Other processes then treat its open entries as abandoned immediately."""
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
-        """Delete old ended entries, locks and leases of dead processes; returns the number of entries."""
+        """Delete old ended entries, and dead processes' locks and leases; return the number of entries deleted."""
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_AWAITED, older_than_seconds)
@@ -266,7 +265,7 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         row = await connection.fetchrow(_LOCK, *self._reading(call.key))
         if row is None or not row["asker_alive"]:
-            # Without a lease, other processes could treat this one as dead.
+            # Without a lease, this process could be treated as dead by the others.
             raise DependencyUnavailable("this process has lost its lease; try again")
         match self._step(row, call, unexecuted):
             case Step.MISMATCH:
@@ -333,7 +332,7 @@ def _held(row: asyncpg.Record) -> HeldElsewhere:
 
 
 def result_of(row: asyncpg.Record) -> ExecutionResult | None:
-    """Return the end of a call, or AWAITING_COMPLETION; None while its tool runs."""
+    """Return a call's end, or AWAITING_COMPLETION; None while its tool is running."""
     if row["ended_at"] is None:
         return None if row["awaits_until"] is None else awaiting_completion(row["completion_seconds_left"])
     fields = {name: row[name] for name in RESULT.split(", ")} | {"outcome": Outcome(row["outcome"])}

@@ -1,4 +1,4 @@
-"""Locks on resource keys as rows in PostgreSQL, held without holding a connection."""
+"""Stores locks on resource keys as rows in PostgreSQL, so that holding a lock does not occupy a connection."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pawl.tool_registry.execution.execution import LeaseWatch
 
 
 def has_lease(instance: str, unrenewed: str, ends: str) -> str:
-    """Return an SQL condition that an instance is alive.
+    """Return an SQL condition that holds while an instance is alive.
 
-    True also for a lease that has expired by the database clock only; see `LeaseWatch`. `unrenewed` and `ends` are the
-    parameters for the result of `LeaseWatch.unrenewed`.
+    It also holds if a lease has expired only by the database clock; see `LeaseWatch`. The parameters `unrenewed` and
+    `ends` take the result of `LeaseWatch.unrenewed`.
     """
     return f"""EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (
@@ -33,7 +33,7 @@ def has_lease(instance: str, unrenewed: str, ends: str) -> str:
 _POLL_SECONDS: Final = (0.02, 0.05, 0.1, 0.2)
 _RELEASE_RETRY_SECONDS: Final = 1.0
 
-# All or nothing, in order, so that two processes that want the same keys do not deadlock.
+# Takes all keys or none, in order, so that two processes that want the same keys do not deadlock.
 _ACQUIRE: Final = f"""
 WITH taken AS (
     INSERT INTO tool_registry.resource_locks AS l (store_id, resource_key, holder, instance_id)
@@ -62,12 +62,12 @@ class _Busy(Exception):
 
 
 class PostgresResourceLocks:
-    """Allows one execution at a time per resource key of a store, across all replicas.
+    """Allows one execution at a time for each of a store's resource keys, across all replicas.
 
-    A lock lasts as long as the lease of its process.
+    A lock lasts as long as its process's lease.
 
-    Within a process, callers queue, so that at most one of them per key polls the database. Between
-    processes, the first to poll gets the lock.
+    Within a process, callers queue, so that at most one caller per key polls the database. Between processes, the first
+    to poll gets the lock.
     """
 
     def __init__(self, database: Database, *, instance_id: str, watch: LeaseWatch) -> None:
@@ -79,11 +79,11 @@ class PostgresResourceLocks:
 
     @asynccontextmanager
     async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
-        """Wait for all keys (sorted, no duplicates) and hold them inside the context.
+        """Wait for all keys (sorted, without duplicates) and hold them inside the context.
 
-        Safe to cancel. Not fair between processes. Held while the process has its lease.
+        Safe to cancel. Not fair between processes. The locks are held while the process has its lease.
         """
-        # The same call may return while its locks are being released.
+        # The same call may come back while its locks are still being released.
         holder, is_acquired = f"{holder}/{next(self._numbers)}", False
         async with AsyncExitStack() as stack:
             for key in keys:
@@ -93,8 +93,8 @@ class PostgresResourceLocks:
                 is_acquired = True
                 yield
             finally:
-                # Also after an interrupted acquisition, which may still succeed. Shielded from cancellation: a row left
-                # behind would block all callers until this process ends.
+                # Release even after an interrupted acquisition, which may still succeed. Shielded from cancellation,
+                # because a row left behind would block all callers until this process ends.
                 await shield(self._release(store_id, keys, holder, is_acquired=is_acquired))
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The gate decides which calls need a person's approval."""
+"""Decides which calls need a user's approval."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def may_be_count_path(path: str) -> bool:
 
 
 def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
-    """Return how many values are at a path: the items of each array, and 1 for any other value.
+    """Return how many values a path selects. An array counts its items; any other value counts as 1.
 
-    `[*]` selects the items of an array. A missing value counts 0.
+    `[*]` selects an array's items. A missing value counts as 0.
     """
     found: list[JsonValue] = [dict(arguments)]
     for step in path.removeprefix("$").removeprefix(".").replace("[*]", ".[*]").split("."):
@@ -59,9 +59,9 @@ def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> 
 
 
 def approval_cause(definition: ToolDefinition, items: int) -> str:
-    """Return why a call on `items` items needs approval; empty if it does not.
+    """Return why a call that affects `items` items needs approval; empty if it does not.
 
-    Questions to a person are never gated, because answering is the decision. Delegating to an agent never counts as
+    Questions to a user are never gated, because answering them is the decision. Delegating to an agent never counts as
     bulk, because the agent's own calls are gated.
     """
     if definition.context is ExecutionContext.HUMAN:
@@ -77,7 +77,7 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A rate limit with a burst of one minute's worth. `name` is unique within a store."""
+    """A rate limit that allows bursts of up to one minute's worth of calls. `name` is unique within a store."""
 
     name: str
     per_minute: int
@@ -85,7 +85,7 @@ class Rate:
 
 @dataclass(eq=False)
 class Exceeded(Exception):
-    """A rate limit is exhausted; a call may start again after `wait_seconds`."""
+    """A rate limit is exhausted. A call may start after `wait_seconds`."""
 
     rate: Rate
     wait_seconds: float

@@ -1,4 +1,4 @@
-"""Matches argument patterns of rules in bounded time, considering every way a tool may read a value.
+"""Matches rules' argument patterns in bounded time, considering every way a tool may read a value.
 
 `HTTP://Host.:80/a` and `http://host/a` name the same thing. A DENY or ASK rule applies if any reading of a value
 matches; an ALLOW rule applies only if all readings match.
@@ -25,7 +25,7 @@ from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical
 from pawl.tool_registry.rules.pointers import resolve
 
-# Comparison steps for all rules of a store on one call: tens of milliseconds.
+# Comparison steps for matching all of a store's rules against one call: tens of milliseconds.
 WORK_MAX: Final = 100_000
 
 _CHARACTERS_A_STEP: Final = 100
@@ -49,7 +49,7 @@ _STARS: Final = re.compile(r"\*{2,}")
 _ENCODED_WILDCARD: Final = re.compile("%(2a|3f)", re.IGNORECASE)
 # URL parsers strip these characters (WHATWG URL, 4.4).
 _NOT_IN_URLS: Final = re.compile("[\t\n\r]")
-# Combining marks per character: sorting them takes quadratic time.
+# Maximum number of combining marks per character, because sorting them takes quadratic time.
 _MARKS_MAX: Final = 100
 # Characters that are not marks themselves but normalize to marks.
 _HIDDEN_MARKS: Final = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
@@ -64,7 +64,7 @@ _UNSEEN: Final = re.compile(
 
 
 class ArgumentKind(StrEnum):
-    """The kind of value in an argument, declared by `format` in its schema."""
+    """What kind of value an argument holds, as declared by `format` in its schema."""
 
     TEXT = "text"
     URL = "url"
@@ -73,22 +73,22 @@ class ArgumentKind(StrEnum):
 
 
 class TooMuchToMatch(Exception):
-    """Matching a store's rules against a call's arguments takes too many steps."""
+    """Matching a store's rules against a call's arguments would take too many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """An argument that also acts as an argument of another tool: moving a file reads and deletes it."""
+    """An argument that also acts as another tool's argument: moving a file reads and deletes it."""
 
     argument: str
     tool_name: str
     tool_argument: str
-    # Everything below the path is affected too.
+    # Everything below the path is also affected.
     is_below: bool
 
 
 def argument_kinds(schema: Mapping[str, Any]) -> dict[str, ArgumentKind]:
-    """Return the declared kinds of top-level arguments; for arrays, the kind of the items."""
+    """Return the declared kinds of top-level arguments. For an array, return the kind of its items."""
     kinds: dict[str, ArgumentKind] = {}
     for name, part in _properties(schema):
         for each in _alternatives(schema, part):
@@ -105,7 +105,7 @@ def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:
-    """Return the entries of `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` for everything below it."""
+    """Return the entries in `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` for everything below it."""
     found = []
     for name, part in _properties(schema):
         declared = part.get(_ACTS_AS) if isinstance(part, dict) else None
@@ -140,7 +140,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def canonical_value(value: JsonValue) -> bytes:
-    """Return the canonical JSON of a value; 1.0 becomes 1."""
+    """Return a value's canonical JSON; 1.0 becomes 1."""
     return dumps_canonical(_whole(value))
 
 
@@ -184,10 +184,10 @@ class Work:
 
 @dataclass(slots=True, kw_only=True)
 class Matching:
-    """Matches the arguments of one call against the patterns of any number of rules.
+    """Matches one call's arguments against the patterns of any number of rules.
 
     Raises:
-        TooMuchToMatch: matching takes more than WORK_MAX steps.
+        TooMuchToMatch: matching would take more than WORK_MAX steps.
     """
 
     arguments: Mapping[str, JsonValue]
@@ -201,7 +201,7 @@ class Matching:
     def meets(self, pattern: ArgumentPattern, *, strictly: bool) -> bool:
         """Return whether the argument exists and matches. For an array, one matching item is enough.
 
-        With `strictly`, every item must match in every reading, and there must be at least one.
+        With `strictly`, every item must match in every reading, and there must be at least one item.
         """
         self.work.spend(1)
         if pattern.argument not in self.arguments:
@@ -243,7 +243,7 @@ class Matching:
                     self._equals(value[key], wanted[key], kind, strictly=strictly) for key in wanted
                 )
             case _:
-                # 1 is 1.0, but not true.
+                # 1 equals 1.0, but not true.
                 return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
 
     def _read(self, text: str, kind: ArgumentKind) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ def _decoded(equals: bytes) -> JsonValue:
 
 
 def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
-    """Return a text and its other readings: without invisible characters, and as a URL, path or email address."""
+    """Return a string and its other readings: without invisible characters, and as a URL, path or email address."""
     plain = _plain(text)
     found = [text, plain]
     if kind is ArgumentKind.URL or (kind is ArgumentKind.TEXT and _LIKE_A_URL.match(_NOT_IN_URLS.sub("", plain))):
@@ -285,7 +285,7 @@ def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
 
 
 def piles_marks(text: str) -> bool:
-    """Return whether a text has more consecutive combining marks than any language uses."""
+    """Return whether a string has more consecutive combining marks than any language uses."""
     if text.isascii():
         return False
     runs = itertools.groupby(text, _is_mark)
@@ -303,11 +303,11 @@ def _plain(text: str) -> str:
 
 
 def _url(plain: str) -> str:
-    """Normalize a URL as an HTTP client does and resolve its path. For other schemes, lowercase scheme and host."""
+    """Normalize a URL as an HTTP client does and resolve its path. For other schemes, lowercase the scheme and host."""
     slashed = _NOT_IN_URLS.sub("", plain).replace("\\", "/")
     scheme, colon, rest = slashed.partition(":")
     if colon and scheme.lower() in {"http", "https"}:
-        # Browsers accept any number of slashes and ignore the user info.
+        # Browsers accept any number of slashes, and ignore the user info.
         authority = re.split("[/?#]", rest.lstrip("/"), maxsplit=1)[0]
         slashed = f"{scheme}://{_host(authority.rpartition('@')[2])}{rest.lstrip('/')[len(authority) :]}"
     try:
@@ -353,7 +353,7 @@ def _plain_glob(glob: str, kind: ArgumentKind) -> str:
 
 
 def glob_matches(text: str, glob: str, work: Work) -> bool:
-    """Return whether the whole text matches the glob: `*` is any text, `?` is one character.
+    """Return whether the whole string matches the glob: `*` matches any text, `?` matches one character.
 
     Raises:
         TooMuchToMatch: matching takes more steps than are left.
@@ -375,7 +375,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
 
 
 def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
-    """Return the first position of a piece in `text[start:end]`, or a number below `-len(piece)`."""
+    """Return the first position of a piece in `text[start:end]`, or a number less than `-len(piece)`."""
     if "?" not in piece:
         found = text.find(piece, start, end)
         work.spend(1 + (end if found < 0 else found) // _CHARACTERS_A_STEP - start // _CHARACTERS_A_STEP)
@@ -398,7 +398,7 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
 
 
 def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
-    """Return whether parts, separated by one arbitrary character each, match at a position."""
+    """Return whether the parts match at a position, with one arbitrary character between each pair."""
     for part in parts:
         work.spend(1)
         if not text.startswith(part, place):
@@ -408,7 +408,7 @@ def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
 
 
 def glob_reaches(prefix: str, glob: str, work: Work) -> bool:
-    """Return whether any text that starts with `prefix` can match the glob.
+    """Return whether any string that starts with `prefix` can match the glob.
 
     Raises:
         TooMuchToMatch: matching takes more steps than are left.

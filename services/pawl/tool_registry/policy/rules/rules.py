@@ -1,7 +1,7 @@
-"""Rules are decisions that people made in advance. This module decides which rule applies to a call.
+"""Decides which rule applies to a call. Rules are decisions that users made in advance.
 
-DENY wins over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies to the tool version its author knew, and covers
-bulk or destructive calls only if it says so.
+DENY wins over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies only to the tool version that its author knew,
+and covers bulk or destructive calls only if it explicitly includes them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pawl.values import Category
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
 GLOB_CHARACTERS_MAX: Final = 1000
-# All patterns of a rule together.
+# All of a rule's patterns in total.
 PATTERN_BYTES_MAX: Final = 4096
 REASON_BYTES_MAX: Final = 1024
 # Longest lifetime of an ALLOW for a pattern of tools.
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
-# Rules in force of the whole store, and equally many of all its users together.
+# Maximum number of store-wide rules in force. The same limit applies to all users' rules in total.
 RULES_MAX: Final = 1000
-# Rules in force of one user, excluding rules of the whole store.
+# One user's rules in force, excluding store-wide rules.
 RULES_OF_USER_MAX: Final = 100
 
 
@@ -49,7 +49,7 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Return whether a user may approve calls of their own runs: approvers, admins, and users without any role."""
+    """Return whether a user may approve their own runs' calls. Approvers, admins and users without any role may."""
     return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
@@ -63,7 +63,7 @@ class Rule:
     scope: RuleScope
     # Run id, conversation id or agent name. Empty for USER and STORE.
     scope_id: str
-    # The author. Rules of other scopes than STORE and AGENT apply to this user's runs only.
+    # The author. Unless its scope is STORE or AGENT, the rule applies only to this user's runs.
     user_id: UserId
     # A tool name, `*`, or `<source>.*`.
     tool_name: str
@@ -78,7 +78,7 @@ class Rule:
     expire_time: float = 0.0
     revoke_time: float = 0.0
     revoke_user_id: UserId = UserId("")
-    # The call whose approval created the rule. Empty for none.
+    # The call whose approval created the rule. Empty if there is none.
     call_id: CallId = CallId("")
     # The tool has changed, so an ALLOW no longer applies. Set only on rules returned to clients.
     suspended: bool = False
@@ -89,7 +89,7 @@ class Rule:
 
     @property
     def is_of_store(self) -> bool:
-        """True if the rule applies to runs of all users. Only admins create and revoke such rules."""
+        """True if the rule applies to all users' runs. Only admins may create and revoke such rules."""
         return self.scope in (RuleScope.STORE, RuleScope.AGENT)
 
     @property
@@ -98,7 +98,7 @@ class Rule:
         return self.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
 
     def is_in_force(self, now: float) -> bool:
-        """Return whether the rule is not revoked, expired or used up."""
+        """Return whether the rule is in force: not revoked, expired or used up."""
         is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
         return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
 
@@ -111,7 +111,7 @@ class RuledCall:
     conversation_id: ConversationId
     run_id: RunId
     tool_name: str
-    # The pinned and the current version. 0 if the tool was unregistered.
+    # The pinned version and the current version, which is 0 if the tool was unregistered.
     tool_versions: frozenset[int]
     # When the newer of these versions was registered.
     tool_create_time: float
@@ -120,29 +120,29 @@ class RuledCall:
     items: int
     # Set by the definitions or by the run.
     approvals_required: int
-    # The user of the run may approve the call without a rule.
+    # The run's user may approve the call without a rule.
     user_may_approve: bool
     arguments: Mapping[str, JsonValue]
     # Kinds of the arguments, where the tool declares them.
     kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
-    # Arguments that act as arguments of other tools. DENY and ASK rules for those tools apply to this call too.
+    # Arguments that act as other tools' arguments. DENY and ASK rules for those tools also apply to this call.
     acts: tuple[Act, ...] = ()
-    # Parent runs and their conversations. DENY and ASK rules for them apply to this call too.
+    # Parent runs and their conversations. DENY and ASK rules for them also apply to this call.
     above_ids: frozenset[str] = frozenset()
-    # The agent of the run.
+    # The run's agent.
     agent_name: str
-    # The agents of the parent runs.
+    # The parent runs' agents.
     agents_above: frozenset[str] = frozenset()
 
 
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
-    """Return the rule that decides a call, or None.
+    """Return the rule that decides on a call, or None.
 
-    Among rules with the same effect, the narrowest scope wins, then the newest rule. This way a broad rule's uses are
+    Among rules with the same effect, the narrowest scope wins, then the newest rule. That way, a broad rule's uses are
     not spent where a narrow rule applies.
 
     Raises:
-        TooMuchToMatch: matching the rules and arguments takes too many steps.
+        TooMuchToMatch: matching the rules and arguments would take too many steps.
     """
     matching = Matching(arguments=call.arguments, kinds=call.kinds)
     views = [(call, matching), *_acted(call, matching)]
@@ -157,7 +157,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Yield the call as it appears to rules of the tools that it acts as."""
+    """Yield the call as it appears to rules for each tool that it acts as."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -174,7 +174,7 @@ def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Mat
 
 
 def canonical_terms(rule: Rule) -> bytes:
-    """Return the canonical JSON of the values its author set, without ids, versions and uses."""
+    """Return the canonical JSON of the values that the rule's author set, without ids, versions and uses."""
     patterns: list[JsonValue] = [
         {
             "argument": each.argument,
@@ -254,7 +254,7 @@ def _names(pattern: str, tool_name: str) -> bool:
 
 
 def _allows(rule: Rule, call: RuledCall) -> bool:
-    """Return whether a matching ALLOW covers a call like this."""
+    """Return whether a matching ALLOW covers this kind of call."""
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
     if not rule.is_of_store and not call.user_may_approve:
@@ -267,9 +267,9 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 
 
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
-    """Check the limits on rules in force. Rules of users do not count against the limit of the whole store.
+    """Check the limits on rules in force. Users' rules do not count against the whole store's limit.
 
-    The counts are of rules in force: of the whole store, of all its users, and of the rule's author.
+    Each count is the number of rules in force: the whole store's, all its users', and the rule author's.
 
     Raises:
         InvalidField: a limit is reached.
@@ -288,7 +288,7 @@ def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
     Raises:
-        InvalidField: metadata `field` names the first invalid field.
+        InvalidField: the `field` metadata names the first invalid field.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)

@@ -1,8 +1,8 @@
-"""Rate limits in PostgreSQL: the generic cell rate algorithm on the database clock.
+"""Stores rate limits in PostgreSQL, using the generic cell rate algorithm on the database clock.
 
-A row holds the time at which its rate would be unused again. A call advances it by the interval of one call, unless
-that would put it more than a minute ahead. A row further ahead dates from before the clock was set back and counts as
-unused.
+A row holds the time at which its rate would be fully available again. A call advances it by the interval of one call,
+unless that would put it more than a minute ahead. A row that is already further ahead was written before the clock was
+set back and counts as unused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PostgresRateLimits(DatabaseAdapter):
 
         Raises:
             Exceeded: one of the rates is exhausted.
-            DependencyUnavailable: it is unknown whether the call was counted.
+            DependencyUnavailable: the call may or may not have been counted.
         """
         connect = self._database.acquire if len(rates) == 1 else self._database.transaction
         async with connect() as connection:

@@ -1,4 +1,4 @@
-"""Rules in PostgreSQL."""
+"""Stores rules in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WHERE store_id = $1 AND ($2 = '' OR user_id = $2 OR {_OF_STORE}) AND ($3 OR ({_I
   AND ($4 = '' OR rule_id < $4)
 ORDER BY rule_id DESC LIMIT $5
 """  # noqa: S608  # constants
-# Locks the rule first, so that only one of two concurrent calls gets the last use.
+# Locks the rule first, so that only one of several concurrent calls gets the last use.
 _USE: Final = f"""
 WITH rule AS MATERIALIZED (
     SELECT store_id, rule_id, revoked_at, expires_at, uses, uses_max FROM tool_registry.rules
@@ -93,13 +93,13 @@ class PostgresRuleRepository(DatabaseAdapter):
     """Rules and the calls they have allowed. Durable and shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: RequestId) -> Rule:
-        """Store a rule and return it. Repeating a request returns the rule that it created.
+        """Store a rule and return it. Repeating a request returns the rule that the first one created.
 
         Atomic, including `check_room`.
 
         Raises:
-            RequestIdReused: the user already used the request id for another rule.
-            InvalidField: the limit of rules is reached.
+            RequestIdReused: the user has already used the request id for another rule.
+            InvalidField: the limit on rules is reached.
             ConversationErased: the rule's conversation, or its run's conversation, was erased.
         """
         patterns = msgspec.msgpack.encode(rule.arguments)
@@ -140,12 +140,12 @@ class PostgresRuleRepository(DatabaseAdapter):
         return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
-        """Return a rule, in force or not."""
+        """Return a rule, whether or not it is in force."""
         row = await self._database.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
 
     async def is_made(self, store_id: StoreId, user_id: UserId, request_id: RequestId) -> bool:
-        """Return whether a request of the user has created a rule."""
+        """Return whether the user's request has already created a rule."""
         return await self._database.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
 
     async def in_force(self, store_id: StoreId) -> Sequence[Rule]:
@@ -170,7 +170,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return [_rule(row) for row in rows]
 
     async def use(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
-        """Count a call once if the rule is in force; returns whether the rule has allowed the call. Atomic."""
+        """Count a call once if the rule is in force; return whether the rule has allowed the call. Atomic."""
         async with self._database.acquire() as connection:
             if await connection.fetchval(_USE, store_id, rule_id, call_id):
                 return True
@@ -182,7 +182,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete the records of calls that were allowed longer ago. The rules keep their use counts."""
+        """Delete the records of calls that were allowed before that. The rules keep their use counts."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of an HTTP service: an OpenAPI document, or a single endpoint."""
+"""Reads an HTTP service's configuration: an OpenAPI document or a single endpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_base_url(field: str, url: str) -> None:
     """Check that paths can be appended to a URL.
 
     Raises:
-        InvalidField: They cannot.
+        InvalidField: Paths cannot be appended to it.
     """
     require("?" not in url and "#" not in url, field, "must not have a query or a fragment")
     try:
@@ -55,7 +55,7 @@ def check_base_url(field: str, url: str) -> None:
 
 
 def endpoint_tool(name: str, endpoint: HttpEndpointConfig) -> DiscoveredTool:
-    """Return the one tool of an endpoint: AT_MOST_ONCE, and SENSITIVE or, for DELETE, DESTRUCTIVE.
+    """Return an endpoint's single tool: AT_MOST_ONCE, and SENSITIVE or, for DELETE, DESTRUCTIVE.
 
     Raises:
         InvalidField, InvalidSchema: The configuration is invalid.

@@ -1,4 +1,4 @@
-"""Converts the operations of an OpenAPI document to tools."""
+"""Converts an OpenAPI document's operations to tools."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_operations(document: Document, source_name: str, config: OpenApiConfig)
     All tools are AT_MOST_ONCE and SENSITIVE, or DESTRUCTIVE for DELETE, because the document is not trusted.
 
     Raises:
-        UnusableDocument: As `chosen_operations`.
+        UnusableDocument: Same as `chosen_operations`.
     """
     tools: dict[str, DiscoveredTool] = {}
     left_out: list[LeftOut] = []
@@ -75,7 +75,7 @@ def chosen_operations(document: Document, operation_ids: Collection[str]) -> lis
     """Return the operations with these ids, or all if `operation_ids` is empty.
 
     Raises:
-        UnusableDocument: The document has no operations, too many, or lacks the chosen ones.
+        UnusableDocument: The document has no operations, has too many, or lacks the chosen ones.
     """
     chosen: list[Operation] = []
     missing = dict.fromkeys(operation_ids)
@@ -127,7 +127,7 @@ def _tool(document: Document, name: str, config: OpenApiConfig, operation: Opera
         idempotency_header=arguments.idempotency_header,
     )
     if not _PATH.fullmatch(operation.path):
-        # Without a leading slash it would become part of the host.
+        # Without a leading slash, it would become part of the host.
         raise UnusableDocument("its path is invalid")
     gaps = set(PLACEHOLDER.findall(operation.path))
     if gaps - {placement.name for placement in arguments.placements if placement.place == "path"}:
@@ -160,7 +160,7 @@ class _Arguments:
             self._add_body(operation.content.get("requestBody"))
 
     def schema(self) -> dict[str, Any]:
-        """Return the schema; a body that is too complex is described as any value.
+        """Return the schema. A body that is too complex is described as accepting any value.
 
         Raises:
             InvalidSchema: The parameters are too complex.
@@ -254,7 +254,7 @@ class _Arguments:
             self._required.append(BODY)
 
     def _form(self, value: Any, encoding: Any) -> Any:
-        """Return the schema of a form without its files, and record how its fields are encoded."""
+        """Return a form's schema without its files, and record how its fields are encoded."""
         for name, given in encoding.items() if isinstance(encoding, Mapping) else ():
             if isinstance(given, Mapping) and ("style" in given or _JSON.fullmatch(str(given.get("contentType", "")))):
                 style = str(given.get("style", "form"))

@@ -1,4 +1,4 @@
-"""Extracts tools, or the needed part, of an OpenAPI document; runs in a helper process."""
+"""Extracts tools, or only the part that they need, from an OpenAPI document; runs in a helper process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.tool_registry.sources.http.rules.openapi_document import (
 )
 from pawl.tool_registry.sources.rules import Discovery
 
-# All definitions of a source together.
+# A source's definitions in total.
 TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024
 
 _OF_OPERATION: Final = ("operationId", "summary", "description", "parameters", "requestBody", "servers")

@@ -1,4 +1,4 @@
-"""Tools of HTTP services: the operations of an OpenAPI document, or one endpoint."""
+"""Provides the tools of HTTP services: an OpenAPI document's operations, or one endpoint."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
 
 
 class HttpTools:
-    """The Connector of the kind `http`.
+    """The Connector for sources of kind `http`.
 
     A tool's binding contains its whole request, so no state is kept between calls. The binding determines where secrets
-    are sent: approving a tool's definition approves that, too.
+    are sent, so approving a tool's definition also approves that.
     """
 
     def __init__(self, egress: Egress, helper: Helper) -> None:
@@ -62,7 +62,7 @@ class HttpTools:
         self._helper = helper
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source to store. A document that is too large is reduced to its chosen operations."""
+        """Return the source in the form to store. A document that is too large is reduced to its chosen operations."""
         check_config(source.config)
         document = source.config.open_api
         if len(document.document) <= KEPT_BYTES_MAX:
@@ -139,7 +139,7 @@ class HttpTools:
         return forwarded(entry.definition, call, preview=partial(_preview, binding), is_remote=True)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """Do nothing: there are no connections."""
+        """Do nothing, because there are no connections."""
 
     async def _call(
         self, definition: ToolDefinition, binding: Binding, arguments: dict[str, Any], context: ToolContext
@@ -153,7 +153,7 @@ class HttpTools:
             method=binding.method,
             headers=_headers(binding, built, context),
             body=built.body,
-            # The call has its own timeout; this one must not be shorter.
+            # The call has its own timeout, and this one must not be shorter.
             timeout_seconds=ASYNC_TIMEOUT_SECONDS_MAX,
             bytes_max=RESULT_BYTES_MAX,
         )
@@ -169,10 +169,10 @@ class HttpTools:
 
 
 def _check_origin(url: str, document_url: str) -> None:
-    """Refuse, with InvalidField, a server named by a fetched document that has another origin than the document.
+    """Raise InvalidField if a server named in a fetched document does not have the same origin as the document.
 
-    The store's admin has named only the document's URL. The author of the document must not determine
-    where secrets are sent.
+    The store's admin named only the document's URL, and the document's author must not determine where secrets are
+    sent.
     """
     server, asked = read_target(url), read_target(document_url)
     require(
@@ -190,7 +190,7 @@ def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dic
             raise ToolError(f"the secret {secret!r} contains characters that are not allowed in a header")
         headers[name] = value
     if binding.idempotency_header:
-        # Two stores may share a service, and their calls may have the same id.
+        # Two stores may use the same service, and their calls may have the same id.
         key = f"{context.store_id}\0{context.idempotency_key}"
         headers[binding.idempotency_header] = hashlib.sha256(key.encode()).hexdigest()[:32]
     return headers

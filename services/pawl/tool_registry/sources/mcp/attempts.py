@@ -1,4 +1,4 @@
-"""Failures of an attempt at an MCP call, and whether the call is retried."""
+"""Defines how an attempt at an MCP call can fail, and decides whether the call is retried."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _INTERNAL_ERROR: Final = -32603
 
 
 class Fault(Exception):
-    """An attempt at a call brought no result; the text says why."""
+    """An attempt at a call did not produce a result. The message says why."""
 
 
 class Lost(Fault):
-    """The connection ended during the attempt; `never_ran` if the server cannot have run the call."""
+    """The connection ended during the attempt. `never_ran` is set if the server cannot have run the call."""
 
     def __init__(self, problem: str, *, never_ran: bool = False) -> None:
         super().__init__(problem)
@@ -35,15 +35,15 @@ class Refused(Fault):
 
 
 class TooLarge(Fault):
-    """The server sent more than can be read, and this was its only call."""
+    """The server sent too much to read, and this was its only call."""
 
 
 class Garbled(Fault):
-    """The server's answer is not a valid result."""
+    """The server's response is not a valid result."""
 
 
 def check_retry(definition: ToolDefinition, fault: Fault, attempts: int) -> None:
-    """Return if the call should be retried after a fault, or raise its final error.
+    """Return if the call should be retried after a fault; otherwise raise its final error.
 
     Raises:
         ToolError, ResultTooLarge, OutcomeUnknown: The call has ended.
@@ -57,7 +57,7 @@ def check_retry(definition: ToolDefinition, fault: Fault, attempts: int) -> None
         case TooLarge():
             raise ResultTooLarge(f"cannot read the result of {name}: {fault}{doubt(definition)}")
         case Refused(code=code):
-            # The server may have failed after the effect.
+            # The server may have failed after the call took effect.
             more = doubt(definition) if code == _INTERNAL_ERROR else ""
             raise ToolError(f"{name} was refused by its server: {fault}{more}")
         case Garbled() if may_repeat:

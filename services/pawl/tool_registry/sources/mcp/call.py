@@ -1,4 +1,4 @@
-"""One attempt at a call of an MCP tool: its progress, its questions, and the result for the model."""
+"""Handles one attempt at an MCP tool call: its progress, its questions, and the result for the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Call:
         self.context.progress(fraction, message or "")
 
     async def ask(self, question: mcp.types.ElicitRequestParams) -> mcp.types.ElicitResult:
-        """Ask the user. Returns a cancel if the call ends first, and a decline if too many questions are open.
+        """Ask the user. Returns `cancel` if the call ends first, and `decline` if too many questions are open.
 
         The question stays open until the call ends, even if the server withdraws it.
         """
@@ -65,7 +65,7 @@ class Call:
         """Return the result for the model.
 
         Raises:
-            ToolError: The tool failed, or asked a question that no person can answer.
+            ToolError: The tool failed, or asked a question that no user can answer.
         """
         if self._declined:
             answer = error_text(result) if result.is_error else json.dumps(result_json(result), ensure_ascii=False)
@@ -81,7 +81,7 @@ class Call:
         return result_json(result)
 
     def clean(self, text: str) -> str:
-        """Return the server's text without secrets."""
+        """Return the server's text with secrets removed."""
         return storable(hide(self._secrets, text))
 
 

@@ -1,4 +1,4 @@
-"""Calls of MCP tools. Each runs only while its server describes the tool as approved."""
+"""Calls MCP tools. A call runs only if its server still describes the tool as it was approved."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pawl.tool_registry.sources.mcp.session import Session
 from pawl.tool_registry.sources.rules import Discovery
 from pawl.tool_registry.sources.source import Source
 
-# Returns the current source of a store by name.
+# Returns a store's current source by name.
 FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
 
 
 class Calls:
     """Makes calls over kept connections.
 
-    If the server dies during a call, READ_ONLY and IDEMPOTENT calls are retried; the outcome of others is unknown.
+    If the server dies during a call, READ_ONLY and IDEMPOTENT calls are retried; other calls' outcome is unknown.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Calls:
         )
 
     async def discover(self, source: Source) -> Discovery:
-        """Return a source's current tools, over a separate connection. Raises as `Connections.session`."""
+        """Return a source's current tools, using a separate connection. Raises the errors of `Connections.session`."""
         async with self.connections.fresh(source) as session:
             return Discovery(tools=discovered(source.name, await session.tools()), left_out=session.left_out)
 
@@ -65,7 +65,7 @@ class Calls:
         """Call a tool and return its result for the model.
 
         Raises:
-            ToolError, ResultTooLarge, OutcomeUnknown: The call has no result.
+            ToolError, ResultTooLarge, OutcomeUnknown: The call did not produce a result.
         """
         name = entry.source.partition(":")[2]
         source = await self._find(StoreId(context.store_id), name)
@@ -92,7 +92,7 @@ class Calls:
 
 
 async def _check_approved(source: Source, binding: Binding, session: Session) -> None:
-    # A cached list may be older than the approval.
+    # A cached list may predate the approval.
     for refresh in (False, True):
         found = (await session.tools(refresh=refresh)).get(binding.tool)
         if found is not None and digest_of(found) == binding.digest:

@@ -1,4 +1,4 @@
-"""The connections of all sources: one per user of a source, opened on demand and kept for later calls."""
+"""Manages all sources' connections: one per user of a source, opened on demand and kept for later calls."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _BACKOFF_SECONDS_MAX: Final = 60.0
 _STABLE_SECONDS: Final = 60.0
 _NO_USER: Final = UserId("\0")
 
-# Returns a new client with the egress permissions of a store.
+# Returns a new client with a store's egress permissions.
 HttpClients = Callable[[StoreId], httpx2.AsyncClient]
 
-# The configuration and the secrets of a source.
+# A source's configuration and secrets.
 Fingerprint: TypeAlias = tuple[bytes, tuple[tuple[str, str], ...]]
 
 
 @dataclass(slots=True, kw_only=True)
 class SourceConnections:
-    """The connections of one source, by user; None for the connection that all users share."""
+    """One source's connections, by user. The connection that all users share has the key None."""
 
     fingerprint: Fingerprint
     clock: Clock
@@ -49,11 +49,11 @@ class SourceConnections:
     failures: int = 0
 
     def recover(self) -> None:
-        """End the back-off, because the server has just answered."""
+        """End the back-off, because the server has just responded."""
         self.problem, self.not_before, self.failures = "", 0.0, 0
 
     def ended(self, owner: UserId | None, session: Session) -> None:
-        """Remove a connection. If it broke, back off: no wait the first time, then 1, 2, 4 ... 60 s."""
+        """Remove a connection. If it broke, back off: do not wait the first time, then wait 1, 2, 4 ... 60 s."""
         if self.sessions.get(owner) is session:
             del self.sessions[owner]
         if session.problem:
@@ -65,10 +65,10 @@ class SourceConnections:
 
 
 class Connections:
-    """Connections to MCP servers.
+    """Manages connections to MCP servers.
 
-    A connection is closed when it is idle for `idle_seconds`, when its source changes, and at the end. An opening
-    connection continues to open after the call that needed it has timed out.
+    A connection is closed when it has been idle for `idle_seconds`, when its source changes, and at shutdown. A
+    connection keeps opening even if the call that needed it times out.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Connections:
         await asyncio.gather(*self._closing)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """Close the connections of a source, and reset its back-off."""
+        """Close a source's connections, and reset its back-off."""
         found = self.by_source.pop((store_id, name), None)
         if found is not None:
             await asyncio.gather(*(session.close() for session in list(found.sessions.values())))
@@ -102,8 +102,8 @@ class Connections:
 
         Raises:
             InvalidField: The configuration is invalid.
-            PermissionDenied: The deployment does not allow the program.
-            SourceUnreachable: The server does not answer, or is backing off after a failure.
+            PermissionDenied: The deployment does not allow this program.
+            SourceUnreachable: The server does not respond, or connections to it are backing off after a failure.
         """
         server = read_config(source.config)
         found = self._of_source(source, server)
@@ -120,9 +120,9 @@ class Connections:
 
     @asynccontextmanager
     async def fresh(self, source: Source) -> AsyncGenerator[Session, None]:
-        """Open a separate connection, ignoring any back-off; close it at the end.
+        """Open a separate connection, ignoring any back-off, and close it on exit.
 
-        Raises as `session`.
+        Raises the same errors as `session`.
         """
         server = read_config(source.config)
         found = self._of_source(source, server)
@@ -172,7 +172,7 @@ class Connections:
         return lambda wire: stdio_transport(order, name=name, secrets=secrets, wire=wire, clock=self._clock)
 
     def make_room(self, store_id: StoreId) -> None:
-        """Close the connection idle for longest if the store or the replica has reached its limit."""
+        """Close the connection that has been idle longest if the store or the replica has reached its limit."""
         everywhere = [(store, one) for store, one in self.all() if one.is_open]
         own = [one for store, one in everywhere if store == store_id]
         limits = (

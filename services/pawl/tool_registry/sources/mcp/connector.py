@@ -1,4 +1,4 @@
-"""The Connector of MCP servers; imports the package `mcp` when the first one is used."""
+"""Connects MCP servers, importing the `mcp` package when the first one is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDLE_SECONDS: Final = 300.0
 
 
 class McpConnector:
-    """Connects sources of the kind `mcp` and runs their tools; an async context manager."""
+    """Connects sources of kind `mcp` and runs their tools. An async context manager."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class McpConnector:
             await self.made.connections.close()
 
     async def calls(self) -> Calls:
-        """Return the `Calls` instance. The first import takes up to a second, in a thread."""
+        """Return the `Calls` instance. The first import takes up to a second, so it runs in a thread."""
         if self.made is not None:
             return self.made
         return self._first(await asyncio.to_thread(importlib.import_module, f"{__package__}.calls"))
@@ -86,5 +86,5 @@ class McpConnector:
         return forwarded(entry.definition, forward, marks_start=True, is_remote=True)
 
     async def answer_problem(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match the schema of its question; see `elicitation.Reader`."""
+        """Return why an answer does not match its question's schema; see `elicitation.Reader`."""
         return await (await self.calls()).reader(store_id).answer_problem(schema_json, answer)

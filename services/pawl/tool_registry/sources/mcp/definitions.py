@@ -1,4 +1,4 @@
-"""Lists the tools of an MCP server within limits, and defines them without trusting the server."""
+"""Lists an MCP server's tools within limits, and defines them without trusting the server."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """How to call a registered tool, and the digest of its description when it was approved."""
+    """How to call a registered tool, and the digest of its description at the time it was approved."""
 
     tool: str
     digest: str
 
 
-# A tool as described by its server, as JSON.
+# A tool as its server describes it, in JSON.
 Described: TypeAlias = Mapping[str, Any]
 
 
@@ -50,7 +50,7 @@ def digest_of(tool: Described) -> str:
 
 
 async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, Described], Sequence[LeftOut]]:
-    """Return the tools of a server by name, without secrets, and the tools that were left out.
+    """Return a server's tools by name, with secrets removed, and the tools that were left out.
 
     Raises:
         SourceUnreachable: The server takes too long, or sends too much.
@@ -86,7 +86,7 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
 
 
 def discovered(source_name: str, tools: Mapping[str, Described]) -> list[DiscoveredTool]:
-    """Return the definitions of a server's tools, with cautious categories and effects."""
+    """Return definitions for a server's tools, with cautious categories and effects."""
     names = registered_names(source_name, tools.keys())
     return [_discovered(names[own_name], own_name, tool) for own_name, tool in tools.items()]
 
@@ -98,7 +98,7 @@ def _discovered(name: str, own_name: str, tool: Described) -> DiscoveredTool:
         name=name,
         description=short_description(tool.get("description") or title or f"{own_name} (no description)"),
         arguments_schema=plain_schema(tool.get("inputSchema")),
-        # Only a hint that makes the category stricter is trusted.
+        # A hint is trusted only if it makes the category stricter.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
         effect=EffectClass.AT_MOST_ONCE,
     )

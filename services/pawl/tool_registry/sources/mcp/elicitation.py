@@ -1,4 +1,4 @@
-"""Questions of MCP servers (elicitation): shows them to a person, and parses the answers."""
+"""Shows MCP servers' questions (elicitation) to a user, and parses the answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pawl.tool_registry.sdk.context import QuestionDeclined
 from pawl.tool_registry.sources.rules import plain_schema
 
 Asked: TypeAlias = mcp.types.ElicitRequestParams
-# Removes secrets and characters that cannot be stored from a server's text.
+# Removes secrets, and characters that cannot be stored, from a server's text.
 Clean = Callable[[str], str]
 # The type of `ToolContext.ask`.
 Ask = Callable[..., Awaitable[str]]
@@ -41,15 +41,15 @@ _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number"
 
 
 class UnanswerableQuestion(Exception):
-    """A person cannot answer the question; the text says why."""
+    """A user cannot answer the question. The message says why."""
 
 
 class InvalidAnswer(Exception):
-    """The answer does not match the question; the text says what would."""
+    """The answer does not match the question. The message says what would."""
 
 
 class Reader:
-    """Parses answers for one store: inline if that is fast, otherwise in a helper process with bounded cost."""
+    """Parses answers for one store, inline if that is fast, otherwise in a helper process that limits the cost."""
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
@@ -70,9 +70,9 @@ class Reader:
             raise InvalidAnswer("it takes too long to check; give a shorter answer") from None
 
     async def answer_problem(self, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match the schema of its question; empty if it matches.
+        """Return why an answer does not match its question's schema; empty if it matches.
 
-        Any answer matches a schema that cannot be read.
+        If the schema cannot be read, any answer matches.
 
         Raises:
             Overloaded, DependencyUnavailable: The answer cannot be checked now.
@@ -91,14 +91,14 @@ class Reader:
 
 
 async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a person a server's question, a second time if the answer does not match; return the response to the server.
+    """Ask a user a server's question, again if the first answer does not match; return the response to the server.
 
-    The response is a decline if the person does not answer, or if the second answer does not match either.
-    Deterministic: a call can run again with the answers it already got.
+    The response is `decline` if the user does not answer, or if the second answer does not match either. Deterministic,
+    so a call can run again with the answers it already has.
 
     Raises:
-        UnanswerableQuestion: A person cannot answer the question.
-        ToolError: As `ToolContext.ask`, except for declined questions.
+        UnanswerableQuestion: A user cannot answer the question.
+        ToolError: Same as `ToolContext.ask`, except for declined questions.
         Overloaded, DependencyUnavailable: The answer cannot be checked now.
     """
     form = _form(asked, clean)
@@ -119,9 +119,10 @@ async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A question as shown to a person; can be pickled.
+    """A question as shown to a user. Can be pickled.
 
-    Without properties, it asks for yes or no. The answer to one property is its value; to several, a JSON object.
+    If it has no properties, it asks for yes or no. With one property, the answer is its value; with several, a JSON
+    object.
     """
 
     text: str
@@ -191,7 +192,7 @@ def _form(asked: Asked, clean: Clean) -> _Form:
 
 
 def _page(message: str, url: str) -> _Form:
-    """Return the question whether the person has opened a page. Pawl does not track what happens there."""
+    """Return the question that asks whether the user has opened a page. Pawl does not track what happens on it."""
     try:
         host = read_target(url).host
     except EgressRefused as refused:

@@ -1,4 +1,4 @@
-"""Permissions of programs: which ones may start, and what none of them may access."""
+"""Decides which programs may start, and what no program may access."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pawl.tool_registry.sources.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESS
 class Programs:
     """The deployment's rules for programs.
 
-    Without `rules`, stores may start any program; that is meant for single-user machines. A program without its own
-    folders may then read whatever the user may. No program may access `private` paths.
+    If there are no `rules`, stores may start any program, which is meant for single-user machines. A program that has
+    no folders of its own may then read everything that the user may. No program may access `private` paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None
@@ -29,10 +29,10 @@ class Programs:
     is_confined: bool = True
 
     def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
-        """Return the order to start a server of a store.
+        """Return the order to start one of a store's servers.
 
         Raises:
-            PermissionDenied: The deployment does not allow it; the message says why.
+            PermissionDenied: The deployment does not allow it. The message says why.
         """
         paths = [*server.readable_paths, *server.writable_paths]
         if self.rules is not None:
@@ -55,7 +55,7 @@ class Programs:
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules by store, with `*` for stores without their own rules; empty without a file.
+    """Return the rules by store, with `*` for stores that have no rules of their own. Empty if there is no file.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

@@ -1,4 +1,4 @@
-"""An MCP server as a program of this machine: started, limited, and always cleaned up."""
+"""Runs an MCP server as a program on this machine: starts it, limits it, and always cleans up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pawl.tool_registry.sources.mcp.sandbox import Order
 from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-# Per message: a parsed array or object takes a hundred times the memory of its bracket.
+# Limit per message, because a parsed array or object takes a hundred times the memory of its bracket.
 BRACKETS_MAX: Final = 200_000
 
 _SERVICES: Final = str(Path(__file__).parents[4])
@@ -47,7 +47,7 @@ def brackets_in(data: bytes) -> int:
 
 
 class ProgramProblem(Exception):
-    """A program did not start, or was killed; the message is for people and contains no secret."""
+    """A program did not start, or was killed. The human-readable message never contains secrets."""
 
 
 class Program:
@@ -63,7 +63,7 @@ class Program:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ProgramProblem("it has no pipes")
         self.stdin = process.stdin
-        # Lines longer than MESSAGE_BYTES_MAX raise an error.
+        # A line longer than MESSAGE_BYTES_MAX raises an error.
         self.stdout = process.stdout
         self._process = process
         self._stderr = process.stderr
@@ -75,7 +75,7 @@ class Program:
         self._logging = asyncio.create_task(self._log_stderr(), name=f"mcp.stderr {name}")
 
     async def start(self, order: Order) -> None:
-        """Send the order to the sandbox, and return once the program runs.
+        """Send the order to the sandbox, and return once the program is running.
 
         Raises:
             ProgramProblem: The program does not start.
@@ -90,9 +90,9 @@ class Program:
             raise ProgramProblem(problem)
 
     async def end_reason(self, *, with_output: bool = True) -> str:
-        """Return, for people, why the program ended; call it after its output has ended.
+        """Return a human-readable reason why the program ended. Call it after the program's output has ended.
 
-        `with_output` includes the last line that names an error, or else the last line.
+        `with_output` includes the last line that mentions an error, or otherwise the last line.
         """
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
@@ -127,7 +127,7 @@ class Program:
         return hide(self._secrets, problem)
 
     async def _log_stderr(self) -> None:
-        """Log the first lines, truncated; keep reading, so that the program never blocks."""
+        """Log the first lines, truncated. Keep reading after that, so that the program never blocks."""
         lines, rest = 0, b""
         while data := await self._stderr.read(_STDERR_BYTES):
             *whole, rest = (rest + data).split(b"\n")
@@ -143,10 +143,10 @@ class Program:
 
 @asynccontextmanager
 async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[Program, None]:
-    """Run a program with its own process group, empty home folder and environment.
+    """Run a program with its own process group, home folder (initially empty) and environment.
 
-    All its processes are killed on exit, and soon after this process ends for any reason. Its standard error is
-    untrusted text that may contain users' data; some of it is logged at debug level.
+    All its processes are killed on exit, or shortly after this process ends for any reason. Its standard error is
+    untrusted and may contain users' data; some of it is logged at debug level.
 
     Raises:
         ProgramProblem: The program does not start.
@@ -175,7 +175,7 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
         await program.start(_with_home(order))
         yield program
     finally:
-        # Not cancellable, because a leftover program would run forever. Takes bounded time.
+        # Shielded from cancellation, because a leftover program would run forever. Takes bounded time.
         ending = asyncio.ensure_future(program.end())
         while not ending.done():
             with contextlib.suppress(asyncio.CancelledError):
@@ -195,7 +195,7 @@ def _with_home(order: Order) -> Order:
 
 
 async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    # Not `process.wait()`, which also waits for pipes that nothing reads.
+    # Do not use `process.wait()`, which also waits for pipes that nothing reads.
     deadline = asyncio.get_running_loop().time() + seconds
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110  # there is no event to wait for
         await asyncio.sleep(_POLL_SECONDS)

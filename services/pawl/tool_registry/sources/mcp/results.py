@@ -1,4 +1,4 @@
-"""Converts the result of an MCP tool to JSON for the model."""
+"""Converts an MCP tool's result to JSON for the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BINARY_NOTE: Final = "The bytes are left out, because models read text only."
 
 
 def result_json(result: mcp.types.CallToolResult) -> JsonValue:
-    """Return a tool's result: a single text unchanged, or only the structured content if the text repeats it.
+    """Return a tool's result: a single text unchanged, or just the structured content if the text repeats it.
 
     Binary content is described by type and size; its bytes are left out.
     """
@@ -66,7 +66,7 @@ def _binary(data: str, mime_type: str) -> dict[str, JsonValue]:
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
     """Return whether the text content repeats the structured content, as the specification recommends.
 
-    Many servers wrap a plain value in an object, and send the plain value as text.
+    Many servers wrap a plain value in an object and also send the plain value as text.
     """
     if not result.content:
         return True
@@ -83,7 +83,7 @@ def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
 
 
 def _clean(value: Any) -> JsonValue:
-    """Return JSON that the database can store: without NUL, lone surrogates and numbers beyond 64 bits."""
+    """Return JSON that the database can store: without NUL, lone surrogates or numbers beyond 64 bits."""
     match value:
         case str():
             return storable(value)

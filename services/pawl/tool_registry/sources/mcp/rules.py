@@ -1,4 +1,4 @@
-"""The deployment's rules for the programs that stores may start."""
+"""Defines the deployment's rules for which programs stores may start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY_STORE: Final = "*"
 
 
 class ProgramRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # Compared literally; in a rule, a last `*` matches any further arguments.
+    # Compared literally. At the end of a rule, `*` matches any additional arguments.
     command: Sequence[str]
     # Names of environment variables.
     variables: Collection[str] = []
@@ -24,7 +24,7 @@ class ProgramRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_rule(rule: ProgramRule) -> None:
-    """Validate a rule of the deployment.
+    """Validate one of the deployment's rules.
 
     Raises:
         ValueError: A path is not absolute.
@@ -38,7 +38,7 @@ def check_rule(rule: ProgramRule) -> None:
 def refusal_reason(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, requested: ProgramRule) -> str:
     """Return why a store may not start a program; empty if it may.
 
-    The rules of `*` apply to stores without their own rules.
+    The rules for `*` apply to stores that have no rules of their own.
     """
     own = rules.get(store_id, rules.get(EVERY_STORE, ()))
     fitting = [rule for rule in own if _matches(rule.command, requested.command)]

@@ -1,10 +1,10 @@
-"""Starts one program for the registry, limits it, and kills all its descendants at the end.
+"""Starts one program for the registry, limits it, and kills all its descendants when it ends.
 
 Runs in a Python without site-packages, so it imports only the standard library and `guard`. Standard input, output
 and error belong to the program. The last argument is the file descriptor of a socket to the registry:
 
     registry -> sandbox   one line of JSON: an `Order`
-    sandbox -> registry   one line of JSON: {} once the program runs, {"problem": "..."} if it cannot start,
+    sandbox -> registry   one line of JSON: {} once the program is running, {"problem": "..."} if it cannot start,
                           and a second one if the sandbox killed it for exceeding a limit
 
 When the socket closes for any reason, or the program ends, the sandbox kills all descendants, deletes the program's
@@ -40,7 +40,7 @@ _SET_NO_NEW_PRIVS: Final = 38
 _SET_SECCOMP: Final = 22
 _FILTER: Final = 2
 _CAPBSET_DROP: Final = 24
-# Lower ones concern files; root may need them to access files of other users.
+# Lower ones concern files; root may need them to access other users' files.
 _FIRST_DROPPED_CAPABILITY: Final = 5
 _CAPABILITIES_MAX: Final = 64
 
@@ -49,7 +49,7 @@ _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
 _RESTRICT_SELF: Final = 446
 _ABI_OF: Final = 1
-# Older versions allow truncating a file without the right to write.
+# Older versions allow truncating a file without write permission.
 _ABI_MIN: Final = 3
 _PATH_BENEATH: Final = 1
 _EXECUTE: Final = 1 << 0
@@ -65,7 +65,7 @@ _ON_FILES: Final = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPE_ABI: Final = 6
 _SCOPES: Final = 0b11  # abstract sockets and signals to other processes
 
-# What any program needs to run.
+# What every program needs to run.
 _SYSTEM_PATHS: Final = (
     "/usr",
     "/bin",
@@ -94,7 +94,7 @@ _SYSTEM_PATHS: Final = (
     "/sys/devices/system/cpu",
     "/sys/fs/cgroup",
 )
-# Shared memory of other programs, such as PostgreSQL's. Only readable if granted explicitly.
+# Other programs' shared memory, such as PostgreSQL's. Readable only if granted explicitly.
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # no file is created there
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
@@ -110,7 +110,7 @@ class Order:
     environment: dict[str, str]
     readable: Sequence[str] = ()
     writable: Sequence[str] = ()
-    # Paths that it may never access, not even inside a readable folder.
+    # Paths that it may never access, even inside a readable folder.
     private: Sequence[str] = ()
     # True if it may read everything that the registry's user may.
     reads_all: bool = False
@@ -125,7 +125,7 @@ class Order:
 
 
 class StartProblem(Exception):
-    """The program cannot be started as ordered; the message is for people."""
+    """The program cannot be started as ordered. The message is human-readable."""
 
 
 def main() -> None:
@@ -166,7 +166,7 @@ def _release_pipes() -> None:
 
 
 def _start(order: Order, guard: Guard) -> None:
-    """Fork the program and return once it runs."""
+    """Fork the program, and return once it is running."""
     rules = _ruleset(order)
     read, write = os.pipe()
     child = guard.fork()
@@ -174,7 +174,7 @@ def _start(order: Order, guard: Guard) -> None:
         try:
             os.close(read)
             _limit(order)
-            # Otherwise, programs of root could inspect the registry despite Landlock.
+            # Otherwise, programs run by root could inspect the registry despite Landlock.
             for capability in range(_FIRST_DROPPED_CAPABILITY, _CAPABILITIES_MAX):
                 prctl(_CAPBSET_DROP, capability)
             os.chdir(order.home)
@@ -199,10 +199,10 @@ def _start(order: Order, guard: Guard) -> None:
 def _limit(order: Order) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if IS_LINUX:
-        # Limits writable memory only, because programs like node reserve far more address space than they use.
+        # Limits only writable memory, because programs like node reserve far more address space than they use.
         memory = order.memory_bytes_max
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        # The kernel counts all threads of the user, so this only bounds growth between two checks.
+        # The kernel counts all of the user's threads, so this only limits growth between two checks.
         threads_now = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
         threads_max = threads_now + 16 * order.processes_max
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
@@ -242,7 +242,7 @@ def _ruleset(order: Order) -> int | None:
     """Return the Landlock rules as a file descriptor; None for an unconfined program.
 
     Raises:
-        StartProblem: This machine cannot confine it, or a folder must not be granted.
+        StartProblem: This machine cannot confine the program, or a folder must not be granted.
     """
     if not order.is_confined:
         return None
@@ -280,7 +280,7 @@ def _ruleset(order: Order) -> int | None:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Return whether a path is a folder or inside it; both must be resolved."""
+    """Return whether a path is inside a folder, or is that folder. Both must be resolved."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -292,8 +292,8 @@ def _refuse_inside(path: str, private: Sequence[str]) -> None:
 def _allow_except(rules: int, path: str, rights: int, private: Sequence[str], *, must_exist: bool = False) -> None:
     """Allow reading a file, or a folder and its current contents, except for private paths.
 
-    Landlock has no exceptions. So in a folder that contains a private path, each other entry is allowed
-    individually, and of the folder itself only the listing.
+    Landlock does not support exceptions. In a folder that contains a private path, each other entry is therefore
+    allowed individually, and the folder itself may only be listed.
     """
     real = os.path.realpath(path)
     if any(_is_inside(real, hidden) for hidden in private):

@@ -1,4 +1,4 @@
-"""One connection to an MCP server: its own task opens it, keeps it open, and closes it."""
+"""Manages one connection to an MCP server: its own task opens it, keeps it open, and closes it."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ _log = logs.get_logger(__name__)
 
 
 class Session:
-    """A connection that opens immediately, and stays until it breaks, is stopped, or was idle for `idle_seconds`.
+    """A connection that opens immediately and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
 
-    It serves one user, who answers the server's questions. With `is_shared` it serves all users. Then the server can
-    only ask in its answers to calls, because other questions do not name their call.
+    It serves one user, who answers the server's questions. With `is_shared`, it serves all users. The server can then
+    ask questions only in its responses to calls, because other questions do not name their call.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Session:
         self._tools: Mapping[str, Described] = {}
         self._listed_at = -math.inf
         self._listing = asyncio.Lock()
-        # Listed tools that cannot be used.
+        # Tools that were listed but cannot be used.
         self.left_out: Sequence[LeftOut] = ()
         self._is_stopped = False
         self._was_refused = False
         self._users = 0
-        # Unanswered calls, the newest last.
+        # Calls without a response, newest last.
         self._sent: list[Call] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = self.used_at = clock.monotonic()
@@ -98,7 +98,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """True while it opens, or calls can be made."""
+        """True while it is opening or calls can be made."""
         return not self._task.done() and not self._is_stopped and not self._wire.problem
 
     @property
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def problem(self) -> str:
-        """Why it broke, or did not open; empty if it did not break."""
+        """Why it broke or did not open; empty if neither happened."""
         return self._wire.problem
 
     @contextlib.contextmanager
@@ -121,27 +121,27 @@ class Session:
             self._wire.news.set()
 
     async def opened(self) -> None:
-        """Wait until calls can be made. Safe to cancel: the connection continues to open.
+        """Wait until calls can be made. Safe to cancel: the connection keeps opening.
 
         Raises:
-            SourceUnreachable: The connection cannot be opened; the message says why.
+            SourceUnreachable: The connection cannot be opened. The message says why.
         """
         await shield(self._opened)
 
     def stop(self) -> None:
-        """Request its end; running calls are lost. Idempotent."""
+        """Ask the connection to end; running calls are lost. Idempotent."""
         self._is_stopped = True
         self._wire.news.set()
 
     async def close(self) -> None:
-        """End it, and return when all its resources are released. Idempotent."""
+        """End the connection, and return once all its resources are released. Idempotent."""
         self.stop()
         if not (await asyncio.wait({self._task}, timeout=1.0 if self._opened.done() else 0.1))[0]:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
     async def tools(self, *, refresh: bool = False) -> Mapping[str, Described]:
-        """Return the server's tools by name; cached for 30 s, or until the server announces a change.
+        """Return the server's tools by name. Cached for 30 s or until the server announces a change.
 
         Raises:
             SourceUnreachable: The server does not list them.
@@ -158,13 +158,13 @@ class Session:
             return self._tools
 
     async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
-        """Call a tool; the server may ask the user during the call. Cancelling this cancels the call at the server.
+        """Call a tool. The server may ask the user during the call. Cancelling this cancels the call on the server.
 
-        There is no timeout here, because a call's clock stops while the user is asked.
+        There is no timeout here, because a call's clock stops while the user is being asked.
 
         Raises:
             Lost: The connection ended.
-            Refused, TooLarge, Garbled: The answer is a protocol error, too large, or not a valid result.
+            Refused, TooLarge, Garbled: The response is a protocol error, too large, or not a valid result.
         """
         params = mcp.types.CallToolRequestParams(name=name, arguments=arguments)
         if self.is_open and self._client is not None:
@@ -187,7 +187,7 @@ class Session:
                 self._wire.end("it no longer knows the session")
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
-                # Counted first, because other calls end while this one waits for the reason.
+                # Count first, because other calls end while this one waits for the reason.
                 is_alone = len(self._sent) == 1
                 self._wire.news.set()
                 await asyncio.wait({self._task}, timeout=_END_REASON_SECONDS)
@@ -214,7 +214,7 @@ class Session:
             try:
                 result = await client.session.send_request(request, _results, progress_callback=call.on_progress)
             except mcp.MCPError as error:
-                # The server has not run the call: it wants the user to open pages first.
+                # The server has not run the call, because it wants the user to open pages first.
                 await _open_pages(error, call)
                 if not self.is_open:
                     raise Lost(self.problem or "the connection was closed", never_ran=True) from None
@@ -232,7 +232,7 @@ class Session:
         raise Refused(f"it asked more than {_ROUNDS_MAX} times without returning a result")
 
     async def _run(self) -> None:
-        """Own the connection: its contexts must be exited in the task that entered them."""
+        """Own the connection, because its contexts must be exited in the task that entered them."""
         problem = ""
         try:
             await self._keep_open()
@@ -288,16 +288,16 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask the user in the newest call, because the protocol does not link questions to calls.
+        """Ask the user in the most recent call, because the protocol does not link questions to calls.
 
-        Declines if that could show the question in another conversation, which others may read.
+        Declines if the question could appear in another conversation, which other users may be able to read.
         """
         if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
             return mcp.types.ElicitResult(action="decline")
         return await self._sent[-1].ask(params)
 
     def _describe(self, error: BaseException) -> str:
-        """Describe an error for people, without secrets."""
+        """Return a human-readable description of an error, with secrets removed."""
         match _first(error):
             case SourceUnreachable() as unreachable:
                 text = unreachable.message
@@ -328,7 +328,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _open_pages(error: mcp.MCPError, call: Call) -> None:
-    """Return if an error asks the user to open pages, and the user has done so; otherwise raise it again."""
+    """Return if an error asks the user to open pages and the user has done so; otherwise raise the error again."""
     if error.code != mcp.types.URL_ELICITATION_REQUIRED:
         raise error
     try:

@@ -1,15 +1,15 @@
-"""The seccomp filter of confined programs: the system calls that are refused.
+"""Builds the seccomp filter that refuses certain system calls by confined programs.
 
-Landlock does not restrict Unix sockets with a path: any process that may write to the file may connect. Behind
-some of them, services act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot see
-the address, because it is in the program's memory, so the program gets no Unix sockets. Socket pairs, which
-programs create for their children, are allowed.
+Landlock does not restrict Unix sockets with a path: any process that may write to the file may connect. Some of these
+sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot see the
+address, because it is in the program's memory, so the program gets no Unix sockets. Socket pairs, which programs create
+for their children, are allowed.
 
-Landlock does not restrict limits and priorities either. A process that may set those of another process of the same
-user can kill it (one second of CPU time) or stall it. So a program may only set its own.
+Landlock does not restrict limits and priorities either. A process that could set them for another process of the same
+user could kill it (with a limit of one second of CPU time) or stall it. A program may therefore set only its own.
 
-Nor does Landlock restrict kernel keyrings, where other programs of the same user keep tickets and passwords. So
-a program has no access to keyrings.
+Nor does Landlock restrict kernel keyrings, where the same user's other programs keep tickets and passwords. A program
+therefore has no access to keyrings.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-# Offsets in `struct seccomp_data`; of arguments, which are 64 bits, the lower half.
+# Offsets in `struct seccomp_data`. Arguments are 64 bits long; these are the offsets of their lower halves.
 _NUMBER: Final = 0
 _ARCHITECTURE: Final = 4
 _FIRST: Final = 16
 _SECOND: Final = 24
 
-# Instructions of BPF.
+# BPF instructions.
 _LOAD: Final = 0x20
 _AND: Final = 0x54
 _IF_EQUAL: Final = 0x15
@@ -50,10 +50,11 @@ class _Machine:
     architecture: int
     socket: int
     socketpair: int
-    # Calls whose first argument is a process, 0 for the caller: prlimit64, and sched_set with -param, -scheduler,
+    # Calls whose first argument is a process, or 0 for the caller: prlimit64, and sched_set with -param, -scheduler,
     # -affinity and -attr.
     of_process: tuple[int, ...]
-    # Calls whose first argument is the kind of the second, by the value for a process: setpriority, ioprio_set.
+    # Calls whose first argument is the kind of the second, keyed by the value that means a process: setpriority,
+    # ioprio_set.
     of_processes: Mapping[int, int]
     # Calls that access a keyring: add_key, request_key and keyctl.
     of_keyrings: tuple[int, ...]
@@ -68,10 +69,10 @@ _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
 
 
 def syscall_filter(machine: str = os.uname().machine) -> bytes:
-    """Return the filter for a machine, by its uname name; empty for an unknown one.
+    """Return the filter for a machine, given its uname name; empty if the machine is unknown.
 
     It refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which creates
-    sockets past the filter; setting limits, priorities and CPU affinity of other processes; and keyrings. Code for
+    sockets past the filter; setting other processes' limits, priorities and CPU affinity; and keyrings. Code for
     another architecture is killed at its first call, because its calls have other numbers.
     """
     known = _MACHINES.get(machine)
@@ -106,7 +107,7 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
 
 
 def _only(number: int, wanted: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
-    """Return the steps that refuse a call unless it has these arguments; other calls are unaffected."""
+    """Return the steps that refuse a call unless it has these arguments. Other calls are unaffected."""
     checks = [
         step
         for offset, value in wanted.items()

@@ -1,4 +1,4 @@
-"""The transports of MCP: a program's pipes or streamable HTTP, with limits on the server's output."""
+"""Implements MCP's transports (a program's pipes, and streamable HTTP) with limits on the server's output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pawl.chassis.process.clock import Clock
 from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, Program, brackets_in, running
 from pawl.tool_registry.sources.mcp.sandbox import Order
 
-# Parsing blocks the process. The cost of a message, a bracket and a line is expressed in bytes of plain text; the rate
+# Parsing blocks the process. The costs of a message, a bracket and a line are given in bytes of plain text. The rate
 # allows about 200 messages a second.
 _BYTES_BURST: Final = 64 * 1024 * 1024
 _BYTES_PER_SECOND: Final = 8 * 1024 * 1024
@@ -43,12 +43,12 @@ _NOT_MCP: Final = "it writes invalid MCP messages to its standard output"
 _NO_SUCH_METHOD: Final = b"-32601"
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _END_BYTES: Final = 3
-# No read timeout: the call's timeout applies, which stops while the user is asked.
+# No read timeout: the call's timeout applies, and it stops while the user is being asked.
 _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 class Wire:
-    """The state of a transport. `problem` is empty while it works, and after an intended end."""
+    """A transport's state. `problem` is empty while it works, and after it ends as intended."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -56,17 +56,17 @@ class Wire:
         self.is_too_large = False
         # True if calls were sent: the program's last output may contain a user's data.
         self.was_used = False
-        # True if the server answered that it does not know the session, without processing the message.
+        # True if the server responded that it does not know the session, without processing the message.
         self.is_forgotten = False
         # Why the server refuses HTTP requests; empty if it does not.
         self.refusal = ""
-        # Set if a program writes invalid messages, which may explain a missing answer.
+        # Set if a program writes invalid messages, which may explain a missing response.
         self.noise = ""
-        # Set at the end, and by the owner for other reasons.
+        # Set when the transport ends, and by the owner for other reasons.
         self.news = asyncio.Event()
 
     def end(self, problem: str, *, is_too_large: bool = False) -> None:
-        """Record why it ended; the first reason wins."""
+        """Record why the transport ended; the first reason wins."""
         self.is_too_large = self.is_too_large or (is_too_large and not self.problem)
         self.problem = self.problem or problem
         self.news.set()
@@ -103,7 +103,7 @@ Streams: TypeAlias = tuple[Any, Any]
 async def stdio_transport(
     order: Order, *, name: str, secrets: Collection[str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Run a program and return its streams, one message per line. `wire` gets the reason of their end.
+    """Run a program and return its streams, one message per line. Why they ended is recorded in `wire`.
 
     The package's own transport buffers lines of any length, and does not confine the program.
 
@@ -132,7 +132,7 @@ async def stdio_transport(
 async def _read(
     program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], rate_limit: RateLimit
 ) -> None:
-    """Pass messages on until the program's output ends or exceeds a limit."""
+    """Forward messages until the program's output ends or exceeds a limit."""
     garbage = 0
     async with incoming:
         while garbage <= _GARBAGE_LINES_MAX:
@@ -157,7 +157,7 @@ async def _read(
                 if line.strip():
                     garbage += 1
                     wire.noise = _NOT_MCP
-                # Yield, because buffered lines are read without waiting.
+                # Yield to the event loop, because buffered lines are read without waiting.
                 await asyncio.sleep(0)
                 continue
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -190,9 +190,9 @@ async def _write(
 async def http_transport(
     client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Return the streams to a server; closes `client` at the end.
+    """Return the streams to a server. Closes `client` on exit.
 
-    Headers are only sent to the origin of `url`: the transport does not follow redirects to other origins.
+    Headers are sent only to the origin of `url`: the transport does not follow redirects to other origins.
     """
     client.headers.update(headers)
     # A compressed body could expand to any size.
@@ -217,7 +217,7 @@ async def http_transport(
 
 
 async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None:
-    """Limit the rate of new streams, and the wait for a message without an answer, which delays all later ones."""
+    """Limit the rate of new streams, and the wait on a message without a response, which delays all later ones."""
     if request.method == "GET":
         await stream_rate.wait()
     elif not {"id", "method"} <= msgspec.json.decode(request.content or b"{}").keys():
@@ -226,17 +226,17 @@ async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None
 
 
 async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Response) -> None:
-    """Limit the size of a body, and the brackets in events; the package limits the size of events."""
+    """Limit the size of a body and the number of brackets in events. The package limits the size of events."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which was not requested", request=response.request)
-    # Bodies of errors and redirects are read as a whole, regardless of their type.
+    # The bodies of errors and redirects are read in full, whatever their type.
     is_stream = response.is_success and response.headers.get("content-type", "").lower().startswith("text/event-stream")
     if isinstance(response.stream, httpx2.AsyncByteStream):
         response.stream = _Limited(response.stream, response.request, wire, rate_limit, is_stream=is_stream)
 
 
 async def _note_status(wire: Wire, response: httpx2.Response) -> None:
-    """Record that the server does not know the session, or refuses requests; the package only passes the body on."""
+    """Record that the server does not know the session or refuses requests. The package forwards only the body."""
     status, request = response.status_code, response.request
     if status == httpx2.codes.NOT_FOUND and request.method == "POST" and _SESSION_ID in request.headers:
         if _NO_SUCH_METHOD not in await response.aread():
@@ -252,7 +252,7 @@ class _Message(msgspec.Struct):
 
 
 async def _check_id(wire: Wire, response: httpx2.Response) -> None:
-    """Reject JSON with the wrong request id, or none: the package would wait forever for the right one."""
+    """Reject JSON that has the wrong request id or none, because the package would wait forever for the right one."""
     is_json = response.headers.get("content-type", "").lower().startswith("application/json")
     if response.request.method != "POST" or not response.is_success or not is_json:
         return
@@ -268,7 +268,7 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A body that limits the size of its message, or of each event."""
+    """A body that limits the size of its message or of each event."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The registry's side of a process that runs one call."""
+"""Handles the registry's side of a process that runs one call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pawl.tool_registry.sources.process.messages import (
 _MESSAGE_OVERHEAD_BYTES: Final = 1024 * 1024
 _PROGRESS_INTERVAL_SECONDS: Final = 0.01
 _SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
-# Grace period of a cancelled tool; half of the executor's, the rest is for killing the process.
+# Grace period for a cancelled tool. It is half of the executor's; the rest is for killing the process.
 _UNWIND_SECONDS: Final = 0.5
 _KILL_SECONDS: Final = 5.0
 
@@ -41,7 +41,7 @@ _KILL_SECONDS: Final = 5.0
 async def spawn(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
     """Start the `main` of a module in a new process, with this process's sys.path and environment.
 
-    The process does not get the registry's settings.
+    The registry's settings are not passed on.
 
     Raises:
         OSError: The system cannot start another process.
@@ -63,7 +63,7 @@ async def spawn(module: str, *arguments: str, **options: Any) -> asyncio.subproc
 
 
 class CallProcess:
-    """A process that is ready for one call. Always call `end`."""
+    """A process that is ready to run one call. Always call `end`."""
 
     def __init__(
         self,
@@ -110,17 +110,17 @@ class CallProcess:
     async def converse(self, call: Call, context: ToolContext) -> Answer | None:
         """Run the call and return its answer; None if the process ended without one.
 
-        Safe to cancel: the tool is notified and has half a second to end.
+        Safe to cancel: the tool is notified and has half a second to finish.
 
         Raises:
-            GarbledMessage: The tool wrote into the channel.
+            GarbledMessage: The tool wrote to the channel.
         """
         self._writer.write(frame(call))
         exchange = asyncio.ensure_future(self._exchange(call.content_bytes_max + _MESSAGE_OVERHEAD_BYTES, context))
         exited = asyncio.ensure_future(self._process.wait())
         try:
             await asyncio.wait({exchange, exited}, return_when=asyncio.FIRST_COMPLETED)
-            # Messages sent before the end may still be in transit.
+            # Messages sent before the process ended may still be in transit.
             await asyncio.wait({exchange}, timeout=_UNWIND_SECONDS)
             return exchange.result() if exchange.done() else None
         except asyncio.CancelledError:
@@ -143,14 +143,15 @@ class CallProcess:
                 case ReportProgress(fraction=fraction, message=message):
                     context.progress(fraction, message)
                     if loop.time() - reported_at < _PROGRESS_INTERVAL_SECONDS:
-                        # The worker sends less often. A tool that writes into the channel must not flood the loop.
+                        # The worker itself sends less often, but a tool that writes to the channel must not flood the
+                        # loop.
                         await asyncio.sleep(_PROGRESS_INTERVAL_SECONDS)
                     reported_at = loop.time()
                 case Returned() | Raised() | None as answer:
                     return answer
 
     async def end(self) -> int | None:
-        """Kill everything of it that still runs; returns the worker's wait status, or None if unknown. Idempotent."""
+        """Kill all that is still running; return the worker's wait status, or None if it is unknown. Idempotent."""
         status = b""
         with contextlib.suppress(OSError, RuntimeError):
             self._control_writer.write_eof()
@@ -159,12 +160,12 @@ class CallProcess:
                 status = await self._control_reader.read()
                 await self._process.wait()
         if self._process.returncode is None:
-            # The tool has stopped its guard; on Linux, the worker dies with the guard.
+            # The tool has stopped its guard. On Linux, the worker dies with the guard.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         for writer in (self._control_writer, self._writer):
-            # Aborted, not closed, because the peer may not read the remaining data.
+            # Abort instead of closing, because the peer may not read the remaining data.
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

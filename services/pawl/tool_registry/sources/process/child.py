@@ -1,7 +1,7 @@
-"""The process of one call: a guard, and a worker in its own process group that runs the tool.
+"""Runs in the process of one call: a guard, and a worker in its own process group that runs the tool.
 
-The guard forks the worker while it has one thread and no user data, and runs no tool code. It kills all descendants
-of the worker once the worker has ended or the registry has closed the control socket, even if the registry died.
+The guard forks the worker while it has only one thread and no user data, and never runs tool code itself. Once the
+worker has ended or the registry has closed the control socket (or died), the guard kills all the worker's descendants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pawl.tool_registry.sources.python.guard import Guard
 
 
 def main() -> None:
-    """Run as `PROGRAM CONTROL CHANNEL`, the file descriptors of two sockets to the registry."""
+    """Run as `PROGRAM CONTROL CHANNEL`; the arguments are the file descriptors of two sockets to the registry."""
     numbers = [int(number) for number in sys.argv[-2:]]
     _close_all_but(numbers)
     control, channel = (socket.socket(fileno=number) for number in numbers)
@@ -39,11 +39,11 @@ def main() -> None:
 
 
 def _warm_up(times: int = 1) -> None:
-    """Warm up: the first tool of a process takes a hundred times as long to create as the next."""
+    """Create a first tool in advance, because it takes a hundred times as long as the next one."""
 
 
 def _close_all_but(numbers: list[int]) -> None:
-    """Close inherited file descriptors; their number depends on the registry's event loop."""
+    """Close inherited file descriptors. How many there are depends on the registry's event loop."""
     first = 3
     for number in (*sorted(numbers), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, number)

@@ -1,4 +1,4 @@
-"""A helper process: runs registry functions on untrusted data, within limits."""
+"""Runs in a helper process: applies registry functions to untrusted data, within limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 from pawl.tool_registry.rules import check  # noqa: F401  # imported early, so that the first job does not wait for it
 
 MEMORY_BYTES_MAX: Final = 1536 * 1024 * 1024
-# Exit status when a job exceeds its memory.
+# Exit status when a job exceeds its memory limit.
 OUT_OF_MEMORY: Final = 3
 _LENGTH_BYTES: Final = 4
 _NICENESS: Final = 5
@@ -23,7 +23,7 @@ def main() -> None:
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Use duplicates, so that nothing else writes into the channel.
+    # Use duplicates, so that nothing else writes to the channel.
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         while request := _read(requests):
@@ -43,7 +43,7 @@ def _read(requests: BinaryIO) -> bytes:
 def _answer(request: bytes) -> bytes:
     """Return the CPU time used, and what the function returned or raised.
 
-    The signal for exceeding the CPU time is not caught, and ends the process.
+    The signal for exceeding the CPU time is not caught, so it ends the process.
     """
     function, arguments, cpu_seconds = pickle.loads(request)  # noqa: S301  # from the registry that started it
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)

@@ -1,4 +1,4 @@
-"""Helper processes that process untrusted data, and are killed when that takes too long."""
+"""Runs helper processes that handle untrusted data and are killed if that takes too long."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ T = TypeVar("T")
 
 PROCESSES_MAX: Final = 3
 WAITING_MAX: Final = 200
-# Limit per store, for its short jobs and for its long jobs, including the running one.
+# Limit per store, applied separately to short and long jobs and including the running one.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _LENGTH_BYTES: Final = 4
 _EXIT_SECONDS: Final = 5.0
-# The CPU limit ends costly jobs. The wall-clock limit is for a process that gets no CPU time.
+# The CPU limit ends costly jobs. The wall-clock limit ends a process that gets no CPU time.
 _WALL_FACTOR: Final = 20
 _WALL_SECONDS: Final = 30.0
-# Exit statuses caused by the job. Other statuses may come from the machine, such as its out-of-memory killer.
+# Exit statuses that the job causes. Others may come from the machine, for example from its out-of-memory killer.
 _LIMITS: Final = (-signal.SIGPROF, OUT_OF_MEMORY)
-# Jobs up to this CPU time are short, like the check of a call. A page or a document may take longer.
+# Jobs that take up to this much CPU time, such as checking a call, are short. A page or a document may take longer.
 _SHORT_CPU_SECONDS: Final = 1.0
 _SLOW_CPU_SECONDS: Final = 0.1
 _SLOW_FOR_SECONDS: Final = 60.0
@@ -42,7 +42,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Turn:
-    """Queue of a store's short jobs, or of its long jobs: one runs at a time."""
+    """The queue for a store's short jobs or for its long jobs. One job runs at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -50,11 +50,11 @@ class _Turn:
 
 
 class Helpers:
-    """The Helper port: processes that run the registry's own code, one job each at a time.
+    """Implements the Helper port with processes that run the registry's own code, one job at a time each.
 
-    A store runs one short and one long job at a time. Long jobs, and short jobs of stores with recent slow
-    jobs, always leave one process free for others. So no store waits for another store's data, and no
-    call waits for a page. A job whose callers have left runs to its end, which its CPU limit bounds.
+    A store runs one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow jobs,
+    always leave one process free for others, so no store waits for another store's data, and no call waits for a page.
+    A job whose callers have left still runs until it ends or reaches its CPU limit.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
@@ -121,7 +121,7 @@ class Helpers:
             try:
                 answer = await process.ask(request, seconds)
             except TimeoutError:
-                # The CPU limit would have ended a costly job; the machine gave this one no CPU time.
+                # The CPU limit would have ended a costly job, so the machine gave this one no CPU time.
                 await process.end()
                 self._note_slow(store_id, is_long=is_long)
                 raise DependencyUnavailable("the machine is too busy to check this; try again later") from None
@@ -154,7 +154,7 @@ class _Process:
         """Start a helper.
 
         Raises:
-            DependencyUnavailable: The machine cannot start another process.
+            DependencyUnavailable: This machine cannot start another process.
         """
         try:
             process = await spawn("helper_child", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)

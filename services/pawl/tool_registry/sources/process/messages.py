@@ -1,4 +1,4 @@
-"""Messages between the registry and the process of a call: a four-byte length, then MessagePack."""
+"""Defines messages between the registry and a call's process: a four-byte length, then MessagePack."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LENGTH_BYTES: Final = 4
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run this call; sent once, first."""
+    """Run this call. Sent once, as the first message."""
 
     import_name: str
-    # The tool folder that contains the module; empty for an installed one.
+    # The tool folder that contains the module. Empty for an installed module.
     folder: str
     tool_name: str
     arguments: dict[str, Any]
@@ -34,7 +34,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answer to the oldest request: a secret, or that a checkpoint is saved.
+    """Answers the oldest request, with a secret or the confirmation that a checkpoint was saved.
 
     On failure, `error` names one of ERRORS.
     """
@@ -60,17 +60,17 @@ class ReportProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The value that the tool returned, as JSON; the last message."""
+    """The value that the tool returned, as JSON. Always the last message."""
 
     content: bytes
     inverse: InverseCall | None = None
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why the tool returned nothing; the last message.
+    """Why the tool did not return a value. Always the last message.
 
     `text` depends on `kind`: the text of a ToolError (TOLD), why the value is not JSON (NOT_JSON), the number of
-    bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN for the import of the module).
+    bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).
     """
 
     kind: Literal["TOLD", "UNKNOWN", "NOT_JSON", "TOO_LARGE", "MEMORY", "CRASHED", "BROKEN"]
@@ -82,7 +82,7 @@ ToProcess: TypeAlias = Call | Cancel | Answered
 ToRegistry: TypeAlias = GetSecret | SaveCheckpoint | ReportProgress | Returned | Raised
 Answer: TypeAlias = Returned | Raised
 
-# Errors that can answer a request of a tool.
+# Errors with which a tool's request can be answered.
 ERRORS: Final[Mapping[str, type[Exception]]] = {
     error.__name__: error for error in (ToolError, SecretNotFound, Superseded, ToolCancelled)
 }
@@ -93,7 +93,7 @@ _to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decod
 
 
 class GarbledMessage(Exception):
-    """The bytes received are not a message: the tool wrote into the channel."""
+    """The bytes received are not a message, which means that the tool wrote to the channel."""
 
 
 def frame(message: ToProcess | ToRegistry) -> bytes:
@@ -103,17 +103,17 @@ def frame(message: ToProcess | ToRegistry) -> bytes:
 
 
 def receive(messages: BinaryIO) -> ToProcess | None:
-    """Wait for the next message from the registry; None at the end."""
+    """Wait for the next message from the registry; None at end of input."""
     count = int.from_bytes(messages.read(_LENGTH_BYTES), "big")
     body = messages.read(count)
     return _to_process.decode(body) if count and len(body) == count else None
 
 
 async def read_message(reader: asyncio.StreamReader, bytes_max: int) -> ToRegistry | None:
-    """Wait for the next message from a process; None at the end.
+    """Wait for the next message from a process; None at end of input.
 
     Raises:
-        GarbledMessage: It is over `bytes_max`, or not a message.
+        GarbledMessage: The data exceeds `bytes_max` or is not a message.
     """
     try:
         count = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")

@@ -1,4 +1,4 @@
-"""Runs calls of tools with process isolation, each in a fresh process."""
+"""Runs tool calls with process isolation, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pawl.tool_registry.sources.python.modules import folder_of
 from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork, uncancelled
 
 _SPARES: Final = 1
-# Results are read up to this size even if too large, because removing secrets may change the size.
+# Results are read up to this size even if they are too large, because removing secrets may change the size.
 _CONTENT_BYTES_MAX: Final = 2 * RESULT_BYTES_MAX
 _MIB: Final = 1024 * 1024
 _CONTEXT_FIELDS: Final = tuple(each.name for each in fields(ToolContext) if not each.name.startswith("_"))
@@ -38,8 +38,8 @@ class ProcessRunner:
     """Runs the functions of tools.
 
     At most `processes_max` calls run in processes at a time. After the first call, one idle process is kept ready for
-    the next. When a call ends, its process and all descendants are killed. A tool can still affect other processes as
-    any program of the same user can.
+    the next. When a call ends, its process and all descendants are killed. Like any program of the same user, a tool
+    can still affect other processes.
     """
 
     def __init__(self, others: PythonRunner, *, processes_max: int, shows_output: bool = False) -> None:
@@ -62,7 +62,7 @@ class ProcessRunner:
                 await (await self._ready.popleft()).end()
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
-        """Start a tool; a sync one first waits for a free thread."""
+        """Start a tool. A sync tool first waits for a free thread."""
         if tool.process is None:
             return self._others.start(tool, arguments, context)
         return PythonWork(self._run(tool, tool.process, arguments, context))
@@ -76,7 +76,7 @@ class ProcessRunner:
             try:
                 process = await shield(starting)
             except asyncio.CancelledError:
-                # Nothing has run in it, so the next call can use it.
+                # Nothing has run in this process, so the next call can use it.
                 self._ready.append(starting)
                 raise
             self.processes_busy += 1

@@ -1,4 +1,4 @@
-"""Runs the tool of one call in the call's process, within its limits."""
+"""Runs one call's tool in the call's process, within its limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 def run_worker(channel: socket.socket) -> None:
-    """Run the one call received over `channel`, send its answer and exit."""
+    """Run the single call received over `channel`, send its answer and exit."""
     messages = channel.makefile("rb")
     call = receive(messages)
     if isinstance(call, Call):
@@ -91,7 +91,7 @@ class _RegistryLine:
             threading.Thread(target=target, daemon=True).start()
 
     def progress(self, fraction: float | None, message: str) -> None:
-        """Schedule progress to be sent; the newest wins."""
+        """Schedule progress to be sent; the newest report wins."""
         self._newest = ReportProgress(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
         self._has_news.set()
 
@@ -100,7 +100,7 @@ class _RegistryLine:
         return value
 
     def save(self, content: bytes) -> Future[None]:
-        """Save a checkpoint; the future is done once the registry has stored it."""
+        """Save a checkpoint. The future is done once the registry has stored it."""
         return self._ask(SaveCheckpoint(content=content))
 
     def _ask(self, request: GetSecret | SaveCheckpoint) -> Future[Any]:
@@ -153,7 +153,7 @@ def _settle(asked: Future[Any], answer: Answered) -> None:
 
 
 def _limit(call: Call) -> None:
-    """Set the kernel's limits for this process. Memory counts from here, before any tool code is loaded."""
+    """Set the kernel's limits for this process. Memory is counted from this point, before any tool code is loaded."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_CPU, call.cpu_seconds, 1)
     if _STATM.exists():
@@ -164,7 +164,7 @@ def _limit(call: Call) -> None:
 
 
 def _set_limit(kind: int, soft: int, reserve: int = 0) -> None:
-    """Set a soft limit, and a hard limit that is `reserve` higher; never raises existing limits."""
+    """Set a soft limit, and a hard limit that is higher by `reserve`. Existing limits are never raised."""
     _, before = resource.getrlimit(kind)
     if before != resource.RLIM_INFINITY:
         soft, reserve = min(soft, before), max(0, min(reserve, before - soft))
@@ -172,7 +172,7 @@ def _set_limit(kind: int, soft: int, reserve: int = 0) -> None:
 
 
 def _use_reserve() -> None:
-    """Raise the soft limits to the hard ones, to report that the limit was reached."""
+    """Raise the soft limits to the hard ones in order to report that the limit was reached."""
     for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
         _, hard = resource.getrlimit(kind)
         with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The guard of a program: forks it, waits for it, and kills all its descendants.
+"""Guards a program: forks it, waits for it, and kills all its descendants.
 
-Imports only the standard library, because guards run in processes that have nothing else.
+Imports only the standard library, because nothing else is available in the processes where guards run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _REAP_SECONDS: Final = 0.005
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; no effect except on Linux."""
+    """Set an attribute of this process. Has no effect except on Linux."""
     if IS_LINUX:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def descendants() -> list[int]:
-    """Return the descendants of this process, including orphans; Linux only."""
+    """Return this process's descendants, including orphans. Linux only."""
     found: list[int] = []
     waiting = [os.getpid()]
     while waiting:
@@ -56,7 +56,7 @@ class Guard:
         prctl(_SET_CHILD_SUBREAPER, 1)
 
     def fork(self) -> int:
-        """Return the process id of a child, and 0 in the child.
+        """Fork; return the child's process id, or 0 in the child.
 
         The child has its own session and default signals. On Linux, it dies with the guard.
         """
@@ -77,9 +77,9 @@ class Guard:
     def watch(
         self, control: socket.socket, *, check: Callable[[], str] = lambda: "", tick_seconds: float | None = None
     ) -> str:
-        """Wait until the child has ended, the peer has closed `control`, or `check` returns a text at a tick.
+        """Wait until the child has ended, the peer has closed `control`, or `check` returns a problem at a tick.
 
-        Returns that text, or an empty one.
+        Returns that problem, or an empty string.
         """
         poll = select.poll()
         poll.register(control, select.POLLIN)
@@ -96,7 +96,7 @@ class Guard:
         return ""
 
     def end(self, *, grace_seconds: float = 0.0) -> int:
-        """Kill the child and all descendants, after an optional SIGTERM; returns the status of the child."""
+        """Kill the child and all its descendants, after an optional SIGTERM; return the child's status."""
         started = time.monotonic()
         if not self._child:
             return 0
@@ -110,7 +110,7 @@ class Guard:
         return self._status or 0
 
     def _reap(self) -> bool:
-        """Reap ended processes; returns whether others are left."""
+        """Reap ended processes; return whether any others are left."""
         try:
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Loads modules with tools. Folders are imported as packages under names that no installed module has."""
+"""Loads modules that contain tools. Folders are imported as packages under names that no installed module has."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return the package of a folder, and what its `__init__.py` raised, if anything.
+    """Return a folder's package, and the error that its `__init__.py` raised, if any.
 
     The package name is the same in every process. If `__init__.py` fails, the package is empty, so that the modules
-    beside it can still be imported.
+    next to it can still be imported.
     """
     path = folder.resolve()
     name = _PREFIX + hashlib.sha256(str(path).encode()).hexdigest()[:16]
@@ -71,7 +71,7 @@ _log = logs.get_logger(__name__)
 class ToolModule:
     """A module that has tools or failed to load."""
 
-    # For people: `my_tools.money`, for a file of a folder or a module of a package.
+    # Human-readable: `my_tools.money` for a file in a folder or a module in a package.
     name: str
     tools: tuple[Tool[..., Any], ...] = ()
     # File, line, type and text of the error; empty if the module was loaded.
@@ -88,7 +88,7 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
     `from . import other`.
 
     Any error of a module's own code is caught, so one broken module does not affect others. A tool found in several
-    modules belongs to the first.
+    modules belongs to the first one.
     """
     seen: set[int] = set()
     for entry in entries:

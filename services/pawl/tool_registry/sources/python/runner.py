@@ -1,4 +1,4 @@
-"""Runs the functions of Python tools: async ones on an event loop, sync ones in threads."""
+"""Runs Python tools' functions: async ones on an event loop, sync ones in threads."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _log = logs.get_logger(__name__)
 
 
 class TakesTooLong(Exception):
-    """The preview or bulk count of a tool did not end in time."""
+    """A tool's preview or bulk count did not finish in time."""
 
 
 class ToolCrashed(Exception):
-    """A tool raised something other than an Exception: it tried to exit the process, or cancelled itself."""
+    """A tool raised something that is not an Exception: it tried to exit the process, or cancelled itself."""
 
 
 class Threads:
-    """A thread pool that grows to the peak number of concurrent jobs; for one event loop.
+    """A thread pool for one event loop. It grows to the peak number of concurrent jobs.
 
-    The threads are daemons. Threads that are busy at `close` end after their jobs.
+    The threads are daemons. A thread that is busy at `close` ends after its job.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Threads:
         def deliver(value: Any, error: BaseException | None) -> None:
             if error is not None:
                 ended.set_exception(error)
-                ended.exception()  # Mark it as retrieved, even if no caller awaits it.
+                ended.exception()  # Mark the error as retrieved, even if no caller awaits it.
             else:
                 ended.set_result(value)
 
@@ -173,7 +173,7 @@ class PythonRunner:
 
 
 async def uncancelled(ended: asyncio.Future[T]) -> T:
-    """Wait for something that cannot be stopped; a cancellation takes effect once it has ended."""
+    """Wait for something that cannot be stopped. A cancellation takes effect once it has ended."""
     while not ended.done():
         try:
             await asyncio.wait({ended})
@@ -184,23 +184,23 @@ async def uncancelled(ended: asyncio.Future[T]) -> T:
 
 
 class PythonWork:
-    """A running tool. `task` ends with the tool; it is cancelled if the tool ended with CancelledError."""
+    """A running tool. `task` ends when the tool does; it is cancelled if the tool ended with CancelledError."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance
         self.task: asyncio.Task[Any] = asyncio.create_task(_guarded(coroutine))
-        # Mark it as retrieved, even if no caller awaits it.
+        # Mark the error as retrieved, even if no caller awaits it.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def hindrance(self) -> str:
-        """A sentence naming the tool that delayed this one by blocking the event loop; empty for none."""
+        """A sentence naming the tool that delayed this one by blocking the event loop; empty if there was none."""
         return self._hindrance()
 
     async def result(self) -> Any:
         """Return the tool's value, or raise its error.
 
-        Cancelling this cancels an async tool; a sync one continues in its thread.
+        Cancelling this cancels an async tool. A sync tool continues in its thread.
         """
         try:
             await asyncio.wait({self.task})

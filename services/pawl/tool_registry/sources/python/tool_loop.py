@@ -1,4 +1,4 @@
-"""The event loop of async tools: a tool that blocks it delays other async tools, but not the registry."""
+"""Runs async tools on their own event loop: a tool that blocks it delays other async tools but not the registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pawl.chassis.process import logs, tasks
 
-# A tool counts as blocking the loop if the loop does not respond for this long.
+# A tool counts as blocking the loop if the loop is unresponsive for this long.
 BLOCKED_SECONDS: Final = 2.0
 
 _log = logs.get_logger(__name__)
@@ -20,7 +20,7 @@ _log = logs.get_logger(__name__)
 class LoopCall:
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
-        # A sentence naming the tool that blocked the loop during the call; empty for none.
+        # A sentence naming the tool that blocked the loop during the call; empty if there was none.
         self.hindrance = ""
         self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[Any] | None = None
@@ -29,8 +29,8 @@ class LoopCall:
     async def result(self) -> Any:
         """Return what the function returns or raises.
 
-        Cancelling this cancels the function and waits for its end; a second cancellation, at process exit, does
-        not wait.
+        Cancelling this cancels the function and waits for its end. A second cancellation, at process exit, does not
+        wait.
         """
         try:
             await asyncio.wait({self.ended})
@@ -56,7 +56,7 @@ class LoopCall:
 class ToolLoop:
     """Runs async functions on an event loop in its own thread, which starts with the first call.
 
-    A watchdog logs the tool that blocks the loop, and sets `hindrance` of each call that it delays.
+    A watchdog logs the tool that blocks the loop, and sets `hindrance` on each delayed call.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class ToolLoop:
 
 
 def _start(call: LoopCall, function: Callable[[], Awaitable[Any]], caller: asyncio.AbstractEventLoop) -> None:
-    """Start a call; runs on the event loop of tools."""
+    """Start a call. Runs on the tools' event loop."""
 
     def end(task: asyncio.Task[Any]) -> None:
         with suppress(RuntimeError):  # The loop is closed.

@@ -22,7 +22,7 @@ _EPOCH_MAX: Final = 2**63 - 1
 
 
 def check_hello(hello: pb.WorkerHello) -> None:
-    """Check the first frame of a worker, except its tools.
+    """Check a worker's first frame, except for its tools.
 
     Raises:
         InvalidField, InvalidId: A field is invalid.
@@ -42,7 +42,7 @@ def check_hello(hello: pb.WorkerHello) -> None:
 
 
 def check_frame(frame: pb.AttachWorkerRequest) -> None:
-    """Check a frame of a worker.
+    """Check a worker's frame.
 
     Raises:
         InvalidField, InvalidId: A field is invalid.
@@ -68,7 +68,7 @@ def progress_of(report: pb.WorkerProgress) -> Progress:
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return a checkpoint as canonical JSON; empty if it is invalid. An invalid one does not end the stream."""
+    """Return a checkpoint as canonical JSON; empty if it is invalid. An invalid checkpoint does not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):
@@ -76,7 +76,7 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the stored size; content over the limit can still be recognized."""
+    """Truncate a result to the size that is stored. Content over the limit can still be recognized."""
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):
@@ -92,10 +92,10 @@ def bound(result: pb.WorkerResult) -> None:
 
 
 def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
-    """Return the value of a call.
+    """Return a call's value.
 
     Raises:
-        ToolError: It failed, or its value cannot be passed on.
+        ToolError: The call failed, or its value cannot be passed on.
         OutcomeUnknown: The worker does not know the outcome.
     """
     match result.WhichOneof("outcome"):
@@ -109,7 +109,7 @@ def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 
 
 def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
-    """Return what a worker found out about an earlier execution; raises a ToolError if that cannot be passed on."""
+    """Return a worker's finding about an earlier execution; raise a ToolError if it cannot be passed on."""
     match result.WhichOneof("outcome"):
         case "content_json":
             return happened(_parsed(entry, result))
@@ -120,7 +120,7 @@ def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
 
 
 def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
-    """Return the outcome of a call that had already ended, and the canonical JSON of its value."""
+    """Return the late outcome of a call that had already ended, and its value as canonical JSON."""
     match result.WhichOneof("outcome"):
         case "content_json":
             try:

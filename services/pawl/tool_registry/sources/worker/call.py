@@ -1,4 +1,4 @@
-"""One call for a remote worker, as the execution that sent it sees it."""
+"""Represents a call to a remote worker from the point of view of the execution that sent it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pawl.tool_registry.sources.worker.store.workers import (
 )
 from pawl.values import EffectClass, Progress
 
-# A call that no worker has taken ends this long before its deadline, so that its error can say why.
+# A call that no worker has taken is ended this long before its deadline, so that its error can say why.
 _MARGIN_SECONDS_MAX: Final = 0.5
 _MARGIN_PART: Final = 0.1
 
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class PendingCall:
-    """Waits for the answer to a call, and handles the loss of workers.
+    """Waits for a call's answer, and handles the loss of workers.
 
-    `news` is set when the call may have changed, and at every poll while its worker looks lost. The worker
-    is treated as lost after `silence_seconds`.
+    `news` is set when the call may have changed, and at every poll while its worker appears lost. The worker is treated
+    as lost after `silence_seconds`.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class PendingCall:
         self._progress: Progress | None = None
 
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
-        """Write the call, and return the worker's answer.
+        """Write the call and return the worker's answer.
 
-        Safe to cancel: the worker is asked to stop, and this returns when it has stopped. If the call `continues` in
-        another process, the worker keeps it.
+        Safe to cancel: the worker is asked to stop, and this returns once it has. If the call `continues` in another
+        process, the worker keeps it.
 
         Raises:
             ToolError: No worker took the call in time.
-            OutcomeUnknown: The worker was lost, or the database stayed unavailable, so the call may have had
-                its effect.
+            OutcomeUnknown: The worker was lost, or the database remained unavailable, so the call may have taken
+                effect.
         """
         try:
             await record()
@@ -133,10 +133,11 @@ class PendingCall:
         return None
 
     def _is_loss_confirmed(self, view: CallView) -> bool:
-        """Return whether to treat a worker as lost that the database lists as lost.
+        """Return whether to treat a worker as lost if the database lists it as lost.
 
-        If the database clock jumps forward, all workers look lost until their processes renew the leases, which they
-        do at every poll. They cannot while the database is unavailable, so a long gap between polls restarts the wait.
+        If the database clock jumps forward, all workers appear lost until their processes renew the leases, which they
+        do at every poll. They cannot do so while the database is unavailable, so a long gap between polls restarts the
+        wait.
         """
         now, polled_at = self._clock.monotonic(), self._polled_at
         self._polled_at = now
@@ -152,7 +153,7 @@ class PendingCall:
             raise self._superseded()
         if self.call.purpose is view.purpose:
             return answer
-        # The first worker was lost, and this one was asked to reconcile.
+        # The first worker was lost, so this one was asked to reconcile.
         match answer.WhichOneof("outcome"):
             case "content_json":
                 return answer
@@ -209,7 +210,7 @@ class PendingCall:
             self.report(view.progress.fraction, view.progress.message)
 
     async def _stop(self) -> None:
-        """Ask the worker to stop, and wait until it has, or is lost."""
+        """Ask the worker to stop, and wait until it has stopped or is lost."""
         is_held = await self._with_retry(lambda: self._repository.cancel(self.key, self.call.token))
         while is_held:
             view = await self._with_retry(lambda: self._repository.find(self.key, self.call.token))
@@ -225,12 +226,12 @@ class PendingCall:
             _log.warning("worker.call_not_settled", call=self.key.call_id, error=type(error).__name__)
 
     async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Query with retries; raises as `until_answered` does. The call's deadline ends this by cancellation."""
+        """Query with retries. Raises the errors of `until_answered`. The call's deadline ends this by cancellation."""
         return await self._retry.until_answered(ask, call=self.key.call_id)
 
 
 def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext, *, now: float) -> WorkerCall:
-    """Return the call to write; `now` is in seconds since 1970."""
+    """Return the call to write. `now` is in seconds since 1970."""
     details = pb.Invocation(
         purpose=PURPOSES[purpose],
         call_id=context.call_id,

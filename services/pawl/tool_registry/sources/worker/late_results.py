@@ -1,4 +1,4 @@
-"""Audits results that arrive after their call has ended, because the tool had its effect anyway."""
+"""Audits results that arrive after their call has ended, because the tool took effect anyway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LateResults:
         self._writing: dict[tuple[CallKey, int], asyncio.Task[None]] = {}
 
     def record(self, key: CallKey, draft: AuditDraft, result: pb.WorkerResult) -> None:
-        """Start writing a late result; `draft` is its audit entry without the end."""
+        """Start writing a late result. `draft` is its audit entry, still lacking the outcome."""
         which = (key, result.lease_epoch)
         if which not in self._writing:
             task = asyncio.create_task(self._write(key, draft, result))

@@ -1,4 +1,4 @@
-"""The stream of one attached worker: the calls it holds, and the frames to send to it."""
+"""Manages one attached worker's stream: the calls it holds and the frames to send to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerReposi
 
 _FRAMES_PER_CALL: Final = 4
 _FRAMES_EXTRA: Final = 64
-# How long an interrupted statement may still take effect.
+# How long after an interruption a statement may still take effect.
 _UNSURE_SECONDS: Final = 30.0
 
 
@@ -32,10 +32,10 @@ class WorkerLink:
         self, worker: Attached, *, calls_max: int, last_frame_at: float, register: Callable[[], Awaitable[object]]
     ) -> None:
         self.worker = worker
-        # Registers the worker's tools again, as when it attached.
+        # Registers the worker's tools again, as on attaching.
         self.register = register
         self.last_frame_at = last_frame_at
-        # Lease epochs by call id, including calls that the worker kept over a reconnect.
+        # Lease epochs by call id, including for calls that the worker kept across a reconnect.
         self.held_calls: dict[str, int] = {}
         self.is_draining = False
         self.unsure_until = -math.inf
@@ -56,17 +56,17 @@ class WorkerLink:
         return max(0, self._calls_max - len(self.held_calls) - self._reserved)
 
     def note_lost_claim(self, now: float) -> None:
-        """Note that the answer to a claim was lost: the database may list calls as held that were never sent."""
+        """Note that the response to a claim was lost, so the database may list calls as held that were never sent."""
         self.unsure_until = now + _UNSURE_SECONDS
 
     @property
     def has_no_claims(self) -> bool:
-        """True if it is attached and no call is being claimed for it."""
+        """True if the worker is attached and no call is being claimed for it."""
         return not self._reserved and not self.ended.done()
 
     @contextmanager
     def reserved(self, slots: int) -> Iterator[None]:
-        """Reserve slots for calls that are being written or claimed; send them inside the context."""
+        """Reserve slots for calls that are being written or claimed. Send them inside the context."""
         self._reserved += slots
         try:
             yield
@@ -75,7 +75,7 @@ class WorkerLink:
             self.end_if_drained()
 
     def send_call(self, call: pb.Invocation) -> bool:
-        """Send a call; False if the stream has ended, so the worker will not get it."""
+        """Send a call. Return False if the stream has ended, so the worker will not get it."""
         if self.ended.done():
             return False
         if self.held_calls.get(call.call_id) == call.lease_epoch:
@@ -85,14 +85,14 @@ class WorkerLink:
         return True
 
     def cancel(self, call_id: str) -> None:
-        """Cancel a call that the worker holds. Sends one frame per lease epoch."""
+        """Cancel a call that the worker holds. Sends only one frame per lease epoch."""
         epoch = self.held_calls.get(call_id)
         if epoch is not None and self._cancelled.get(call_id) != epoch:
             self._cancelled[call_id] = epoch
             self.send(cancel(call_id, epoch))
 
     def mark_answered(self, call_id: str, lease_epoch: int) -> None:
-        """Note that the worker has answered the call, so it cannot be cancelled any longer."""
+        """Note that the worker has answered the call, so that it can no longer be cancelled."""
         if self.held_calls.get(call_id) == lease_epoch:
             self._cancelled[call_id] = lease_epoch
 
@@ -104,7 +104,7 @@ class WorkerLink:
         self.end_if_drained()
 
     def drain(self, error: PawlError | None) -> None:
-        """Send no new calls, and end the stream with `error` (if any) once the worker holds none."""
+        """Stop sending new calls, and end the stream with `error` (if any) once the worker holds none."""
         self.is_draining = True
         self._ends_with = self._ends_with or error
         self.end_if_drained()
@@ -120,21 +120,24 @@ class WorkerLink:
             self._outgoing.put_nowait(None)
 
     def send(self, frame: AttachWorkerResponse) -> None:
-        """Queue a frame; ends the stream if the worker does not read."""
+        """Queue a frame. Ends the stream if the worker does not read."""
         if self._outgoing.qsize() >= self._unsent_max:
             self.end(Overloaded("the worker does not read its stream"))
         elif not self.ended.done():
             self._outgoing.put_nowait(frame)
 
     async def next(self) -> AttachWorkerResponse | None:
-        """Return the next frame for the worker; None after the last."""
+        """Return the next frame for the worker; None after the last one."""
         return await self._outgoing.get()
 
 
 async def keep_checkpoint(
     repository: PostgresWorkerRepository, retry: Retry, link: WorkerLink, report: pb.WorkerCheckpoint
 ) -> None:
-    """Store a checkpoint of a call that the worker holds, and send a receipt; raises as `Retry.until_answered` does."""
+    """Store a checkpoint of a call that the worker holds, and send a receipt.
+
+    Raises the same errors as `Retry.until_answered`.
+    """
     worker, call_id, epoch = link.worker.key, CallId(report.call_id), report.lease_epoch
     content = checkpoint_content(report.content_json)
     kept = bool(content) and await retry.until_answered(
@@ -145,7 +148,7 @@ async def keep_checkpoint(
 
 
 async def put_back_unsent(repository: PostgresWorkerRepository, links: Iterable[WorkerLink], now: float) -> None:
-    """Put back calls that are listed as held but were never sent, because the answer to a claim was lost."""
+    """Put back calls that are listed as held but were never sent because the response to a claim was lost."""
     unsure = {link.worker.attachment: link for link in links if now < link.unsure_until and link.has_no_claims}
     for attachment, key, epoch in await repository.held(list(unsure)) if unsure else ():
         link = unsure[attachment]

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.WorkerService: attaches programs that run tools of a store."""
+"""Implements pawl.tool.v1.WorkerService: attaches programs that run a store's tools."""
 
 from __future__ import annotations
 

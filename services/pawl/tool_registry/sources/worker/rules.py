@@ -1,4 +1,4 @@
-"""Remote workers: their keys, and what happens to a call when its worker is lost."""
+"""Defines remote workers' keys, and what happens to a call when its worker is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerKey(NamedTuple):
 
 
 class Purpose(StrEnum):
-    """Whether a worker runs a call or answers whether it happened."""
+    """Whether a worker is to run a call or report whether it took effect."""
 
     RUN = "RUN"
     RECONCILE = "RECONCILE"
@@ -36,7 +36,7 @@ class CallState(StrEnum):
 
 class AfterLoss(StrEnum):
     RUN_ELSEWHERE = "RUN_ELSEWHERE"
-    # Another worker of the group answers whether the call happened.
+    # Another worker in the group reports whether the call took effect.
     RECONCILE_ELSEWHERE = "RECONCILE_ELSEWHERE"
     UNKNOWN = "UNKNOWN"
 
@@ -63,7 +63,7 @@ def group_of(source: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """A worker's stream in this process; `tools` maps names to definition hashes."""
+    """A worker's stream in this process. `tools` maps names to definition hashes."""
 
     key: WorkerKey
     attachment: str
@@ -71,7 +71,7 @@ class Attached:
 
 
 class NewsKind(StrEnum):
-    # A call waits for a worker; the name is its group.
+    # A call is waiting for a worker; the name is its group.
     WAITING = "WAITING"
     # A call has progress or an answer.
     CALL = "CALL"
@@ -79,5 +79,5 @@ class NewsKind(StrEnum):
     CANCEL = "CANCEL"
 
 
-# Arguments: kind, store, and the name of a group or the id of a call.
+# Arguments: kind, store, and a group name or call id.
 Listener = Callable[[NewsKind, StoreId, str], None]

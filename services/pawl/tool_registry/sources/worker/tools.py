@@ -27,7 +27,7 @@ from pawl.values import ExecutionContext
 
 
 class WorkerTools:
-    """Registers tools of workers. Their names must differ from the tools loaded in this process."""
+    """Registers workers' tools. Their names must differ from those of tools loaded in this process."""
 
     def __init__(self, repository: PostgresToolRepository, workers: PostgresWorkerRepository, catalog: Catalog) -> None:
         self._repository = repository
@@ -35,16 +35,16 @@ class WorkerTools:
         self._catalog = catalog
 
     async def register(self, caller: Principal, hello: pb.WorkerHello) -> Mapping[str, str]:
-        """Register new definitions; returns the hash of each definition of the worker by name.
+        """Register new definitions; return the hash of each of the worker's definitions by name.
 
-        An older definition does not replace a newer one of the same group while a live worker has the newer one.
+        An older definition does not replace the same group's newer one while a live worker has the newer one.
 
         Raises:
-            InvalidField, InvalidSchema: A definition is invalid, or there are too many; nothing is registered.
-            PermissionDenied: The group is another user's, or a definition is laxer than
-                the one before, and the caller is not an admin.
-            ToolExists: Another source has a tool of that name. Nothing is registered, unless
-                that source registers it at the same time.
+            InvalidField, InvalidSchema: A definition is invalid, or there are too many. Nothing is registered.
+            PermissionDenied: The caller is not an admin, and the group belongs to another user or a definition is laxer
+                than the one before.
+            ToolExists: Another source has a tool with that name. Nothing is registered, unless that source is
+                registering it at the same time.
         """
         definitions = [convert.DEFINITION.read(message) for message in hello.tools]
         await self._check(caller.store_id, definitions)

@@ -1,4 +1,4 @@
-"""The workers attached to this process, and the calls that its executions send to workers of any process."""
+"""Manages the workers attached to this process, and the calls that its executions send to workers of any process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SILENT_LEASES: Final = 3
 _HEARTBEATS_PER_LEASE: Final = 3
 _POLLS_PER_SILENCE: Final = 4
 _RETRY_SECONDS: Final = 0.3
-# To send the last frames when a stream ends.
+# Time for sending the last frames when a stream ends.
 _FLUSH_SECONDS: Final = 1.0
 
 _log = logs.get_logger(__name__)
@@ -56,18 +56,19 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """How long a worker must look lost before it is treated as lost.
+        """How long a worker must appear lost before it is treated as lost.
 
-        Its process renews live leases at every poll.
+        The worker's process renews live leases at every poll.
         """
         return max(self.lease_seconds / _HEARTBEATS_PER_LEASE, self.poll_seconds * _POLLS_PER_SILENCE)
 
 
 class WorkerHub:
-    """Runs the tools of workers; an async context manager. The ToolSource of the kind `worker`.
+    """Runs workers' tools. An async context manager, and the ToolSource of kind `worker`.
 
-    All calls are rows in the database that the replicas share. If a worker of this process has a free
-    slot, the hub writes the call as held by it. Otherwise the call waits until a process with a free worker claims it.
+    All calls are rows in the database that the replicas share. If a worker attached to this process has a free slot,
+    the hub writes the call as held by that worker. Otherwise the call waits until a process with a free worker claims
+    it.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class WorkerHub:
         incoming: AsyncIterator[AttachWorkerRequest],
         send: Callable[[AttachWorkerResponse], Awaitable[None]],
     ) -> None:
-        """Attach a worker until its stream ends; returns when it has drained or disconnected.
+        """Attach a worker until its stream ends; return when it has drained or disconnected.
 
         Raises:
             InvalidField, InvalidSchema, PermissionDenied, ToolExists: Its tools cannot be registered.
@@ -328,7 +329,7 @@ class WorkerHub:
                     break
 
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
-        """Claim calls. If the stream ends in the middle, put them back, because nothing was sent."""
+        """Claim calls. If the stream ends partway, put them back, because nothing was sent."""
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
             return await shield(claim)
@@ -352,7 +353,7 @@ class WorkerHub:
         call = CallKey(link.worker.key.store_id, CallId(result.call_id))
         bound(result)
         link.mark_answered(result.call_id, result.lease_epoch)
-        # The worker's frames are not read until then. If this fails, the worker reattaches and resends the result.
+        # The worker's frames are not read until then. If writing fails, the worker reattaches and resends the result.
         status, late = await self._retry_result.until_answered(
             lambda: self._repository.finish(link.worker.key, result), call=result.call_id
         )
@@ -420,7 +421,7 @@ class WorkerHub:
                 link.end(Cancelled("the worker attached again to another replica"))
 
     async def _register_successors(self) -> None:
-        """Register the tools of attached workers that replace definitions no live worker has."""
+        """Register attached workers' tools if they replace definitions that no live worker has."""
         links = [link for link in self._links.values() if not link.is_draining]
         unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
         for link in reversed(links):  # The worker that attached last is considered the newest.

@@ -1,4 +1,4 @@
-"""Builds the HTTP request of a call."""
+"""Builds a call's HTTP request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,8190}[\x21-\x7e])?")
-# Headers of the connection, or set by the HTTP client.
+# Headers that belong to the connection or are set by the HTTP client.
 _OWN_HEADERS: Final = frozenset(
     {
         "accept-encoding",
@@ -43,11 +43,11 @@ _DOTS: Final = frozenset({"", ".", ".."})
 
 
 class UnusableArgument(Exception):
-    """An argument cannot be sent in the request; the text is shown to the model."""
+    """An argument cannot be sent in the request. The error's text is shown to the model."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an argument goes in the request. `style` and `explode` are OpenAPI's."""
+    """Where an argument goes in the request. `style` and `explode` are as in OpenAPI."""
 
     argument: str
     name: str
@@ -65,13 +65,13 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     # With {name} placeholders in path and query.
     url: str
     placements: list[Placement]
-    # The argument that is the body; empty for none.
+    # The argument that is sent as the body; empty if there is none.
     body_argument: str = ""
     # JSON, FORM or MULTIPART.
     body_type: str = "application/json"
     # Form fields with a non-default encoding.
     body_fields: list[Placement] = []
-    # Where arguments without a placement go: query, body, or empty to drop them.
+    # Where arguments without a placement go: query or body. If empty, they are dropped.
     rest: str = ""
     headers: dict[str, str] = {}
     # Secret names by header name.
@@ -80,7 +80,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuiltRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request without its secrets."""
+    """A built request that still lacks its secrets."""
 
     url: str
     headers: dict[str, str]
@@ -94,12 +94,12 @@ def may_be_header(name: str) -> bool:
 
 
 def may_be_header_value(value: str) -> bool:
-    """Return whether a text can be a header value: printable ASCII, without surrounding spaces."""
+    """Return whether a string can be a header value: printable ASCII, without surrounding spaces."""
     return _HEADER_VALUE.fullmatch(value) is not None
 
 
 def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mapping[str, str]) -> None:
-    """Validate the headers of a source.
+    """Validate a source's headers.
 
     Raises:
         InvalidField: A header is invalid.
@@ -118,7 +118,7 @@ def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mappin
 
 
 def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
-    """Return the request of a call.
+    """Return a call's request.
 
     Raises:
         UnusableArgument: An argument cannot be sent, or would change the path.
@@ -262,13 +262,13 @@ def _header(placement: Placement, value: Any) -> str:
 
 
 def without_values(url: str) -> str:
-    """Return a URL with query names and placeholders, but no query values, because any value may be a secret."""
+    """Return a URL with query names and placeholders but no query values, because any value may be a secret."""
     path, mark, query = url.partition("#")[0].partition("?")
     return path + mark + _QUERY_PART.sub(_name_and_placeholders, query)
 
 
 def _name_and_placeholders(part: re.Match[str]) -> str:
     name, mark, value = part.group().partition("=")
-    # A part without `=` may be a key, too.
+    # A part without `=` may also be a key.
     placeholders = "".join(match.group() for match in PLACEHOLDER.finditer(value if mark else name))
     return name + mark + placeholders if mark else placeholders

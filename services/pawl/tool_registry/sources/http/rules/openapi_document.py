@@ -12,7 +12,7 @@ import yaml
 from pawl.tool_registry.rules.pointers import find
 
 DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
-# Maximum size of a stored document, as given or reduced to the needed operations.
+# Maximum size of a stored document, either as given or reduced to the needed operations.
 KEPT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 96
 _REFERENCES_MAX: Final = 16
@@ -20,11 +20,11 @@ _NOTHING: Final = object()
 
 
 class UnusableDocument(Exception):
-    """The document, or a part of it, cannot be used; the text says why."""
+    """The document, or a part of it, cannot be used. The message says why."""
 
 
 class Document:
-    """A document of OpenAPI 3.0 or 3.1."""
+    """An OpenAPI 3.0 or 3.1 document."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """YAML restricted to JSON types: no dates, and only true and false are booleans, as in YAML 1.2."""
+    """Restricts YAML to JSON types: there are no dates, and only true and false are booleans, as in YAML 1.2."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -78,7 +78,7 @@ def read_document(data: bytes) -> Document:
     """Parse a document.
 
     Raises:
-        UnusableDocument: It is not JSON or YAML, too large, too deep or of another version.
+        UnusableDocument: It is neither JSON nor YAML, is too large or too deep, or has an unsupported version.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
         raise UnusableDocument(f"it has {len(data)} bytes, the limit is {DOCUMENT_BYTES_MAX}")
@@ -97,7 +97,7 @@ def _read_json(data: bytes) -> Any:
 
 
 def _read_yaml(data: bytes) -> Any:
-    """Parse YAML. Aliases are refused: with them, a short text can expand without bound."""
+    """Parse YAML. Aliases are refused, because they let a short text expand without limit."""
     try:
         depth = 0
         for event in yaml.parse(data, Loader=_Loader):
@@ -115,7 +115,7 @@ def _read_yaml(data: bytes) -> Any:
 
 
 def _text_keys(value: Any) -> Any:
-    """Return `value` with string keys: `200:` is a number in YAML."""
+    """Return `value` with its keys as strings, because `200:` is a number in YAML."""
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value

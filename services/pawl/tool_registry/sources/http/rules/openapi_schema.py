@@ -23,7 +23,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class SchemaReader:
-    """Converts the schemas of one operation; collects referenced schemas in `definitions`.
+    """Converts one operation's schemas, and collects referenced schemas in `definitions`.
 
     Anything beyond types, limits and structure (examples, XML, discriminators, conditions) is left out, because the
     service validates it. A recursive reference becomes an unconstrained schema.
@@ -48,7 +48,7 @@ class SchemaReader:
         target = schema.get("$ref")
         if isinstance(target, str):
             referred = self._refer(target)
-            # In 3.0, siblings of a reference are ignored.
+            # In 3.0, a reference's siblings are ignored.
             text = None if self._document.is_old else schema.get("description")
             return {"description": text} | referred if isinstance(text, str) else referred
         found = self._limits(schema)
@@ -92,7 +92,7 @@ class SchemaReader:
         }
         for keyword, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if schema.get(keyword) is True and limit in found:
-                # In 3.0, it is a boolean that makes the sibling limit exclusive.
+                # In 3.0, this is a boolean that makes the sibling limit exclusive.
                 found[keyword] = found.pop(limit)
         if "const" in schema:
             found["const"] = schema["const"]
@@ -125,7 +125,7 @@ class SchemaReader:
 def describe(text: Any, schema: Mapping[str, Any]) -> str:
     """Return a description that mentions the default.
 
-    The default itself is dropped. Otherwise it would be sent when it was not given, and in many documents it
+    The default itself is dropped. Otherwise it would be sent even when no value was given, and in many documents it
     does not match its own schema.
     """
     words = text.strip() if isinstance(text, str) else ""
@@ -141,7 +141,7 @@ def _is_read_only(part: Any) -> bool:
 
 
 def _is_usable(keyword: str, value: Any) -> bool:
-    """Return whether a keyword's value is valid, and checked in linear time; others are left to the service."""
+    """Return whether a keyword's value is valid and can be checked in linear time. Others are left to the service."""
     try:
         compile_schema({"type": "object", "properties": {"a": {keyword: value}}})
     except InvalidSchema:

@@ -1,4 +1,4 @@
-"""The SQL of remote workers and their calls."""
+"""SQL statements for remote workers and their calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORKER_HAS_LEASE: Final = """EXISTS (
     AND w.expires_at > clock_timestamp())"""
 _LOST: Final = f"(c.is_lost OR NOT {_WORKER_HAS_LEASE})"
 _IS_LOST: Final = f"(c.state = 'HELD' AND {_LOST})"
-# For lookups by key: with `=` and no statistics yet, the planner reads all calls in that state.
+# Ensures lookups by key: with `=` and no statistics yet, the planner would read all calls in that state.
 _IS_HELD: Final = "c.state NOT IN ('WAITING', 'DONE')"
 _IS_WAITING: Final = "c.state NOT IN ('HELD', 'DONE')"
 _ASKER_HAS_LEASE: Final = """EXISTS (
@@ -143,7 +143,7 @@ ADDED_BEFORE: Final = f"""
 SELECT CASE WHEN c.worker_id = $4 THEN c.state ELSE 'WAITING' END AS state, c.lease_epoch
 FROM tool_registry.worker_calls c WHERE {_OWN}
 """
-# The token may be stored already, if the answer to an earlier try was lost.
+# The token may already be stored, if the response to an earlier try was lost.
 ADOPT: Final = f"""
 UPDATE tool_registry.worker_calls c SET
     token = $3, asker_id = $7, deadline = clock_timestamp() + make_interval(secs => $6)

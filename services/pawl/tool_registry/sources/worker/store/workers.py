@@ -1,4 +1,4 @@
-"""Remote workers and their calls in PostgreSQL."""
+"""Stores remote workers and their calls in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCall:
-    """A call for any worker of a group."""
+    """A call for any worker in a group."""
 
     # As sent to the worker, without the epoch.
     details: pb.Invocation
@@ -49,7 +49,7 @@ class WorkerCall:
     seconds: float
     # Unique for each execution.
     token: str
-    # Audit entry of a late result, without the end; None for a reconciliation.
+    # Audit entry for a late result, still lacking the outcome. None for a reconciliation.
     late: AuditDraft | None
 
     @property
@@ -59,7 +59,7 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """A call as the execution that sent it sees it."""
+    """A call from the point of view of the execution that sent it."""
 
     state: CallState
     purpose: Purpose
@@ -72,11 +72,11 @@ class CallView:
 
 
 class PostgresWorkerRepository:
-    """Workers and their calls, durable, in database time. All methods raise DependencyUnavailable.
+    """Durable workers and their calls, timed by the database clock. All methods raise DependencyUnavailable.
 
-    Methods with a `token` ignore calls that another execution has taken over.
+    Methods that take a `token` ignore calls that another execution has taken over.
 
-    `instance_id` must be the journal's: both share its lease.
+    `instance_id` must be the same as the journal's, because both share its lease.
     """
 
     def __init__(self, database: Database, *, instance_id: str) -> None:
@@ -84,27 +84,27 @@ class PostgresWorkerRepository:
         self._instance_id = instance_id
 
     async def owner(self, store_id: StoreId, group_name: str, user_id: UserId) -> UserId:
-        """Return the owner of a group; `user_id` becomes the owner if the group is new or has no tools. Atomic."""
+        """Return a group's owner. `user_id` becomes the owner if the group is new or has no tools. Atomic."""
         owner_id: UserId = await self._database.fetchval(
             sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name)
         )
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return the attachments that offer another definition of a tool whose current one no live worker has."""
+        """Return attachments that offer a tool in another definition, if no live worker has its current definition."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
-        """Return whether the group registered `definition_hash` before and another live worker has the current one."""
+        """Return whether the group once registered `definition_hash` and another live worker has the current one."""
         hashes = (definition_hash, current_hash)
         return bool(
             await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
         )
 
     async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
-        """Store a worker's stream, replacing an earlier one; returns the calls it holds, with their epochs.
+        """Store a worker's stream, replacing any earlier one; return the calls it holds, with their epochs.
 
-        Calls that it should hold and that are not in `held` become lost. Atomic.
+        Calls that it should hold but that are not in `held` become lost. Atomic.
         """
         tools = worker.tools
         async with self._database.transaction() as connection:
@@ -122,7 +122,7 @@ class PostgresWorkerRepository:
         return {row["call_id"]: row["lease_epoch"] for row in rows}
 
     async def renew(self, seconds: Mapping[str, float]) -> Collection[str]:
-        """Renew leases for `seconds` by attachment; returns the attachments that still exist."""
+        """Renew the attachments' leases for `seconds`; return the attachments that still exist."""
         rows = await self._database.fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
         return {row["attachment"] for row in rows}
 
@@ -131,14 +131,14 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.DETACH, *worker.key, worker.attachment)
 
     async def is_attached(self, store_id: StoreId, group_name: str, tool_name: str, definition_hash: str) -> bool:
-        """Return whether a live worker of the group has this definition, in any process."""
+        """Return whether a live worker in the group has this definition, in any process."""
         return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
-        """Write a call; if `worker` is given and still attached, it holds the call, and the epoch is returned.
+        """Write a call. If `worker` is given and still attached, it holds the call, and the epoch is returned.
 
-        Otherwise the call waits, and None is returned. Takes the call over from an earlier execution.
-        Idempotent by token. Does not write calls of erased runs.
+        Otherwise the call waits, and None is returned. Takes over the call from any earlier execution. Idempotent by
+        token. Calls of erased runs are not written.
         """
         worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._database.fetch(
@@ -165,7 +165,7 @@ class PostgresWorkerRepository:
         return epoch
 
     async def adopt(self, call: WorkerCall) -> bool:
-        """Take over a call of a dead process's execution, in its current state; False if there is none."""
+        """Take over a call from a dead process's execution, in its current state. Return False if there is none."""
         rows = await self._database.fetch(
             sql.ADOPT,
             call.key.store_id,
@@ -187,27 +187,27 @@ class PostgresWorkerRepository:
         return read_each("call", rows, _invocation, itemgetter("call_id"))
 
     async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
-        """Return the calls that attached workers hold, as (attachment, call, lease epoch)."""
+        """Return the calls held by attached workers, as (attachment, call, lease epoch)."""
         rows = await self._database.fetch(sql.HELD_BY, list(attachments))
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        """Make a call wait again that was claimed but not sent."""
+        """Make a call that was claimed but not sent wait again."""
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
         await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
     async def keep_checkpoint(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, content: bytes) -> bool:
-        """Store a checkpoint; False if the worker does not hold the call, or it is cancelled. Atomic."""
+        """Store a checkpoint. Return False if the worker does not hold the call or the call is cancelled. Atomic."""
         return bool(await self._database.fetch(sql.KEEP_CHECKPOINT, *worker, call_id, lease_epoch, content))
 
     async def finish(
         self, worker: WorkerKey, result: pb.WorkerResult
     ) -> tuple[pb.ResultStatus.ValueType, AuditDraft | None]:
-        """Store a worker's answer, and return its status. A repeated answer gets the same status.
+        """Store a worker's answer and return its status. Repeating an answer gives the same status.
 
-        A late answer comes with its audit entry, without the end, unless that was already written.
+        For a late answer, the audit entry (still lacking the outcome) is also returned, unless it was already written.
         """
         key = (*worker, result.call_id, result.lease_epoch)
         rows = await self._database.fetch(sql.FINISH, *key, result.SerializeToString(), self._instance_id)
@@ -219,24 +219,24 @@ class PostgresWorkerRepository:
         return status, None if late is None else msgspec.msgpack.decode(late, type=AuditDraft)
 
     async def mark_reported(self, call: CallKey, lease_epoch: int) -> None:
-        """Note that the late result of this lease epoch is in the audit chain. Idempotent."""
+        """Note that this lease epoch's late result is in the audit chain. Idempotent."""
         await self._database.fetch(sql.MARK_REPORTED, call.store_id, call.call_id, lease_epoch)
 
     async def find(self, call: CallKey, token: str) -> CallView | None:
-        """Return the state of a call; None if another execution has taken it over, or it was deleted."""
+        """Return a call's state; None if another execution has taken it over or it was deleted."""
         rows = await self._database.fetch(sql.FIND, call.store_id, call.call_id, token)
         return _view(rows[0]) if rows else None
 
     async def reassign(self, call: CallKey, token: str, purpose: Purpose) -> bool:
-        """Make a lost or answered call wait again; False if it is neither."""
+        """Make a lost or answered call wait again. Return False if it is neither."""
         return bool(await self._database.fetch(sql.REASSIGN, call.store_id, call.call_id, token, purpose.value))
 
     async def conclude_lost(self, call: CallKey, token: str) -> bool:
-        """Close a lost call, so that a later answer is late. False if it is not lost."""
+        """Close a lost call, so that any later answer counts as late. Return False if the call is not lost."""
         return bool(await self._database.fetch(sql.CONCLUDE_LOST, call.store_id, call.call_id, token))
 
     async def withdraw(self, call: CallKey, token: str) -> bool:
-        """Close a call that still waits, so that no worker gets it; False if a worker holds it."""
+        """Close a call that is still waiting, so that no worker gets it. Return False if a worker holds it."""
         return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
@@ -244,16 +244,16 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
-        """Request the end of a call; returns whether a worker holds it, whose answer the caller must await."""
+        """Request that a call end; return whether a worker holds it. If so, the caller must await its answer."""
         rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
         return any(row["state"] == CallState.HELD for row in rows)
 
     async def settle(self, call: CallKey, token: str) -> None:
-        """Delete arguments and answer of a closed call. Idempotent."""
+        """Delete a closed call's arguments and answer. Idempotent."""
         await self._database.fetch(sql.SETTLE, call.store_id, call.call_id, token)
 
     async def news(self) -> Collection[CallKey]:
-        """Return the calls of this process's executions that are answered or lost."""
+        """Return the calls from this process's executions that are answered or lost."""
         rows = await self._database.fetch(sql.NEWS, self._instance_id)
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
@@ -261,18 +261,18 @@ class PostgresWorkerRepository:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return which of these held calls are cancelled, or no longer held by their worker."""
+        """Return which of these held calls are cancelled or no longer held by their worker."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
 
     async def forget(self) -> None:
-        """Delete workers and calls a day after they expired."""
+        """Delete workers and calls that expired more than a day ago."""
         await self._database.fetch(sql.FORGET_CALLS)
         await self._database.fetch(sql.FORGET_WORKERS)
 
     async def listen(self, listener: Listener) -> None:
-        """Pass notifications of other processes to the listener, until the connection breaks or this is cancelled."""
+        """Pass other processes' notifications to the listener until the connection breaks or this is cancelled."""
 
         def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
             parts = str(payload).split(" ")
@@ -292,7 +292,7 @@ class PostgresWorkerRepository:
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    """Return a call as its worker gets it, which need not be the first worker."""
+    """Return a call as its worker receives it. The worker need not be the first one."""
     call = pb.Invocation.FromString(row["details"])
     call.purpose = PURPOSES[Purpose(row["purpose"])]
     call.lease_epoch = row["lease_epoch"]
