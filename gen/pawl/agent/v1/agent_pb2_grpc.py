@@ -187,12 +187,12 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Opens a bidirectional stream for one front end. The client declares the tools it can run, starts and
-        attaches to runs, receives their events and offered calls, and returns results and decisions. The stream
-        owns nothing: when it breaks, runs continue and offers go to other clients. session.proto describes the
-        frames.
+        """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs
+        or attaches to them, receives their events and offered calls, and returns results and decisions. Nothing
+        depends on the stream: if it breaks, runs continue and offers go to other clients. session.proto
+        describes the frames.
 
-        Only errors of the stream itself end it; all others are receipts.
+        Only errors in the stream itself end it; all others are returned as receipts.
 
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
@@ -200,7 +200,8 @@ class AgentServiceServicer(object):
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata has `run_id` and `resume_after_seq`.
         - DEADLINE_EXCEEDED: No frame for 45 s.
         - CANCELLED: The client opened another stream.
-        - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt is possible now; send the frame again.
+        - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
+        again.
         - UNAVAILABLE / SHUTTING_DOWN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -208,9 +209,9 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams the events of a run after `after_seq`: past events first, then live ones. The stream ends with OK
-        after the last event of the run. Safe to repeat from the last seq seen; every watcher gets the same
-        bytes. One gap replaces events that were deleted.
+        """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
+        after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
+        bytes. A single gap replaces any deleted events.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -223,10 +224,10 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseCall(self, request, context):
-        """Leases one offered call to a client without a stream. Granted if no client holds the call. Never granted
-        for a tool that came with another client's session. Repeat the request to renew the lease. An
-        `offer_epoch` above 1 means that an earlier client may have run the call: repeat only what is safe to
-        repeat. Idempotent.
+        """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
+        but never for a tool that came with another client's session. Repeat the request to renew the lease. An
+        `offer_epoch` above 1 means that another client may already have run the call: repeat only what is safe
+        to repeat. Idempotent.
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
@@ -236,11 +237,11 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitToolResults(self, request, context):
-        """Returns results of front-end calls without a stream. Results can come in several requests and from any
-        client of the user. Each result gets its own receipt; a bad one does not stop the others. Idempotent by
-        request ID and call.
+        """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
+        any of the user's clients. Each result gets its own receipt; a bad one does not stop the others.
+        Idempotent by request ID and call.
 
-        All errors but RUN_NOT_FOUND are receipts, also REQUEST_ID_REUSED.
+        All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -251,16 +252,16 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Decide(self, request, context):
-        """Approves, edits or rejects a gated call, or answers a question. A decision is accepted once, is final,
-        and applies to exactly what was shown. Edited arguments, and answers to a question with an
-        `answer_schema_json`, are validated first. Idempotent by request ID.
+        """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is
+        final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
+        questions that have an `answer_schema_json`. Idempotent by request ID.
 
-        Who can decide gated calls: users with the role approver or admin for all runs of their store, and users
-        without roles for their own runs. For a call that needs several approvals, each approver must be a
-        different person with a different credential. The user who started or steered the run, and the credential
-        that started it, cannot approve such a call. The local key of `pawl up` is exempt: it stands for everyone
-        with access to the machine. Only the user who started the run can answer its questions. A delegate key
-        without `decides_for_users` can do neither.
+        Users with the approver or admin role can decide on gated calls of all runs in their store; users without
+        roles can decide on those of their own runs. For a call that needs several approvals, each approver must
+        be a different user with a different credential. The user who started or steered the run, and the
+        credential that started it, cannot approve such a call. The local key of `pawl up` is exempt: it
+        represents everyone with access to the machine. Only the user who started the run can answer its
+        questions. A delegate key without `decides_for_users` can do neither.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -268,7 +269,7 @@ class AgentServiceServicer(object):
         - INVALID_ARGUMENT / DIGEST_REQUIRED
         - FAILED_PRECONDITION / DIGEST_MISMATCH
         - FAILED_PRECONDITION / CALL_NOT_PENDING
-        - FAILED_PRECONDITION / ALREADY_DECIDED: Also when the same person decides a second time.
+        - FAILED_PRECONDITION / ALREADY_DECIDED: Also if the same user decides a second time.
         - FAILED_PRECONDITION / DEADLINE_PASSED
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS
@@ -281,10 +282,10 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DecideCalls(self, request, context):
-        """Makes several decisions, in one run or many, each by the rules of Decide. Each decision gets its own
-        receipt; a bad one does not stop the others. Idempotent by request ID and call.
+        """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
+        own receipt; a bad one does not stop the others. Idempotent by request ID and call.
 
-        All errors but PERMISSION_DENIED are receipts, also REQUEST_ID_REUSED.
+        All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
         Errors:
         - PERMISSION_DENIED: The caller is a delegate that cannot decide.
@@ -295,9 +296,9 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendMessage(self, request, context):
-        """Sends a message to a conversation. `policy` says what happens while a run is active. Idempotent by
+        """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by
         request ID. With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the
-        conversation, and messages of at most 32 people besides those who started it.
+        conversation, from at most 32 users besides those who started it.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -318,8 +319,8 @@ class AgentServiceServicer(object):
     def CancelRun(self, request, context):
         """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
         running tools are cancelled. Calls that could not be stopped are reported when the run ends: in
-        `unstopped_call_ids`, in a warning NOT_STOPPED, and in their results. A run that has ended is returned
-        unchanged. Jobs of the run continue and are returned, unless `cancel_jobs` is set. Idempotent.
+        `unstopped_call_ids`, in a NOT_STOPPED warning, and in their results. A run that has already ended is
+        returned unchanged. The run's jobs continue, and are returned, unless `cancel_jobs` is set. Idempotent.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -330,10 +331,10 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResolveCall(self, request, context):
-        """Reports the outcome of a call in doubt (run NEEDS_ATTENTION). The call can be of any user of the store.
-        Accepted once; the log of the run records who did it. Requires the role operator or admin, which the
-        local key of `pawl up` has. Delegates that cannot decide are refused. OperatorService.ListAttention lists
-        the runs. Idempotent by request ID.
+        """Reports the outcome of a call in doubt (run NEEDS_ATTENTION). The call can belong to any user in the
+        store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator
+        or admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
+        OperatorService.ListAttention lists such runs. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -348,15 +349,15 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TopUpRun(self, request, context):
-        """Adds tokens to the token budget of a run. A run that waits for tokens continues. An accepted top-up
-        counts once, in any state of the run. Idempotent by request ID.
+        """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
+        counts once, whatever the run's state. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - FAILED_PRECONDITION / RUN_ENDED
         - FAILED_PRECONDITION / NO_TOKEN_BUDGET
         - RESOURCE_EXHAUSTED / TOKEN_CEILING
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: 100 top-ups are waiting for the run to read them.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 unread top-ups.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -376,10 +377,10 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UndoRun(self, request, context):
-        """Undoes a run: creates a run that reverses its effects. The new run is in the same conversation, behind
-        active and queued runs, and belongs to the user of the original run, who gets its approvals. The caller
-        must be that user or have the role admin. undo.proto describes the rules. Idempotent by request ID;
-        undoing twice is harmless.
+        """Undoes a run: creates a run that reverses its effects. The new run joins the same conversation, behind
+        active and queued runs, and belongs to the original run's user, who is asked for its approvals. The
+        caller must be that user or have the admin role. undo.proto describes the rules. Idempotent by request
+        ID; undoing twice is harmless.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -392,7 +393,7 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UndoCall(self, request, context):
-        """Undoes one call of a run, as UndoRun does all of them.
+        """Undoes a single call of a run, in the same way as UndoRun.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -406,7 +407,7 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetUndoReport(self, request, context):
-        """Returns the result of an undo so far, call by call. Read-only.
+        """Returns what an undo has done so far, call by call. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -417,8 +418,8 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Returns a run with its open calls. `pending_calls` wait for a person or front end, `active_calls` do not.
-        Can wait until the run needs input or has ended. Read-only.
+        """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
+        are not. Can wait until the run needs input or has ended. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -428,7 +429,7 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists the runs of the caller that match all filters, newest first by default. Read-only.
+        """Lists the caller's runs that match all filters, newest first by default. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -440,7 +441,7 @@ class AgentServiceServicer(object):
 
     def ListCalls(self, request, context):
         """Lists the calls of a run in call order, with complete results. Also works for another user's run in a
-        conversation shared with `shows_arguments`; then without decisions and answers. Read-only.
+        conversation shared with `shows_arguments`, but then leaves out decisions and answers. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -452,7 +453,7 @@ class AgentServiceServicer(object):
 
     def ListSteps(self, request, context):
         """Lists the steps of a run: reasoning, text, calls, questions and their results. Works during and after the
-        run. Once the events of the run are deleted, Pawl derives the steps from its messages and calls.
+        run. Once the run's events have been deleted, Pawl derives the steps from its messages and calls.
         Read-only.
 
         Errors:
@@ -464,8 +465,8 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchSteps(self, request, context):
-        """Streams the steps of a run as they are added or change. The stream ends with OK after the end of the run.
-        Safe to repeat from the last seq seen.
+        """Streams a run's steps as they are added or changed. The stream ends with OK after the run ends. It is
+        safe to reconnect from the last seq seen.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -490,25 +491,25 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPending(self, request, context):
-        """Lists everything that waits for the caller, over all runs. First calls (approvals, questions, front-end
-        calls, calls in doubt), oldest first. Then runs that have used up their token budget, oldest first;
-        TopUpRun resumes them. Read-only.
+        """Lists everything that is waiting for the caller, across all runs. First calls (approvals, questions,
+        front-end calls, calls in doubt), oldest first. Then runs that have used up their token budget, oldest
+        first; TopUpRun resumes them. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
-        - PERMISSION_DENIED: Scope STORE without the role approver or admin.
+        - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchPending(self, request, context):
-        """Streams what ListPending lists: first everything, then additions, changes and removals. Changes arrive
-        within about a second per full page. The stream does not end on its own. After a reconnect it starts with
-        everything again.
+        """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
+        arrive within about a second per full page. The stream does not end on its own. After a reconnect it
+        starts over with the complete list.
 
         Errors:
-        - PERMISSION_DENIED: Scope STORE without the role approver or admin.
+        - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER
         - UNAVAILABLE / SHUTTING_DOWN
         """
@@ -517,8 +518,8 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WhoAmI(self, request, context):
-        """Returns the caller, its rights, and the version, model and limits of the deployment. Any credential with
-        any role can call it. Read-only.
+        """Returns the caller and its permissions, and the deployment's version, model and limits. Any credential
+        may call it, whatever its role. Read-only.
 
         Errors: only the common ones.
         """

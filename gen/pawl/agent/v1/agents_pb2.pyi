@@ -31,7 +31,7 @@ class UpdateAgentRequest(_message.Message):
     """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _agent_pb2.AgentDefinition:
-        """The complete definition. Absent fields are not taken from the previous version."""
+        """The complete definition. Absent fields are not filled in from the previous version."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ Global___UpdateAgentRequest: _TypeAlias = UpdateAgentRequest  # noqa: Y015
 
 @_typing.final
 class UpdateAgentResponse(_message.Message):
-    """Response of UpdateAgent."""
+    """Response from UpdateAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -64,7 +64,7 @@ class UpdateAgentResponse(_message.Message):
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Warning: patterns and sources of the selection that match no tool now."""
+        """Warning: patterns and sources in the selection that currently do not match any tool."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class GetAgentRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the agent; `draft/NAME` for a draft of the caller."""
+    """Name of the agent; `draft/NAME` for one of the caller's drafts."""
     version: _builtins.int
-    """Version; 0 for the newest of an agent that is not deleted. A draft has one version."""
+    """Version; 0 means the newest version of an agent that is not deleted. A draft has only one version."""
     def __init__(
         self,
         *,
@@ -109,7 +109,7 @@ Global___GetAgentRequest: _TypeAlias = GetAgentRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentResponse(_message.Message):
-    """Response of GetAgent."""
+    """Response from GetAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -164,12 +164,12 @@ class ListAgentsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     drafts: _builtins.bool
-    """List the caller's drafts instead of the agents of the store."""
+    """List the caller's drafts instead of the store's agents."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only agents with all of these labels; empty for all."""
+        """Only agents with all of these labels; empty means all."""
 
     def __init__(
         self,
@@ -189,14 +189,14 @@ Global___ListAgentsRequest: _TypeAlias = ListAgentsRequest  # noqa: Y015
 
 @_typing.final
 class ListAgentsResponse(_message.Message):
-    """Response of ListAgents."""
+    """Response from ListAgents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The newest version of each agent."""
@@ -229,7 +229,7 @@ class ListAgentVersionsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -247,14 +247,14 @@ Global___ListAgentVersionsRequest: _TypeAlias = ListAgentVersionsRequest  # noqa
 
 @_typing.final
 class ListAgentVersionsResponse(_message.Message):
-    """Response of ListAgentVersions."""
+    """Response from ListAgentVersions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The versions."""
@@ -297,7 +297,7 @@ Global___DeleteAgentRequest: _TypeAlias = DeleteAgentRequest  # noqa: Y015
 
 @_typing.final
 class DeleteAgentResponse(_message.Message):
-    """Response of DeleteAgent."""
+    """Response from DeleteAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -323,7 +323,7 @@ class GetAgentUsageRequest(_message.Message):
     name: _builtins.str
     """Agent name."""
     days: _builtins.int
-    """Number of days up to today, 1 to 400; default 30."""
+    """Number of days, up to and including today, 1 to 400; default 30."""
     def __init__(
         self,
         *,
@@ -340,14 +340,14 @@ Global___GetAgentUsageRequest: _TypeAlias = GetAgentUsageRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentUsageResponse(_message.Message):
-    """Response of GetAgentUsage."""
+    """Response from GetAgentUsage."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def days(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentUsage]:
-        """Days with usage, newest first."""
+        """Days on which the agent was used, newest first."""
 
     def __init__(
         self,
@@ -374,7 +374,7 @@ class UpdateDraftRequest(_message.Message):
     """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _agent_pb2.AgentDefinition:
-        """The complete definition, with its name without `draft/`."""
+        """The complete definition. Its name must not include `draft/`."""
 
     def __init__(
         self,
@@ -392,7 +392,7 @@ Global___UpdateDraftRequest: _TypeAlias = UpdateDraftRequest  # noqa: Y015
 
 @_typing.final
 class UpdateDraftResponse(_message.Message):
-    """Response of UpdateDraft."""
+    """Response from UpdateDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,7 +407,7 @@ class UpdateDraftResponse(_message.Message):
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Warning: patterns and sources of the selection that match no tool now."""
+        """Warning: patterns and sources in the selection that currently do not match any tool."""
 
     def __init__(
         self,
@@ -448,7 +448,7 @@ Global___DeleteDraftRequest: _TypeAlias = DeleteDraftRequest  # noqa: Y015
 
 @_typing.final
 class DeleteDraftResponse(_message.Message):
-    """Response of DeleteDraft."""
+    """Response from DeleteDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

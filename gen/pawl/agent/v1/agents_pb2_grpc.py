@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class AgentRegistryServiceStub(object):
-    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
-    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    """Manages a store's agents as immutable versions. StartRunRequest.agent starts a run with an agent; the run
+    keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
-    run names its agent; it never hides an agent of the store.
+    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
+    a run names its agent; a draft never hides one of the store's agents.
     """
 
     def __init__(self, channel):
@@ -83,24 +83,24 @@ class AgentRegistryServiceStub(object):
 
 
 class AgentRegistryServiceServicer(object):
-    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
-    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    """Manages a store's agents as immutable versions. StartRunRequest.agent starts a run with an agent; the run
+    keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
-    run names its agent; it never hides an agent of the store.
+    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
+    a run names its agent; a draft never hides one of the store's agents.
     """
 
     def UpdateAgent(self, request, context):
-        """Creates an agent, or a new version of it. A definition equal to the newest version, including the
-        selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
-        Requires the role admin.
+        """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
+        version, no version is created, so the request is safe to repeat. Running runs keep their version.
+        Requires the admin role.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
-        ones), 1000 versions per agent.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
+        store (1000 including deleted ones) or 1000 versions per agent.
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
         - FAILED_PRECONDITION / AGENT_CYCLE
@@ -111,7 +111,7 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetAgent(self, request, context):
-        """Returns a version of an agent, also of a deleted one. Read-only.
+        """Returns a version of an agent, even of a deleted one. Read-only.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -132,7 +132,7 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListAgentVersions(self, request, context):
-        """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
+        """Lists an agent's versions, newest first, even if it was deleted. Read-only.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -143,8 +143,8 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAgent(self, request, context):
-        """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
-        deleting its `default`, a store uses the deployment's. Requires the role admin.
+        """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
+        deletes its `default`, it uses the deployment's. Requires the admin role.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
@@ -154,8 +154,8 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetAgentUsage(self, request, context):
-        """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
-        runs are deleted. Requires the role admin. Read-only.
+        """Returns an agent's daily usage, even if it was deleted. Figures are kept for 400 days, even if the runs
+        are deleted. Requires the admin role. Read-only.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -167,14 +167,14 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateDraft(self, request, context):
-        """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
-        kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
-        calls UpdateAgent with its definition.
+        """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
+        kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
+        admin calls UpdateAgent with its definition.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
         use.
@@ -186,7 +186,7 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDraft(self, request, context):
-        """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
+        """Deletes one of the caller's drafts. Its runs continue, but can no longer delegate to agents.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
@@ -247,12 +247,12 @@ def add_AgentRegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentRegistryService(object):
-    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
-    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    """Manages a store's agents as immutable versions. StartRunRequest.agent starts a run with an agent; the run
+    keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
-    run names its agent; it never hides an agent of the store.
+    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
+    a run names its agent; a draft never hides one of the store's agents.
     """
 
     @staticmethod

@@ -27,12 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AgentRegistryServiceStub:
-    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
-    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    """Manages a store's agents as immutable versions. StartRunRequest.agent starts a run with an agent; the run
+    keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
-    run names its agent; it never hides an agent of the store.
+    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
+    a run names its agent; a draft never hides one of the store's agents.
     """
 
     @_typing.overload
@@ -40,22 +40,22 @@ class AgentRegistryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentRegistryServiceAsyncStub: ...
     UpdateAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateAgentRequest, _agents_pb2.UpdateAgentResponse]
-    """Creates an agent, or a new version of it. A definition equal to the newest version, including the
-    selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
-    Requires the role admin.
+    """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
+    version, no version is created, so the request is safe to repeat. Running runs keep their version.
+    Requires the admin role.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
-      ones), 1000 versions per agent.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
+      store (1000 including deleted ones) or 1000 versions per agent.
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
     - FAILED_PRECONDITION / AGENT_CYCLE
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
-    """Returns a version of an agent, also of a deleted one. Read-only.
+    """Returns a version of an agent, even of a deleted one. Read-only.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -68,22 +68,22 @@ class AgentRegistryServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD: `labels`.
     """
     ListAgentVersions: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentVersionsRequest, _agents_pb2.ListAgentVersionsResponse]
-    """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
+    """Lists an agent's versions, newest first, even if it was deleted. Read-only.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     DeleteAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]
-    """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
-    deleting its `default`, a store uses the deployment's. Requires the role admin.
+    """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
+    deletes its `default`, it uses the deployment's. Requires the admin role.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
     GetAgentUsage: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]
-    """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
-    runs are deleted. Requires the role admin. Read-only.
+    """Returns an agent's daily usage, even if it was deleted. Figures are kept for 400 days, even if the runs
+    are deleted. Requires the admin role. Read-only.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -91,14 +91,14 @@ class AgentRegistryServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD: `days`.
     """
     UpdateDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]
-    """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
-    kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
-    calls UpdateAgent with its definition.
+    """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
+    kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
+    admin calls UpdateAgent with its definition.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
       use.
@@ -106,7 +106,7 @@ class AgentRegistryServiceStub:
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     DeleteDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]
-    """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
+    """Deletes one of the caller's drafts. Its runs continue, but can no longer delegate to agents.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
@@ -114,32 +114,32 @@ class AgentRegistryServiceStub:
 
 @_typing.type_check_only
 class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
-    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
-    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    """Manages a store's agents as immutable versions. StartRunRequest.agent starts a run with an agent; the run
+    keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
-    run names its agent; it never hides an agent of the store.
+    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
+    a run names its agent; a draft never hides one of the store's agents.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UpdateAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateAgentRequest, _agents_pb2.UpdateAgentResponse]  # type: ignore[assignment]
-    """Creates an agent, or a new version of it. A definition equal to the newest version, including the
-    selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
-    Requires the role admin.
+    """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
+    version, no version is created, so the request is safe to repeat. Running runs keep their version.
+    Requires the admin role.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
-      ones), 1000 versions per agent.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
+      store (1000 including deleted ones) or 1000 versions per agent.
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
     - FAILED_PRECONDITION / AGENT_CYCLE
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
-    """Returns a version of an agent, also of a deleted one. Read-only.
+    """Returns a version of an agent, even of a deleted one. Read-only.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -152,22 +152,22 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD: `labels`.
     """
     ListAgentVersions: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentVersionsRequest, _agents_pb2.ListAgentVersionsResponse]  # type: ignore[assignment]
-    """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
+    """Lists an agent's versions, newest first, even if it was deleted. Read-only.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     DeleteAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]  # type: ignore[assignment]
-    """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
-    deleting its `default`, a store uses the deployment's. Requires the role admin.
+    """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
+    deletes its `default`, it uses the deployment's. Requires the admin role.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
     GetAgentUsage: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]  # type: ignore[assignment]
-    """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
-    runs are deleted. Requires the role admin. Read-only.
+    """Returns an agent's daily usage, even if it was deleted. Figures are kept for 400 days, even if the runs
+    are deleted. Requires the admin role. Read-only.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -175,14 +175,14 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD: `days`.
     """
     UpdateDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]  # type: ignore[assignment]
-    """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
-    kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
-    calls UpdateAgent with its definition.
+    """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
+    kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
+    admin calls UpdateAgent with its definition.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
       use.
@@ -190,19 +190,19 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     DeleteDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]  # type: ignore[assignment]
-    """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
+    """Deletes one of the caller's drafts. Its runs continue, but can no longer delegate to agents.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
 
 class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
-    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    """Manages a store's agents as immutable versions. StartRunRequest.agent starts a run with an agent; the run
+    keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
-    run names its agent; it never hides an agent of the store.
+    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
+    a run names its agent; a draft never hides one of the store's agents.
     """
 
     @_abc_1.abstractmethod
@@ -211,15 +211,15 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.UpdateAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.UpdateAgentResponse, _abc.Awaitable[_agents_pb2.UpdateAgentResponse]]:
-        """Creates an agent, or a new version of it. A definition equal to the newest version, including the
-        selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
-        Requires the role admin.
+        """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
+        version, no version is created, so the request is safe to repeat. Running runs keep their version.
+        Requires the admin role.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
-          ones), 1000 versions per agent.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
+          store (1000 including deleted ones) or 1000 versions per agent.
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
         - FAILED_PRECONDITION / AGENT_CYCLE
@@ -232,7 +232,7 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetAgentResponse, _abc.Awaitable[_agents_pb2.GetAgentResponse]]:
-        """Returns a version of an agent, also of a deleted one. Read-only.
+        """Returns a version of an agent, even of a deleted one. Read-only.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -257,7 +257,7 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.ListAgentVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.ListAgentVersionsResponse, _abc.Awaitable[_agents_pb2.ListAgentVersionsResponse]]:
-        """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
+        """Lists an agent's versions, newest first, even if it was deleted. Read-only.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -270,8 +270,8 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.DeleteAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.DeleteAgentResponse, _abc.Awaitable[_agents_pb2.DeleteAgentResponse]]:
-        """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
-        deleting its `default`, a store uses the deployment's. Requires the role admin.
+        """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
+        deletes its `default`, it uses the deployment's. Requires the admin role.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
@@ -283,8 +283,8 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetAgentUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetAgentUsageResponse, _abc.Awaitable[_agents_pb2.GetAgentUsageResponse]]:
-        """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
-        runs are deleted. Requires the role admin. Read-only.
+        """Returns an agent's daily usage, even if it was deleted. Figures are kept for 400 days, even if the runs
+        are deleted. Requires the admin role. Read-only.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -298,14 +298,14 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.UpdateDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.UpdateDraftResponse, _abc.Awaitable[_agents_pb2.UpdateDraftResponse]]:
-        """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
-        kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
-        calls UpdateAgent with its definition.
+        """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
+        kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
+        admin calls UpdateAgent with its definition.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
           use.
@@ -319,7 +319,7 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.DeleteDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.DeleteDraftResponse, _abc.Awaitable[_agents_pb2.DeleteDraftResponse]]:
-        """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
+        """Deletes one of the caller's drafts. Its runs continue, but can no longer delegate to agents.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.

@@ -38,7 +38,7 @@ class _HistoryRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryRo
     """Instructions. Rejected with INVALID_HISTORY: the agent's own instructions apply."""
 
 class HistoryRole(_HistoryRole, metaclass=_HistoryRoleEnumTypeWrapper):
-    """Author of a message of an imported history."""
+    """Author of a message in an imported history."""
 
 HISTORY_ROLE_UNSPECIFIED: HistoryRole.ValueType  # 0
 """Rejected with INVALID_HISTORY."""
@@ -61,9 +61,9 @@ class GetConversationRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """ID of the conversation; empty with a key."""
+    """Conversation ID; empty if there is a key."""
     conversation_key: _builtins.str
-    """Key of the conversation; empty with an ID. As StartRunRequest.conversation_key."""
+    """Key of the conversation; empty if there is an ID. See StartRunRequest.conversation_key."""
     def __init__(
         self,
         *,
@@ -80,7 +80,7 @@ Global___GetConversationRequest: _TypeAlias = GetConversationRequest  # noqa: Y0
 
 @_typing.final
 class GetConversationResponse(_message.Message):
-    """Response of GetConversation."""
+    """Response from GetConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -137,23 +137,24 @@ class ListConversationsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     archived: _builtins.bool
-    """Only archived conversations (true) or only others (false); absent for all."""
+    """Only archived conversations (true) or only unarchived ones (false); absent means all."""
     query: _builtins.str
-    """Words to search for, at most 200 bytes and 8 words; empty for all conversations. A conversation matches
-    if its title, or one message of the user or model, has words starting with each of them, in any order and
-    case. Messages are searchable about a second after they are written, by the first 1000 distinct words of
-    their first 16384 characters. If more than 10000 messages match, about 10000 are considered.
+    """Words to search for, at most 200 bytes and 8 words; empty means all conversations. A conversation matches
+    if its title, or a single message from the user or model, has words starting with each of them, in any
+    order and ignoring case. Messages become searchable about a second after they are written, by the first
+    1000 distinct words of their first 16384 characters. If more than 10000 messages match, only about 10000
+    are considered.
     """
     shared: _builtins.bool
-    """List conversations that other users of the store share, instead of the caller's own. With a query, only
-    those of the 100 users who shared most recently.
+    """List conversations that other users in the store share, instead of the caller's own. With a query, only
+    those shared by the 100 users who most recently shared one.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only conversations with all of these labels; empty for all. Not with `shared`: labels are visible to
-        their user only.
+        """Only conversations with all of these labels; empty means all. Not allowed with `shared`, because labels
+        are visible only to their user.
         """
 
     def __init__(
@@ -178,14 +179,14 @@ Global___ListConversationsRequest: _TypeAlias = ListConversationsRequest  # noqa
 
 @_typing.final
 class ListConversationsResponse(_message.Message):
-    """Response of ListConversations."""
+    """Response from ListConversations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATIONS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def conversations(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.Conversation]:
         """The conversations."""
@@ -226,14 +227,14 @@ class UpdateConversationRequest(_message.Message):
     archived: _builtins.bool
     """Whether the conversation is archived."""
     sharing: _conversation_pb2.Sharing.ValueType
-    """Whether other users of the store may read it, or write to it."""
+    """Whether other users in the store may read it or write to it."""
     shows_arguments: _builtins.bool
-    """Also let readers list the calls of its runs, with arguments and results. May be set before the
-    conversation is shared.
+    """Also let readers list its runs' calls, with arguments and results. May be set before the conversation is
+    shared.
     """
     @_builtins.property
     def labels(self) -> _conversation_pb2.Labels:
-        """The new labels, replacing all current ones; an empty set removes them."""
+        """New labels, which replace all current ones; an empty set removes them."""
 
     def __init__(
         self,
@@ -267,7 +268,7 @@ Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # no
 
 @_typing.final
 class UpdateConversationResponse(_message.Message):
-    """Response of UpdateConversation."""
+    """Response from UpdateConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -303,7 +304,7 @@ class ForkConversationRequest(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID."""
     number: _builtins.int
-    """Number of the last shared message (Message.number); 0 for the last possible fork point."""
+    """Number of the last shared message (Message.number); 0 means the latest possible fork point."""
     def __init__(
         self,
         *,
@@ -321,7 +322,7 @@ Global___ForkConversationRequest: _TypeAlias = ForkConversationRequest  # noqa: 
 
 @_typing.final
 class ForkConversationResponse(_message.Message):
-    """Response of ForkConversation."""
+    """Response from ForkConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -345,7 +346,7 @@ Global___ForkConversationResponse: _TypeAlias = ForkConversationResponse  # noqa
 
 @_typing.final
 class HistoryMessage(_message.Message):
-    """Message of an imported history."""
+    """A message in an imported history."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -357,16 +358,16 @@ class HistoryMessage(_message.Message):
     role: Global___HistoryRole.ValueType
     """Author of the message."""
     text: _builtins.str
-    """Text without control characters; at most 256 KiB for a user message, else 1 MiB. A result may be JSON or
-    any text. May be empty if there are calls.
+    """Text without control characters; at most 256 KiB for a user message, otherwise 1 MiB. A result may be
+    JSON or any other text. May be empty if there are calls.
     """
     call_id: _builtins.str
-    """For a result: ID of its call."""
+    """For a result: ID of the call."""
     is_error: _builtins.bool
     """For a result: whether it is an error."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryCall]:
-        """Calls of the assistant, at most 128. Each must have one result directly after this message."""
+        """The assistant's calls, at most 128. Each must have exactly one result directly after this message."""
 
     def __init__(
         self,
@@ -387,7 +388,7 @@ Global___HistoryMessage: _TypeAlias = HistoryMessage  # noqa: Y015
 
 @_typing.final
 class HistoryCall(_message.Message):
-    """Call of an imported history."""
+    """A call in an imported history."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -395,11 +396,11 @@ class HistoryCall(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """ID of the call, 1 to 256 characters, unique in the history; kept as Call.provider_call_id."""
+    """Call ID, 1 to 256 characters, unique in the history; kept as Call.provider_call_id."""
     tool_name: _builtins.str
     """Name of the tool: 1 to 64 letters, digits, `_` and `-`. The tool need not exist."""
     arguments_json: _builtins.str
-    """Arguments, a strict JSON object of at most 256 KiB."""
+    """Arguments as a strict JSON object of at most 256 KiB."""
     def __init__(
         self,
         *,
@@ -428,15 +429,15 @@ class ImportConversationRequest(_message.Message):
     request_id: _builtins.str
     """Idempotency key; see the package comment."""
     title: _builtins.str
-    """Title, one line of at most 200 characters; empty for the first line of the first message."""
+    """Title, one line of at most 200 characters; empty to use the first line of the first message."""
     conversation_key: _builtins.str
-    """Key of the new conversation, which must not be in use; empty for none. As
+    """Key of the new conversation, which must not be in use; empty if there is none. See
     StartRunRequest.conversation_key.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryMessage]:
-        """The messages in order, 1 to 1000. The first must be the user's, the last an answer or a result. Pawl
-        joins adjacent messages of the same role when it calls the model.
+        """The messages in order, 1 to 1000. The first must be from the user, and the last must be an answer or a
+        result. Pawl joins adjacent messages of the same role when it calls the model.
         """
 
     def __init__(
@@ -457,7 +458,7 @@ Global___ImportConversationRequest: _TypeAlias = ImportConversationRequest  # no
 
 @_typing.final
 class ImportConversationResponse(_message.Message):
-    """Response of ImportConversation."""
+    """Response from ImportConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -493,7 +494,7 @@ class EraseConversationRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -511,7 +512,7 @@ Global___EraseConversationRequest: _TypeAlias = EraseConversationRequest  # noqa
 
 @_typing.final
 class EraseConversationResponse(_message.Message):
-    """Response of EraseConversation: the receipt."""
+    """Response from EraseConversation: the receipt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -519,15 +520,15 @@ class EraseConversationResponse(_message.Message):
     LEFT_CALLS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def erasure(self) -> _conversation_pb2.Erasure:
         """Progress of the erasure."""
 
     @_builtins.property
     def left_calls(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.LeftCall]:
-        """A page of calls that had started, by run and call. The list is complete once `waits_for` has neither
-        `runs` nor `ledger`.
+        """A page of calls that had already started, ordered by run and call. The list is complete once `waits_for`
+        contains neither `runs` nor `ledger`.
         """
 
     def __init__(

@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class ConversationServiceStub(object):
-    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
-    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
-    that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
+    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
     """
 
     def __init__(self, channel):
@@ -70,14 +69,13 @@ class ConversationServiceStub(object):
 
 
 class ConversationServiceServicer(object):
-    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
-    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
-    that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
+    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
     """
 
     def GetConversation(self, request, context):
-        """Returns a conversation by its ID or its key. By ID also a conversation that another user of the store
-        shares. Read-only.
+        """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+        users in the store share. Read-only.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -88,8 +86,8 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListConversations(self, request, context):
-        """Lists conversations of the caller, or those that other users share, by last activity. Conversations of
-        child runs are left out. Read-only.
+        """Lists the caller's conversations, or those that other users share, by last activity. Child runs'
+        conversations are left out. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -99,9 +97,10 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateConversation(self, request, context):
-        """Changes the title, labels, archive state or sharing of a conversation. Sharing changes apply to the next
-        call of other users. Once a conversation is no longer shared for writing, Pawl cancels other users' open
-        runs in it and their open jobs that report to it. Only its user can update it. Idempotent by request ID.
+        """Changes the title, labels, archive state or sharing of a conversation. Changes to sharing apply from
+        other users' next call onwards. Once a conversation is no longer shared for writing, Pawl cancels other
+        users' open runs in it and their open jobs that report to it. Only its owner can update it. Idempotent by
+        request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -113,10 +112,10 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForkConversation(self, request, context):
-        """Creates a conversation that shares the past of another one up to a message. The fork point must follow an
-        answer whose calls all have results; a run may be active after it. Nothing is copied or run again: past
-        runs and calls belong to the original conversation, where they are undone. The fork keeps the title until
-        it gets its own. Idempotent by request ID.
+        """Creates a conversation that shares another conversation's history up to a given message. The fork point must
+        come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
+        again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
+        original title until it gets its own. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -130,10 +129,10 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversation(self, request, context):
-        """Creates a conversation from a history in the format of chat completions. Atomic: Pawl rejects the whole
-        history if a strict model server would. Imported calls are settled and marked: they do not run, are not
-        audited or counted, and cannot be undone. They get new call IDs. A request may have 1.25 MiB. Idempotent
-        by request ID.
+        """Creates a conversation from a history in the chat completions format. Atomic: Pawl rejects the whole
+        history if a strict model server would. Imported calls are settled and marked as imported: they do not
+        run, are not audited or counted, and cannot be undone. They get new call IDs. A request may be up to 1.25
+        MiB. Idempotent by request ID.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_HISTORY
@@ -145,10 +144,11 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EraseConversation(self, request, context):
-        """Erases a conversation permanently and returns the progress. The erasure is durable when this returns: the
-        conversation accepts no messages, is in no list, and returns CONVERSATION_ERASED. Pawl cancels its runs
-        first, and erases the conversations of its child runs with it. Repeat the call until `erasure.end_time`
-        is set. Pawl cannot take back what tools received: the response lists it. Idempotent.
+        """Erases a conversation permanently and returns the progress. The erasure is durable when this returns:
+        from then on the conversation does not accept messages or appear in lists, and returns
+        CONVERSATION_ERASED. Pawl first cancels its runs, and also erases its child runs' conversations. Repeat
+        the call until `erasure.end_time` is set. Pawl cannot take back what tools have already received; the
+        response lists those calls. Idempotent.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -200,9 +200,8 @@ def add_ConversationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConversationService(object):
-    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
-    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
-    that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
+    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
     """
 
     @staticmethod

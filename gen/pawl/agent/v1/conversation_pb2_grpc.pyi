@@ -27,9 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ConversationServiceStub:
-    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
-    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
-    that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
+    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
     """
 
     @_typing.overload
@@ -37,24 +36,25 @@ class ConversationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConversationServiceAsyncStub: ...
     GetConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.GetConversationRequest, _conversation_pb2.GetConversationResponse]
-    """Returns a conversation by its ID or its key. By ID also a conversation that another user of the store
-    shares. Read-only.
+    """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+    users in the store share. Read-only.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     """
     ListConversations: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ListConversationsRequest, _conversation_pb2.ListConversationsResponse]
-    """Lists conversations of the caller, or those that other users share, by last activity. Conversations of
-    child runs are left out. Read-only.
+    """Lists the caller's conversations, or those that other users share, by last activity. Child runs'
+    conversations are left out. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     UpdateConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.UpdateConversationRequest, _conversation_pb2.UpdateConversationResponse]
-    """Changes the title, labels, archive state or sharing of a conversation. Sharing changes apply to the next
-    call of other users. Once a conversation is no longer shared for writing, Pawl cancels other users' open
-    runs in it and their open jobs that report to it. Only its user can update it. Idempotent by request ID.
+    """Changes the title, labels, archive state or sharing of a conversation. Changes to sharing apply from
+    other users' next call onwards. Once a conversation is no longer shared for writing, Pawl cancels other
+    users' open runs in it and their open jobs that report to it. Only its owner can update it. Idempotent by
+    request ID.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -62,10 +62,10 @@ class ConversationServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ForkConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ForkConversationRequest, _conversation_pb2.ForkConversationResponse]
-    """Creates a conversation that shares the past of another one up to a message. The fork point must follow an
-    answer whose calls all have results; a run may be active after it. Nothing is copied or run again: past
-    runs and calls belong to the original conversation, where they are undone. The fork keeps the title until
-    it gets its own. Idempotent by request ID.
+    """Creates a conversation that shares another conversation's history up to a given message. The fork point must
+    come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
+    again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
+    original title until it gets its own. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -75,10 +75,10 @@ class ConversationServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ImportConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ImportConversationRequest, _conversation_pb2.ImportConversationResponse]
-    """Creates a conversation from a history in the format of chat completions. Atomic: Pawl rejects the whole
-    history if a strict model server would. Imported calls are settled and marked: they do not run, are not
-    audited or counted, and cannot be undone. They get new call IDs. A request may have 1.25 MiB. Idempotent
-    by request ID.
+    """Creates a conversation from a history in the chat completions format. Atomic: Pawl rejects the whole
+    history if a strict model server would. Imported calls are settled and marked as imported: they do not
+    run, are not audited or counted, and cannot be undone. They get new call IDs. A request may be up to 1.25
+    MiB. Idempotent by request ID.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_HISTORY
@@ -86,10 +86,11 @@ class ConversationServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EraseConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.EraseConversationRequest, _conversation_pb2.EraseConversationResponse]
-    """Erases a conversation permanently and returns the progress. The erasure is durable when this returns: the
-    conversation accepts no messages, is in no list, and returns CONVERSATION_ERASED. Pawl cancels its runs
-    first, and erases the conversations of its child runs with it. Repeat the call until `erasure.end_time`
-    is set. Pawl cannot take back what tools received: the response lists it. Idempotent.
+    """Erases a conversation permanently and returns the progress. The erasure is durable when this returns:
+    from then on the conversation does not accept messages or appear in lists, and returns
+    CONVERSATION_ERASED. Pawl first cancels its runs, and also erases its child runs' conversations. Repeat
+    the call until `erasure.end_time` is set. Pawl cannot take back what tools have already received; the
+    response lists those calls. Idempotent.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -98,31 +99,31 @@ class ConversationServiceStub:
 
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
-    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
-    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
-    that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
+    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.GetConversationRequest, _conversation_pb2.GetConversationResponse]  # type: ignore[assignment]
-    """Returns a conversation by its ID or its key. By ID also a conversation that another user of the store
-    shares. Read-only.
+    """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+    users in the store share. Read-only.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     """
     ListConversations: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ListConversationsRequest, _conversation_pb2.ListConversationsResponse]  # type: ignore[assignment]
-    """Lists conversations of the caller, or those that other users share, by last activity. Conversations of
-    child runs are left out. Read-only.
+    """Lists the caller's conversations, or those that other users share, by last activity. Child runs'
+    conversations are left out. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     UpdateConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.UpdateConversationRequest, _conversation_pb2.UpdateConversationResponse]  # type: ignore[assignment]
-    """Changes the title, labels, archive state or sharing of a conversation. Sharing changes apply to the next
-    call of other users. Once a conversation is no longer shared for writing, Pawl cancels other users' open
-    runs in it and their open jobs that report to it. Only its user can update it. Idempotent by request ID.
+    """Changes the title, labels, archive state or sharing of a conversation. Changes to sharing apply from
+    other users' next call onwards. Once a conversation is no longer shared for writing, Pawl cancels other
+    users' open runs in it and their open jobs that report to it. Only its owner can update it. Idempotent by
+    request ID.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -130,10 +131,10 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ForkConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ForkConversationRequest, _conversation_pb2.ForkConversationResponse]  # type: ignore[assignment]
-    """Creates a conversation that shares the past of another one up to a message. The fork point must follow an
-    answer whose calls all have results; a run may be active after it. Nothing is copied or run again: past
-    runs and calls belong to the original conversation, where they are undone. The fork keeps the title until
-    it gets its own. Idempotent by request ID.
+    """Creates a conversation that shares another conversation's history up to a given message. The fork point must
+    come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
+    again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
+    original title until it gets its own. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -143,10 +144,10 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ImportConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ImportConversationRequest, _conversation_pb2.ImportConversationResponse]  # type: ignore[assignment]
-    """Creates a conversation from a history in the format of chat completions. Atomic: Pawl rejects the whole
-    history if a strict model server would. Imported calls are settled and marked: they do not run, are not
-    audited or counted, and cannot be undone. They get new call IDs. A request may have 1.25 MiB. Idempotent
-    by request ID.
+    """Creates a conversation from a history in the chat completions format. Atomic: Pawl rejects the whole
+    history if a strict model server would. Imported calls are settled and marked as imported: they do not
+    run, are not audited or counted, and cannot be undone. They get new call IDs. A request may be up to 1.25
+    MiB. Idempotent by request ID.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_HISTORY
@@ -154,10 +155,11 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EraseConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.EraseConversationRequest, _conversation_pb2.EraseConversationResponse]  # type: ignore[assignment]
-    """Erases a conversation permanently and returns the progress. The erasure is durable when this returns: the
-    conversation accepts no messages, is in no list, and returns CONVERSATION_ERASED. Pawl cancels its runs
-    first, and erases the conversations of its child runs with it. Repeat the call until `erasure.end_time`
-    is set. Pawl cannot take back what tools received: the response lists it. Idempotent.
+    """Erases a conversation permanently and returns the progress. The erasure is durable when this returns:
+    from then on the conversation does not accept messages or appear in lists, and returns
+    CONVERSATION_ERASED. Pawl first cancels its runs, and also erases its child runs' conversations. Repeat
+    the call until `erasure.end_time` is set. Pawl cannot take back what tools have already received; the
+    response lists those calls. Idempotent.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -165,9 +167,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
-    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
-    that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
+    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
     """
 
     @_abc_1.abstractmethod
@@ -176,8 +177,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.GetConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.GetConversationResponse, _abc.Awaitable[_conversation_pb2.GetConversationResponse]]:
-        """Returns a conversation by its ID or its key. By ID also a conversation that another user of the store
-        shares. Read-only.
+        """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+        users in the store share. Read-only.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -190,8 +191,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.ListConversationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.ListConversationsResponse, _abc.Awaitable[_conversation_pb2.ListConversationsResponse]]:
-        """Lists conversations of the caller, or those that other users share, by last activity. Conversations of
-        child runs are left out. Read-only.
+        """Lists the caller's conversations, or those that other users share, by last activity. Child runs'
+        conversations are left out. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -203,9 +204,10 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.UpdateConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.UpdateConversationResponse, _abc.Awaitable[_conversation_pb2.UpdateConversationResponse]]:
-        """Changes the title, labels, archive state or sharing of a conversation. Sharing changes apply to the next
-        call of other users. Once a conversation is no longer shared for writing, Pawl cancels other users' open
-        runs in it and their open jobs that report to it. Only its user can update it. Idempotent by request ID.
+        """Changes the title, labels, archive state or sharing of a conversation. Changes to sharing apply from
+        other users' next call onwards. Once a conversation is no longer shared for writing, Pawl cancels other
+        users' open runs in it and their open jobs that report to it. Only its owner can update it. Idempotent by
+        request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -219,10 +221,10 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.ForkConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.ForkConversationResponse, _abc.Awaitable[_conversation_pb2.ForkConversationResponse]]:
-        """Creates a conversation that shares the past of another one up to a message. The fork point must follow an
-        answer whose calls all have results; a run may be active after it. Nothing is copied or run again: past
-        runs and calls belong to the original conversation, where they are undone. The fork keeps the title until
-        it gets its own. Idempotent by request ID.
+        """Creates a conversation that shares another conversation's history up to a given message. The fork point must
+        come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
+        again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
+        original title until it gets its own. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -238,10 +240,10 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.ImportConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.ImportConversationResponse, _abc.Awaitable[_conversation_pb2.ImportConversationResponse]]:
-        """Creates a conversation from a history in the format of chat completions. Atomic: Pawl rejects the whole
-        history if a strict model server would. Imported calls are settled and marked: they do not run, are not
-        audited or counted, and cannot be undone. They get new call IDs. A request may have 1.25 MiB. Idempotent
-        by request ID.
+        """Creates a conversation from a history in the chat completions format. Atomic: Pawl rejects the whole
+        history if a strict model server would. Imported calls are settled and marked as imported: they do not
+        run, are not audited or counted, and cannot be undone. They get new call IDs. A request may be up to 1.25
+        MiB. Idempotent by request ID.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_HISTORY
@@ -255,10 +257,11 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.EraseConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.EraseConversationResponse, _abc.Awaitable[_conversation_pb2.EraseConversationResponse]]:
-        """Erases a conversation permanently and returns the progress. The erasure is durable when this returns: the
-        conversation accepts no messages, is in no list, and returns CONVERSATION_ERASED. Pawl cancels its runs
-        first, and erases the conversations of its child runs with it. Repeat the call until `erasure.end_time`
-        is set. Pawl cannot take back what tools received: the response lists it. Idempotent.
+        """Erases a conversation permanently and returns the progress. The erasure is durable when this returns:
+        from then on the conversation does not accept messages or appear in lists, and returns
+        CONVERSATION_ERASED. Pawl first cancels its runs, and also erases its child runs' conversations. Repeat
+        the call until `erasure.end_time` is set. Pawl cannot take back what tools have already received; the
+        response lists those calls. Idempotent.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND

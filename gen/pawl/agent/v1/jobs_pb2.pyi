@@ -47,27 +47,27 @@ class BackgroundJob(_message.Message):
     TRIMMED_ITERATIONS_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """ID of the job, which is the ID of its run."""
+    """Job ID, which is also the ID of its run."""
     conversation_id: _builtins.str
     """Conversation that the job reports to."""
     parent_run_id: _builtins.str
-    """Run that started it; empty for a job of StartJob."""
+    """Run that started it; empty if StartJob did."""
     parent_call_id: _builtins.str
-    """Call of that run that it executes; empty for a job of StartJob."""
+    """Call in that run that the job executes; empty if StartJob started it."""
     state: _run_pb2.RunState.ValueType
-    """State of its run. While WAITING, `waiting` has the reason."""
+    """Its run's state. While WAITING, `waiting` has the reason."""
     iterations: _builtins.int
-    """Completed iterations, at most `definition.iterations_max`."""
+    """Number of completed iterations, at most `definition.iterations_max`."""
     failures: _builtins.int
-    """Completed iterations that did not succeed."""
+    """Number of completed iterations that did not succeed."""
     last_result: _builtins.str
-    """Result of the last iteration as JSON, shortened if large; empty before the first."""
+    """The last iteration's result as JSON, truncated if large; empty before the first."""
     stop_cause: _run_pb2.StopCause.ValueType
     """Who stopped it; only when CANCELLING or CANCELLED."""
     trimmed_iterations: _builtins.int
-    """Number of first iterations whose calls and events were deleted."""
+    """Number of iterations, counted from the first, whose calls and events were deleted."""
     missed_iterations: _builtins.int
-    """Missed iterations, as Run.missed_iterations."""
+    """Number of missed iterations; see Run.missed_iterations."""
     @_builtins.property
     def definition(self) -> _run_pb2.Job:
         """What it does, how often and until when."""
@@ -82,7 +82,7 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """Time of the next iteration; absent unless the job waits for it."""
+        """Time of the next iteration; absent unless the job is waiting for it."""
 
     @_builtins.property
     def failure(self) -> _run_pb2.RunFailure:
@@ -90,11 +90,11 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def waiting(self) -> _waiting_pb2.Waiting:
-        """What it waits for; present if it is neither RUNNING nor ended."""
+        """What it is waiting for; present if it is neither RUNNING nor ended."""
 
     @_builtins.property
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Calls that wait for a person or front end, in call order. Only in GetJob and StopJob."""
+        """Calls that are waiting for a user or front end, in call order. Only in GetJob and StopJob."""
 
     def __init__(
         self,
@@ -173,27 +173,27 @@ class StartJobRequest(_message.Message):
     request_id: _builtins.str
     """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """Conversation that the job reports to; empty for a new one."""
+    """Conversation that the job reports to; empty to create one."""
     conversation_key: _builtins.str
-    """Client-chosen key of that conversation, 1 to 200 bytes, instead of a `conversation_id`. As
+    """Client-chosen key of that conversation, 1 to 200 bytes, instead of a `conversation_id`. See
     StartRunRequest.conversation_key.
     """
     agent: _builtins.str
-    """Agent that reports results in the conversation, with its options; empty for `default`."""
+    """Agent that reports the results in the conversation, with its options; empty means `default`."""
     tool_name: _builtins.str
-    """Tool to call. It must not ask the user or run in a front end."""
+    """Tool to call. It must not ask the user questions or run in a front end."""
     arguments_json: _builtins.bytes
-    """Arguments, a JSON object; empty for none."""
+    """Arguments as a JSON object; empty if there are none."""
     interval_seconds: _builtins.float
-    """Seconds between iterations, 0.5 to 86400; 0 calls the tool once."""
+    """Seconds between iterations, 0.5 to 86400; 0 calls the tool only once."""
     iterations_max: _builtins.int
-    """Maximum iterations, 1 to 1000000; 0 if only the duration ends the job. Requires an interval, as do the
-    fields below except `estimated_minutes` and JOB_REPORTS_NONE.
+    """Maximum number of iterations, 1 to 1000000; 0 if only the duration limits the job. Requires an interval,
+    as do the fields below except `estimated_minutes` and JOB_REPORTS_NONE.
     """
     duration_minutes: _builtins.float
-    """Minutes after which no iteration starts, at most a year; 0 for no time limit."""
+    """Minutes after which no more iterations start, at most a year; 0 means no time limit."""
     delay_first: _builtins.bool
-    """Start the first iteration one interval after the start of the job."""
+    """Start the first iteration one interval after the job starts."""
     estimated_minutes: _builtins.float
     """Estimated duration in minutes; 0 if unknown."""
     reports: _run_pb2.JobReports.ValueType
@@ -205,22 +205,22 @@ class StartJobRequest(_message.Message):
     report_seconds: _builtins.float
     """With DIGEST: minimum seconds between reports."""
     failures_told: _builtins.int
-    """With `until` or `when`: consecutive failures before reporting that the condition cannot be evaluated. 1
-    to 100; default 3.
+    """With `until` or `when`: number of consecutive failures before reporting that the condition cannot be
+    evaluated, 1 to 100; default 3.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of its run. As pawl.event.v1.Labels."""
+        """Labels of its run; see pawl.event.v1.Labels."""
 
     @_builtins.property
     def until(self) -> _run_pb2.JobCondition:
-        """Result that ends the job before its last iteration; absent for none. `until` and `when` require
+        """Result that ends the job before its last iteration; absent if there is none. `until` and `when` require
         `duration_minutes`.
         """
 
     @_builtins.property
     def when(self) -> _run_pb2.JobMonitor:
-        """Condition to report each time it becomes true; absent for none. `firings_max` defaults to 1000."""
+        """Condition to report each time it becomes true; absent if there is none. `firings_max` defaults to 1000."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ Global___StartJobRequest: _TypeAlias = StartJobRequest  # noqa: Y015
 
 @_typing.final
 class StartJobResponse(_message.Message):
-    """Response of StartJob."""
+    """Response from StartJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -300,7 +300,7 @@ Global___GetJobRequest: _TypeAlias = GetJobRequest  # noqa: Y015
 
 @_typing.final
 class GetJobResponse(_message.Message):
-    """Response of GetJob."""
+    """Response from GetJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -335,11 +335,11 @@ class ListJobsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     conversation_id: _builtins.str
-    """Only jobs that report to this conversation; empty for all."""
+    """Only jobs that report to this conversation; empty means all."""
     open_only: _builtins.bool
-    """Only jobs that have not ended."""
+    """List only jobs that have not ended."""
     def __init__(
         self,
         *,
@@ -358,14 +358,14 @@ Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
 
 @_typing.final
 class ListJobsResponse(_message.Message):
-    """Response of ListJobs."""
+    """Response from ListJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackgroundJob]:
         """The jobs."""
@@ -416,7 +416,7 @@ Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
 
 @_typing.final
 class StopJobResponse(_message.Message):
-    """Response of StopJob."""
+    """Response from StopJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -466,7 +466,7 @@ Global___PauseJobRequest: _TypeAlias = PauseJobRequest  # noqa: Y015
 
 @_typing.final
 class PauseJobResponse(_message.Message):
-    """Response of PauseJob."""
+    """Response from PauseJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -516,7 +516,7 @@ Global___ResumeJobRequest: _TypeAlias = ResumeJobRequest  # noqa: Y015
 
 @_typing.final
 class ResumeJobResponse(_message.Message):
-    """Response of ResumeJob."""
+    """Response from ResumeJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -570,7 +570,7 @@ Global___StopJobsRequest: _TypeAlias = StopJobsRequest  # noqa: Y015
 
 @_typing.final
 class StopJobsResponse(_message.Message):
-    """Response of StopJobs."""
+    """Response from StopJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -27,9 +27,9 @@ if _version_not_supported:
 
 class JobServiceStub(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
-    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
-    started it. IDs, request IDs and pages are as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
+    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
+    user whose run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -77,9 +77,9 @@ class JobServiceStub(object):
 
 class JobServiceServicer(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
-    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
-    started it. IDs, request IDs and pages are as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
+    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
+    user whose run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def StartJob(self, request, context):
@@ -91,13 +91,13 @@ class JobServiceServicer(object):
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-        background; the message says what would work.
+        background; the message says what to do instead.
         - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
         - NOT_FOUND / AGENT_NOT_FOUND
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many jobs of the store are waiting to start.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -105,7 +105,7 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """Returns a job with the calls that wait for a person or front end. Read-only.
+        """Returns a job with the calls that are waiting for a user or front end. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -115,7 +115,7 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists the jobs of the caller that match all filters, newest first. Read-only.
+        """Lists the caller's jobs that match all filters, newest first. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -125,8 +125,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Stops a job, as CancelRun. No further iteration starts, running work is cancelled, and the job does not
-        end as COMPLETED after this returns. The conversation is notified. A job that has ended is returned
+        """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
+        longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
         unchanged. Idempotent by request ID.
 
         Errors:
@@ -138,8 +138,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseJob(self, request, context):
-        """Pauses a job: no iteration starts until ResumeJob. An iteration that has started ends normally, even if
-        it waits for a person. A paused job stays open, counts as open in its conversation, can be stopped, and
+        """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
+        even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
         keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
         Errors:
@@ -169,7 +169,7 @@ class JobServiceServicer(object):
     def StopJobs(self, request, context):
         """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
         is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-        repeated request leaves out jobs that have ended since.
+        repeated request leaves out jobs that have since ended.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -228,9 +228,9 @@ def add_JobServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
-    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
-    started it. IDs, request IDs and pages are as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
+    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
+    user whose run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

@@ -28,9 +28,9 @@ GRPC_VERSION: str
 
 class JobServiceStub:
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
-    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
-    started it. IDs, request IDs and pages are as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
+    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
+    user whose run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @_typing.overload
@@ -46,30 +46,30 @@ class JobServiceStub:
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-      background; the message says what would work.
+      background; the message says what to do instead.
     - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
     - NOT_FOUND / AGENT_NOT_FOUND
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many jobs of the store are waiting to start.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.GetJobResponse]
-    """Returns a job with the calls that wait for a person or front end. Read-only.
+    """Returns a job with the calls that are waiting for a user or front end. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
     """
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
-    """Lists the jobs of the caller that match all filters, newest first. Read-only.
+    """Lists the caller's jobs that match all filters, newest first. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     StopJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StopJobRequest, _jobs_pb2.StopJobResponse]
-    """Stops a job, as CancelRun. No further iteration starts, running work is cancelled, and the job does not
-    end as COMPLETED after this returns. The conversation is notified. A job that has ended is returned
+    """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
+    longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
     unchanged. Idempotent by request ID.
 
     Errors:
@@ -77,8 +77,8 @@ class JobServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.PauseJobRequest, _jobs_pb2.PauseJobResponse]
-    """Pauses a job: no iteration starts until ResumeJob. An iteration that has started ends normally, even if
-    it waits for a person. A paused job stays open, counts as open in its conversation, can be stopped, and
+    """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
+    even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
     keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
     Errors:
@@ -100,7 +100,7 @@ class JobServiceStub:
     StopJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StopJobsRequest, _jobs_pb2.StopJobsResponse]
     """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
     is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-    repeated request leaves out jobs that have ended since.
+    repeated request leaves out jobs that have since ended.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -111,9 +111,9 @@ class JobServiceStub:
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
-    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
-    started it. IDs, request IDs and pages are as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
+    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
+    user whose run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -126,30 +126,30 @@ class JobServiceAsyncStub(JobServiceStub):
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-      background; the message says what would work.
+      background; the message says what to do instead.
     - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
     - NOT_FOUND / AGENT_NOT_FOUND
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many jobs of the store are waiting to start.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.GetJobResponse]  # type: ignore[assignment]
-    """Returns a job with the calls that wait for a person or front end. Read-only.
+    """Returns a job with the calls that are waiting for a user or front end. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
     """
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
-    """Lists the jobs of the caller that match all filters, newest first. Read-only.
+    """Lists the caller's jobs that match all filters, newest first. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     StopJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StopJobRequest, _jobs_pb2.StopJobResponse]  # type: ignore[assignment]
-    """Stops a job, as CancelRun. No further iteration starts, running work is cancelled, and the job does not
-    end as COMPLETED after this returns. The conversation is notified. A job that has ended is returned
+    """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
+    longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
     unchanged. Idempotent by request ID.
 
     Errors:
@@ -157,8 +157,8 @@ class JobServiceAsyncStub(JobServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.PauseJobRequest, _jobs_pb2.PauseJobResponse]  # type: ignore[assignment]
-    """Pauses a job: no iteration starts until ResumeJob. An iteration that has started ends normally, even if
-    it waits for a person. A paused job stays open, counts as open in its conversation, can be stopped, and
+    """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
+    even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
     keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
     Errors:
@@ -180,7 +180,7 @@ class JobServiceAsyncStub(JobServiceStub):
     StopJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StopJobsRequest, _jobs_pb2.StopJobsResponse]  # type: ignore[assignment]
     """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
     is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-    repeated request leaves out jobs that have ended since.
+    repeated request leaves out jobs that have since ended.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -190,9 +190,9 @@ class JobServiceAsyncStub(JobServiceStub):
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
-    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
-    started it. IDs, request IDs and pages are as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
+    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
+    user whose run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -209,13 +209,13 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-          background; the message says what would work.
+          background; the message says what to do instead.
         - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
         - NOT_FOUND / AGENT_NOT_FOUND
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many jobs of the store are waiting to start.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
@@ -225,7 +225,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.GetJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.GetJobResponse, _abc.Awaitable[_jobs_pb2.GetJobResponse]]:
-        """Returns a job with the calls that wait for a person or front end. Read-only.
+        """Returns a job with the calls that are waiting for a user or front end. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -237,7 +237,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ListJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.ListJobsResponse, _abc.Awaitable[_jobs_pb2.ListJobsResponse]]:
-        """Lists the jobs of the caller that match all filters, newest first. Read-only.
+        """Lists the caller's jobs that match all filters, newest first. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -249,8 +249,8 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.StopJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.StopJobResponse, _abc.Awaitable[_jobs_pb2.StopJobResponse]]:
-        """Stops a job, as CancelRun. No further iteration starts, running work is cancelled, and the job does not
-        end as COMPLETED after this returns. The conversation is notified. A job that has ended is returned
+        """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
+        longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
         unchanged. Idempotent by request ID.
 
         Errors:
@@ -264,8 +264,8 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.PauseJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.PauseJobResponse, _abc.Awaitable[_jobs_pb2.PauseJobResponse]]:
-        """Pauses a job: no iteration starts until ResumeJob. An iteration that has started ends normally, even if
-        it waits for a person. A paused job stays open, counts as open in its conversation, can be stopped, and
+        """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
+        even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
         keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
         Errors:
@@ -299,7 +299,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_jobs_pb2.StopJobsResponse, _abc.Awaitable[_jobs_pb2.StopJobsResponse]]:
         """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
         is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-        repeated request leaves out jobs that have ended since.
+        repeated request leaves out jobs that have since ended.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND

@@ -48,7 +48,7 @@ Global___EndJobsRequest: _TypeAlias = EndJobsRequest  # noqa: Y015
 
 @_typing.final
 class EndJobsResponse(_message.Message):
-    """Response of EndJobs."""
+    """Response from EndJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -80,11 +80,11 @@ class ListAttentionRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Runs per page, 1 to 200; default 50. Pages are cut at 2 MiB."""
+    """Runs per page, 1 to 200; default 50. Pages are limited to 2 MiB."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     run_id: _builtins.str
-    """Only this run, if it needs attention; empty for all."""
+    """List only this run, if it needs attention; empty means all."""
     def __init__(
         self,
         *,
@@ -102,14 +102,14 @@ Global___ListAttentionRequest: _TypeAlias = ListAttentionRequest  # noqa: Y015
 
 @_typing.final
 class ListAttentionResponse(_message.Message):
-    """Response of ListAttention."""
+    """Response from ListAttention."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunInNeed]:
         """The runs."""
@@ -145,11 +145,11 @@ class RunInNeed(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     user_id: _builtins.str
-    """User of the run."""
+    """The run's user."""
     conversation_id: _builtins.str
-    """Conversation of the run."""
+    """The run's conversation."""
     crash_count: _builtins.int
-    """Crashes without progress, as Run.crash_count."""
+    """Number of crashes without progress; see Run.crash_count."""
     round: _builtins.int
     """Number of rounds started."""
     stop_cause: _run_pb2.StopCause.ValueType
@@ -160,8 +160,8 @@ class RunInNeed(_message.Message):
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """With UNKNOWN_OUTCOME: the calls in doubt, in call order. If several are large only the first is returned;
-        resolve it to get the next.
+        """With UNKNOWN_OUTCOME: the calls in doubt, in call order. If several are large, only the first is
+        returned; resolve it to get the next.
         """
 
     def __init__(
@@ -216,13 +216,13 @@ Global___RedriveRunRequest: _TypeAlias = RedriveRunRequest  # noqa: Y015
 
 @_typing.final
 class RedriveRunResponse(_message.Message):
-    """Response of RedriveRun."""
+    """Response from RedriveRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
     state: _run_pb2.RunState.ValueType
-    """New state of the run."""
+    """The run's new state."""
     def __init__(
         self,
         *,
@@ -268,13 +268,13 @@ Global___EndRunRequest: _TypeAlias = EndRunRequest  # noqa: Y015
 
 @_typing.final
 class EndRunResponse(_message.Message):
-    """Response of EndRun."""
+    """Response from EndRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
     state: _run_pb2.RunState.ValueType
-    """New state of the run."""
+    """The run's new state."""
     def __init__(
         self,
         *,

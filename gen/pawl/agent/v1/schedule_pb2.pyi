@@ -46,14 +46,14 @@ Global___CreateScheduleRequest: _TypeAlias = CreateScheduleRequest  # noqa: Y015
 
 @_typing.final
 class CreateScheduleResponse(_message.Message):
-    """Response of CreateSchedule."""
+    """Response from CreateSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schedule(self) -> _schedule_pb2.Schedule:
-        """The schedule, without its fires."""
+        """The schedule, without its firings."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ Global___UpdateScheduleRequest: _TypeAlias = UpdateScheduleRequest  # noqa: Y015
 
 @_typing.final
 class UpdateScheduleResponse(_message.Message):
-    """Response of UpdateSchedule."""
+    """Response from UpdateSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schedule(self) -> _schedule_pb2.Schedule:
-        """The schedule, without its fires."""
+        """The schedule, without its firings."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ Global___GetScheduleRequest: _TypeAlias = GetScheduleRequest  # noqa: Y015
 
 @_typing.final
 class GetScheduleResponse(_message.Message):
-    """Response of GetSchedule."""
+    """Response from GetSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -181,14 +181,14 @@ Global___ListSchedulesRequest: _TypeAlias = ListSchedulesRequest  # noqa: Y015
 
 @_typing.final
 class ListSchedulesResponse(_message.Message):
-    """Response of ListSchedules."""
+    """Response from ListSchedules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.Schedule]:
-        """Schedules by name, without their fires."""
+        """Schedules by name, without their firings."""
 
     def __init__(
         self,
@@ -231,14 +231,14 @@ Global___PauseScheduleRequest: _TypeAlias = PauseScheduleRequest  # noqa: Y015
 
 @_typing.final
 class PauseScheduleResponse(_message.Message):
-    """Response of PauseSchedule."""
+    """Response from PauseSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schedule(self) -> _schedule_pb2.Schedule:
-        """The schedule, without its fires."""
+        """The schedule, without its firings."""
 
     def __init__(
         self,
@@ -277,14 +277,14 @@ Global___ResumeScheduleRequest: _TypeAlias = ResumeScheduleRequest  # noqa: Y015
 
 @_typing.final
 class ResumeScheduleResponse(_message.Message):
-    """Response of ResumeSchedule."""
+    """Response from ResumeSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schedule(self) -> _schedule_pb2.Schedule:
-        """The schedule, without its fires."""
+        """The schedule, without its firings."""
 
     def __init__(
         self,
@@ -327,14 +327,14 @@ Global___TriggerScheduleRequest: _TypeAlias = TriggerScheduleRequest  # noqa: Y0
 
 @_typing.final
 class TriggerScheduleResponse(_message.Message):
-    """Response of TriggerSchedule."""
+    """Response from TriggerSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire and its outcome."""
+        """The firing and its outcome."""
 
     def __init__(
         self,
@@ -389,14 +389,14 @@ Global___BackfillScheduleRequest: _TypeAlias = BackfillScheduleRequest  # noqa: 
 
 @_typing.final
 class BackfillScheduleResponse(_message.Message):
-    """Response of BackfillSchedule."""
+    """Response from BackfillSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.ScheduleFire]:
-        """One fire per due time in the range, in order; `triggered` is set."""
+        """One firing per scheduled time in the range, in order; `triggered` is set."""
 
     def __init__(
         self,
@@ -435,7 +435,7 @@ Global___DeleteScheduleRequest: _TypeAlias = DeleteScheduleRequest  # noqa: Y015
 
 @_typing.final
 class DeleteScheduleResponse(_message.Message):
-    """Response of DeleteSchedule."""
+    """Response from DeleteSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -28,10 +28,11 @@ if _version_not_supported:
 class ScheduleServiceStub(object):
     """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
     left.
 
-    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
+    A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
+    a firing.
     """
 
     def __init__(self, channel):
@@ -90,18 +91,20 @@ class ScheduleServiceStub(object):
 class ScheduleServiceServicer(object):
     """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
     left.
 
-    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
+    A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
+    a firing.
     """
 
     def CreateSchedule(self, request, context):
-        """Creates a schedule. The same definition again returns the same schedule. A user can have 100.
+        """Creates a schedule. Sending the same definition again returns the same schedule. A user can have 100
+        schedules.
 
         Errors:
-        - ALREADY_EXISTS / SCHEDULE_EXISTS: Another schedule has this name.
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+        - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -111,13 +114,14 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSchedule(self, request, context):
-        """Replaces the definition of a schedule. Cancels a waiting fire; a paused schedule stays paused. Due times
-        that have not fired use the new definition, unless it changes the due times. Idempotent.
+        """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
+        Scheduled times that have not fired yet use the new definition, unless it changes those times.
+        Idempotent.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -127,7 +131,7 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetSchedule(self, request, context):
-        """Returns a schedule with its next due times and last fires. Read-only.
+        """Returns a schedule with its next scheduled times and last firings. Read-only.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -139,7 +143,7 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSchedules(self, request, context):
-        """Lists the schedules of the caller by name. Read-only.
+        """Lists the caller's schedules by name. Read-only.
 
         Errors: only the common ones.
         """
@@ -148,8 +152,8 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseSchedule(self, request, context):
-        """Pauses a schedule: nothing fires until it is resumed. Due times during a pause are not made up. Cancels a
-        waiting fire. Idempotent; a repeated call only changes the note.
+        """Pauses a schedule: it does not fire until it is resumed. Times missed during the pause are not made up
+        for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -174,9 +178,9 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TriggerSchedule(self, request, context):
-        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the fire may be
-        skipped, wait or be refused. Idempotent by `request_id`: a repeated request starts no second run, and
-        returns the same fire while it is among the last twenty.
+        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
+        skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
+        and returns the same firing as long as it is among the last twenty.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -189,17 +193,17 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def BackfillSchedule(self, request, context):
-        """Fires a schedule for all due times in a past range, even if it is paused. Uses the current definition,
-        also for due times that have already fired. The runs ignore `overlap`; in one conversation they take
-        turns. Each fire is its own transaction: if the answer is lost, repeat the request with the same
-        `request_id`, which starts no second run for a due time.
+        """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
+        definition, even for times that have already fired. The runs ignore `overlap`; if they share a
+        conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
+        request with the same `request_id`, which does not start a second run for any scheduled time.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -207,7 +211,7 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSchedule(self, request, context):
-        """Deletes a schedule and its fires. Runs that it started continue.
+        """Deletes a schedule and its firings. Runs that it started continue.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND: Also if it was already deleted.
@@ -276,10 +280,11 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
 class ScheduleService(object):
     """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
     left.
 
-    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
+    A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
+    a firing.
     """
 
     @staticmethod

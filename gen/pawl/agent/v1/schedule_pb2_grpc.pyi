@@ -29,10 +29,11 @@ GRPC_VERSION: str
 class ScheduleServiceStub:
     """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
     left.
 
-    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
+    A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
+    a firing.
     """
 
     @_typing.overload
@@ -40,29 +41,31 @@ class ScheduleServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ScheduleServiceAsyncStub: ...
     CreateSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.CreateScheduleRequest, _schedule_pb2.CreateScheduleResponse]
-    """Creates a schedule. The same definition again returns the same schedule. A user can have 100.
+    """Creates a schedule. Sending the same definition again returns the same schedule. A user can have 100
+    schedules.
 
     Errors:
-    - ALREADY_EXISTS / SCHEDULE_EXISTS: Another schedule has this name.
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+    - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     UpdateSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]
-    """Replaces the definition of a schedule. Cancels a waiting fire; a paused schedule stays paused. Due times
-    that have not fired use the new definition, unless it changes the due times. Idempotent.
+    """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
+    Scheduled times that have not fired yet use the new definition, unless it changes those times.
+    Idempotent.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     GetSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.GetScheduleRequest, _schedule_pb2.GetScheduleResponse]
-    """Returns a schedule with its next due times and last fires. Read-only.
+    """Returns a schedule with its next scheduled times and last firings. Read-only.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -70,13 +73,13 @@ class ScheduleServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListSchedules: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.ListSchedulesRequest, _schedule_pb2.ListSchedulesResponse]
-    """Lists the schedules of the caller by name. Read-only.
+    """Lists the caller's schedules by name. Read-only.
 
     Errors: only the common ones.
     """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]
-    """Pauses a schedule: nothing fires until it is resumed. Due times during a pause are not made up. Cancels a
-    waiting fire. Idempotent; a repeated call only changes the note.
+    """Pauses a schedule: it does not fire until it is resumed. Times missed during the pause are not made up
+    for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -93,9 +96,9 @@ class ScheduleServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]
-    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the fire may be
-    skipped, wait or be refused. Idempotent by `request_id`: a repeated request starts no second run, and
-    returns the same fire while it is among the last twenty.
+    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
+    skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
+    and returns the same firing as long as it is among the last twenty.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -104,21 +107,21 @@ class ScheduleServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     BackfillSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]
-    """Fires a schedule for all due times in a past range, even if it is paused. Uses the current definition,
-    also for due times that have already fired. The runs ignore `overlap`; in one conversation they take
-    turns. Each fire is its own transaction: if the answer is lost, repeat the request with the same
-    `request_id`, which starts no second run for a due time.
+    """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
+    definition, even for times that have already fired. The runs ignore `overlap`; if they share a
+    conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
+    request with the same `request_id`, which does not start a second run for any scheduled time.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]
-    """Deletes a schedule and its fires. Runs that it started continue.
+    """Deletes a schedule and its firings. Runs that it started continue.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND: Also if it was already deleted.
@@ -129,37 +132,40 @@ class ScheduleServiceStub:
 class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
     left.
 
-    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
+    A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
+    a firing.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.CreateScheduleRequest, _schedule_pb2.CreateScheduleResponse]  # type: ignore[assignment]
-    """Creates a schedule. The same definition again returns the same schedule. A user can have 100.
+    """Creates a schedule. Sending the same definition again returns the same schedule. A user can have 100
+    schedules.
 
     Errors:
-    - ALREADY_EXISTS / SCHEDULE_EXISTS: Another schedule has this name.
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+    - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     UpdateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]  # type: ignore[assignment]
-    """Replaces the definition of a schedule. Cancels a waiting fire; a paused schedule stays paused. Due times
-    that have not fired use the new definition, unless it changes the due times. Idempotent.
+    """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
+    Scheduled times that have not fired yet use the new definition, unless it changes those times.
+    Idempotent.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     GetSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.GetScheduleRequest, _schedule_pb2.GetScheduleResponse]  # type: ignore[assignment]
-    """Returns a schedule with its next due times and last fires. Read-only.
+    """Returns a schedule with its next scheduled times and last firings. Read-only.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -167,13 +173,13 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListSchedules: _aio.UnaryUnaryMultiCallable[_schedule_pb2.ListSchedulesRequest, _schedule_pb2.ListSchedulesResponse]  # type: ignore[assignment]
-    """Lists the schedules of the caller by name. Read-only.
+    """Lists the caller's schedules by name. Read-only.
 
     Errors: only the common ones.
     """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]  # type: ignore[assignment]
-    """Pauses a schedule: nothing fires until it is resumed. Due times during a pause are not made up. Cancels a
-    waiting fire. Idempotent; a repeated call only changes the note.
+    """Pauses a schedule: it does not fire until it is resumed. Times missed during the pause are not made up
+    for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -190,9 +196,9 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
-    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the fire may be
-    skipped, wait or be refused. Idempotent by `request_id`: a repeated request starts no second run, and
-    returns the same fire while it is among the last twenty.
+    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
+    skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
+    and returns the same firing as long as it is among the last twenty.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -201,21 +207,21 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     BackfillSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]  # type: ignore[assignment]
-    """Fires a schedule for all due times in a past range, even if it is paused. Uses the current definition,
-    also for due times that have already fired. The runs ignore `overlap`; in one conversation they take
-    turns. Each fire is its own transaction: if the answer is lost, repeat the request with the same
-    `request_id`, which starts no second run for a due time.
+    """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
+    definition, even for times that have already fired. The runs ignore `overlap`; if they share a
+    conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
+    request with the same `request_id`, which does not start a second run for any scheduled time.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     DeleteSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
-    """Deletes a schedule and its fires. Runs that it started continue.
+    """Deletes a schedule and its firings. Runs that it started continue.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND: Also if it was already deleted.
@@ -225,10 +231,11 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
 class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
     left.
 
-    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
+    A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
+    a firing.
     """
 
     @_abc_1.abstractmethod
@@ -237,11 +244,12 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.CreateScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.CreateScheduleResponse, _abc.Awaitable[_schedule_pb2.CreateScheduleResponse]]:
-        """Creates a schedule. The same definition again returns the same schedule. A user can have 100.
+        """Creates a schedule. Sending the same definition again returns the same schedule. A user can have 100
+        schedules.
 
         Errors:
-        - ALREADY_EXISTS / SCHEDULE_EXISTS: Another schedule has this name.
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+        - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -253,13 +261,14 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.UpdateScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.UpdateScheduleResponse, _abc.Awaitable[_schedule_pb2.UpdateScheduleResponse]]:
-        """Replaces the definition of a schedule. Cancels a waiting fire; a paused schedule stays paused. Due times
-        that have not fired use the new definition, unless it changes the due times. Idempotent.
+        """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
+        Scheduled times that have not fired yet use the new definition, unless it changes those times.
+        Idempotent.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -271,7 +280,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.GetScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.GetScheduleResponse, _abc.Awaitable[_schedule_pb2.GetScheduleResponse]]:
-        """Returns a schedule with its next due times and last fires. Read-only.
+        """Returns a schedule with its next scheduled times and last firings. Read-only.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -285,7 +294,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.ListSchedulesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.ListSchedulesResponse, _abc.Awaitable[_schedule_pb2.ListSchedulesResponse]]:
-        """Lists the schedules of the caller by name. Read-only.
+        """Lists the caller's schedules by name. Read-only.
 
         Errors: only the common ones.
         """
@@ -296,8 +305,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.PauseScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.PauseScheduleResponse, _abc.Awaitable[_schedule_pb2.PauseScheduleResponse]]:
-        """Pauses a schedule: nothing fires until it is resumed. Due times during a pause are not made up. Cancels a
-        waiting fire. Idempotent; a repeated call only changes the note.
+        """Pauses a schedule: it does not fire until it is resumed. Times missed during the pause are not made up
+        for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -326,9 +335,9 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.TriggerScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.TriggerScheduleResponse, _abc.Awaitable[_schedule_pb2.TriggerScheduleResponse]]:
-        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the fire may be
-        skipped, wait or be refused. Idempotent by `request_id`: a repeated request starts no second run, and
-        returns the same fire while it is among the last twenty.
+        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
+        skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
+        and returns the same firing as long as it is among the last twenty.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -343,17 +352,17 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.BackfillScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.BackfillScheduleResponse, _abc.Awaitable[_schedule_pb2.BackfillScheduleResponse]]:
-        """Fires a schedule for all due times in a past range, even if it is paused. Uses the current definition,
-        also for due times that have already fired. The runs ignore `overlap`; in one conversation they take
-        turns. Each fire is its own transaction: if the answer is lost, repeat the request with the same
-        `request_id`, which starts no second run for a due time.
+        """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
+        definition, even for times that have already fired. The runs ignore `overlap`; if they share a
+        conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
+        request with the same `request_id`, which does not start a second run for any scheduled time.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
@@ -363,7 +372,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.DeleteScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.DeleteScheduleResponse, _abc.Awaitable[_schedule_pb2.DeleteScheduleResponse]]:
-        """Deletes a schedule and its fires. Runs that it started continue.
+        """Deletes a schedule and its firings. Runs that it started continue.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND: Also if it was already deleted.

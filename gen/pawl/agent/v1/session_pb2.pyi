@@ -28,12 +28,12 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SessionRequest(_message.Message):
-    """A frame from the client. The first frame must be `hello`. The server answers every frame except `heartbeat`
-    with one receipt. A frame without a receipt can be sent again with the same ID, also after a reconnect with
-    the same client ID; it takes effect once. (`attach`, `detach` and `hello` apply to one stream: send them
-    anew.)
+    """A frame sent by the client. The first frame must be `hello`. The server answers every frame except
+    `heartbeat` with one receipt. If no receipt arrives, the frame can be sent again with the same ID, even
+    after a reconnect with the same client ID; it takes effect once. (`attach`, `detach` and `hello` apply only
+    to one stream, so send them again after a reconnect.)
 
-    A frame over 1.25 MiB ends the stream with RESOURCE_EXHAUSTED. Do not send it again.
+    A frame over 1.25 MiB ends the stream with RESOURCE_EXHAUSTED. Do not resend it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -65,7 +65,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def detach(self) -> Global___Detach:
-        """Ends the subscription to a run; its offers are released."""
+        """Ends the subscription to a run and releases its offers."""
 
     @_builtins.property
     def tool_result(self) -> _types_pb2.ToolResult:
@@ -73,11 +73,11 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def tool_progress(self) -> Global___ToolProgressReport:
-        """Reports progress of an offered call to watchers, and renews its lease."""
+        """Reports an offered call's progress to watchers, and renews its lease."""
 
     @_builtins.property
     def decision(self) -> _types_pb2.CallDecision:
-        """Decides a call or answers a question."""
+        """Decides on a call or answers a question."""
 
     @_builtins.property
     def message(self) -> Global___UserMessage:
@@ -120,7 +120,7 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
 class SessionResponse(_message.Message):
-    """A frame to the client."""
+    """A frame sent to the client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -146,7 +146,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def offer_revoked(self) -> Global___OfferRevoked:
-        """A call that the client no longer holds; a result would be refused."""
+        """A call that the client no longer holds; a result for it would be refused."""
 
     @_builtins.property
     def receipt(self) -> _types_pb2.Receipt:
@@ -154,7 +154,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> Global___End:
-        """The run has ended and all its events were sent."""
+        """The run has ended and all its events have been sent."""
 
     @_builtins.property
     def heartbeat(self) -> Global___ServerHeartbeat:
@@ -197,22 +197,23 @@ class Hello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """Client-chosen ID, kept over reconnects; empty lets the server choose. With the same ID a client keeps its
-    calls. A client has one stream: a newer stream ends the older one with CANCELLED, immediately on the same
-    replica, and on another one at its next lease request or heartbeat for a call that the newer stream
-    holds. Frames of the older stream about such a call get WRONG_HOLDER.
+    """Client-chosen ID, kept across reconnects; if empty, the server chooses one. A client that keeps its ID
+    keeps its calls. A client can have only one stream: a newer stream ends the older one with CANCELLED. On
+    the same replica this happens immediately; on another replica, at the older stream's next lease request
+    or heartbeat for a call that the newer stream holds. Frames from the older stream about such a call get
+    WRONG_HOLDER.
     """
     calls_max: _builtins.int
-    """Maximum concurrent calls, 1 to 64; default 1."""
+    """Maximum number of concurrent calls, 1 to 64; default 1."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientTool]:
         """Front-end tools that the client can run; at most 1000, with 10000 versions in total."""
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools of every run that this stream starts, in addition to Start.front_end_tools. Errors are
-        reported in the receipts of `start` frames, so that a client can always reconnect. Not used for runs with
-        `without_tools`.
+        """Front-end tools for every run that this stream starts, in addition to Start.front_end_tools. Errors in
+        them are reported in the receipts for `start` frames, so that a client can always reconnect. Not used for
+        runs with `without_tools`.
         """
 
     def __init__(
@@ -243,7 +244,7 @@ class ClientTool(_message.Message):
     """Name of the tool, as registered or as it came with the run."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Versions that the client can run; empty for any."""
+        """Versions that the client can run; empty means any."""
 
     def __init__(
         self,
@@ -271,7 +272,7 @@ class Welcome(_message.Message):
     client_id: _builtins.str
     """Client ID."""
     offer_lease_seconds: _builtins.float
-    """Seconds that the client holds an offer without a heartbeat; default 30."""
+    """Seconds for which the client keeps an offer without sending a heartbeat; default 30."""
     silence_max_seconds: _builtins.float
     """Seconds of silence before the server closes the stream; default 45."""
     def __init__(
@@ -291,7 +292,7 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):
-    """Starts a run. Fields as in StartRunRequest; the frame ID is the request ID."""
+    """Starts a run. The fields are the same as in StartRunRequest; the frame ID is the request ID."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -325,33 +326,33 @@ class Start(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Conversation to continue; empty for a new one."""
+    """Conversation to continue; empty to create one."""
     text: _builtins.str
     """The user's message."""
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if the conversation has an active run."""
     conversation_key: _builtins.str
-    """Key of the conversation, instead of a `conversation_id`."""
+    """Key of the conversation, as an alternative to `conversation_id`."""
     agent: _builtins.str
     """Agent that drives the run."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """How to run it."""
+        """Options for the run."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
-        """Further parts of the message, as StartRunRequest.parts."""
+        """Additional parts of the message; see StartRunRequest.parts."""
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools of the run, as StartRunRequest.front_end_tools. Together with those of the hello at most
-        64 and 64 KiB. Their calls go only to this client ID, also after a reconnect and even if the hello does
-        not name them. The user can also return their results with SubmitToolResults.
+        """Front-end tools for the run; see StartRunRequest.front_end_tools. Including those in the hello, at most
+        64 tools and 64 KiB in total. Their calls go only to this client ID, even after a reconnect and even if
+        the hello does not name them. The user can also return their results with SubmitToolResults.
         """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the run."""
+        """The run's labels."""
 
     def __init__(
         self,
@@ -376,7 +377,7 @@ Global___Start: _TypeAlias = Start  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):
-    """Subscribes to the events of a run. Attaching again moves the position."""
+    """Subscribes to the events of a run. Attaching again changes the position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -385,7 +386,9 @@ class Attach(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     after_seq: _builtins.int
-    """Return events after this seq; 0 for all. Past the end: receipt REFUSED, SEQ_BEYOND_END."""
+    """Return events after this seq; 0 for all. If it is past the end, the receipt is REFUSED with
+    SEQ_BEYOND_END.
+    """
     def __init__(
         self,
         *,
@@ -424,8 +427,8 @@ Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class ToolProgressReport(_message.Message):
-    """Progress of an offered call. Watchers see at most ten reports a second per call; further ones only renew
-    the lease.
+    """Progress of an offered call. Watchers see at most ten reports per call and second; any more only renew the
+    lease.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -444,7 +447,7 @@ class ToolProgressReport(_message.Message):
     fraction: _builtins.float
     """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """Message for people, at most 1 KiB."""
+    """Human-readable message, at most 1 KiB."""
     def __init__(
         self,
         *,
@@ -466,7 +469,7 @@ Global___ToolProgressReport: _TypeAlias = ToolProgressReport  # noqa: Y015
 
 @_typing.final
 class UserMessage(_message.Message):
-    """Sends a message. Fields as in SendMessageRequest; the frame ID is the request ID."""
+    """Sends a message. The fields are the same as in SendMessageRequest; the frame ID is the request ID."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -504,18 +507,18 @@ class UserMessage(_message.Message):
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if a run is active."""
     agent: _builtins.str
-    """Agent of the run that the message starts."""
+    """Agent for the run that the message starts."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """How to run the run that the message starts, if any."""
+        """Options for the run that the message starts, if any."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
-        """Further parts of the message, as SendMessageRequest.parts."""
+        """Additional parts of the message; see SendMessageRequest.parts."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the run that the message starts."""
+        """Labels for the run that the message starts."""
 
     def __init__(
         self,
@@ -547,7 +550,7 @@ class Cancel(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     reason: _builtins.str
-    """Reason, as CancelRunRequest.reason."""
+    """Reason; see CancelRunRequest.reason."""
     def __init__(
         self,
         *,
@@ -608,7 +611,7 @@ class Offer(_message.Message):
     OFFER_EPOCH_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     offer_epoch: _builtins.int
-    """Lease number, to be returned with the result."""
+    """Lease number, which must be returned with the result."""
     @_builtins.property
     def call(self) -> _call_pb2.Call:
         """The call with its arguments."""
@@ -646,7 +649,7 @@ class OfferRevoked(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     message: _builtins.str
-    """Reason for people: settled elsewhere, cancelled, expired or lease lost."""
+    """Human-readable reason: the call was settled elsewhere or cancelled, or it expired, or the lease was lost."""
     def __init__(
         self,
         *,
@@ -664,7 +667,7 @@ Global___OfferRevoked: _TypeAlias = OfferRevoked  # noqa: Y015
 
 @_typing.final
 class End(_message.Message):
-    """Reports that a run has ended and all its events were sent."""
+    """Reports that a run has ended and all its events have been sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

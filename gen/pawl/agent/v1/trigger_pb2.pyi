@@ -46,19 +46,19 @@ Global___CreateTriggerRequest: _TypeAlias = CreateTriggerRequest  # noqa: Y015
 
 @_typing.final
 class CreateTriggerResponse(_message.Message):
-    """Response of CreateTrigger."""
+    """Response from CreateTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIGGER_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """Secret of a webhook: `whsec_` and 32 bytes in base64. Empty if the trigger already existed: if the first
-    answer was lost, rotate the secret.
+    """The webhook's secret: `whsec_` followed by 32 bytes in base64. Empty if the trigger already existed; if
+    the first response was lost, rotate the secret.
     """
     @_builtins.property
     def trigger(self) -> _trigger_pb2.Trigger:
-        """The trigger, without its fires."""
+        """The trigger, without its firings."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ Global___UpdateTriggerRequest: _TypeAlias = UpdateTriggerRequest  # noqa: Y015
 
 @_typing.final
 class UpdateTriggerResponse(_message.Message):
-    """Response of UpdateTrigger."""
+    """Response from UpdateTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIGGER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def trigger(self) -> _trigger_pb2.Trigger:
-        """The trigger, without its fires."""
+        """The trigger, without its firings."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ Global___GetTriggerRequest: _TypeAlias = GetTriggerRequest  # noqa: Y015
 
 @_typing.final
 class GetTriggerResponse(_message.Message):
-    """Response of GetTrigger."""
+    """Response from GetTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -187,14 +187,14 @@ Global___ListTriggersRequest: _TypeAlias = ListTriggersRequest  # noqa: Y015
 
 @_typing.final
 class ListTriggersResponse(_message.Message):
-    """Response of ListTriggers."""
+    """Response from ListTriggers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIGGERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def triggers(self) -> _containers.RepeatedCompositeFieldContainer[_trigger_pb2.Trigger]:
-        """Triggers by name, without their fires."""
+        """Triggers by name, without their firings."""
 
     def __init__(
         self,
@@ -237,14 +237,14 @@ Global___PauseTriggerRequest: _TypeAlias = PauseTriggerRequest  # noqa: Y015
 
 @_typing.final
 class PauseTriggerResponse(_message.Message):
-    """Response of PauseTrigger."""
+    """Response from PauseTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIGGER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def trigger(self) -> _trigger_pb2.Trigger:
-        """The trigger, without its fires."""
+        """The trigger, without its firings."""
 
     def __init__(
         self,
@@ -283,14 +283,14 @@ Global___ResumeTriggerRequest: _TypeAlias = ResumeTriggerRequest  # noqa: Y015
 
 @_typing.final
 class ResumeTriggerResponse(_message.Message):
-    """Response of ResumeTrigger."""
+    """Response from ResumeTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIGGER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def trigger(self) -> _trigger_pb2.Trigger:
-        """The trigger, without its fires."""
+        """The trigger, without its firings."""
 
     def __init__(
         self,
@@ -329,7 +329,7 @@ Global___DeleteTriggerRequest: _TypeAlias = DeleteTriggerRequest  # noqa: Y015
 
 @_typing.final
 class DeleteTriggerResponse(_message.Message):
-    """Response of DeleteTrigger."""
+    """Response from DeleteTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -368,7 +368,7 @@ Global___RotateTriggerSecretRequest: _TypeAlias = RotateTriggerSecretRequest  # 
 
 @_typing.final
 class RotateTriggerSecretResponse(_message.Message):
-    """Response of RotateTriggerSecret."""
+    """Response from RotateTriggerSecret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -423,11 +423,11 @@ class DeliverWebhookRequest(_message.Message):
     body: _builtins.bytes
     """The body as received."""
     request_id: _builtins.str
-    """Idempotency key for a delivery without webhook-id."""
+    """Idempotency key for a delivery that has no webhook-id."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers by name, in any case. Join repeated headers with commas. The gateway must refuse requests that
-        repeat authorization, content-type, webhook-id, webhook-timestamp or webhook-signature.
+        """Headers by name, in upper or lower case. Join repeated headers with commas. The gateway must refuse
+        requests that repeat authorization, content-type, webhook-id, webhook-timestamp or webhook-signature.
         """
 
     def __init__(
@@ -448,17 +448,17 @@ Global___DeliverWebhookRequest: _TypeAlias = DeliverWebhookRequest  # noqa: Y015
 
 @_typing.final
 class DeliverWebhookResponse(_message.Message):
-    """Response of DeliverWebhook."""
+    """Response from DeliverWebhook."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """Whether the event was delivered before; `fire` is then that of the first delivery."""
+    """Whether the event was delivered before; `fire` is then the firing of the first delivery."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire and its outcome."""
+        """The firing and its outcome."""
 
     def __init__(
         self,
@@ -489,16 +489,16 @@ class DeliverMailRequest(_message.Message):
     trigger_id: _builtins.str
     """Trigger ID."""
     generation: _builtins.int
-    """Generation of the trigger when it was leased."""
+    """The trigger's generation when it was leased."""
     event_id: _builtins.str
     """ID of the event: folder, UIDVALIDITY and UID."""
     data_json: _builtins.bytes
-    """The mail as JSON, see TriggerDefinition.mailbox. Ignored with `skipped`."""
+    """The e-mail as JSON; see TriggerDefinition.mailbox. Ignored if `skipped` is set."""
     skipped: _builtins.str
-    """Why the mail does not fire the trigger; empty if it does."""
+    """Why the e-mail does not fire the trigger; empty if it does."""
     @_builtins.property
     def position(self) -> _trigger_pb2.MailPosition:
-        """Position of the mail."""
+        """Position of the e-mail."""
 
     def __init__(
         self,
@@ -520,18 +520,18 @@ Global___DeliverMailRequest: _TypeAlias = DeliverMailRequest  # noqa: Y015
 
 @_typing.final
 class DeliverMailResponse(_message.Message):
-    """Response of DeliverMail."""
+    """Response from DeliverMail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """Whether the mail was delivered before."""
+    """Whether the e-mail was delivered before."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire; absent for a duplicate. Also absent if the trigger has changed or is paused; then deliver the
-        mail later.
+        """The firing; absent for a duplicate. Also absent if the trigger has changed or is paused; in that case,
+        deliver the e-mail later.
         """
 
     def __init__(

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class TriggerServiceStub(object):
-    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
-    are private to the user who created them. Their runs have the permissions of the credential that last saved
-    or resumed the trigger, as with schedules.
+    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or
+    resumed the trigger, as with schedules.
 
-    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
+    Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
 
     def __init__(self, channel):
@@ -92,20 +92,21 @@ class TriggerServiceStub(object):
 
 
 class TriggerServiceServicer(object):
-    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
-    are private to the user who created them. Their runs have the permissions of the credential that last saved
-    or resumed the trigger, as with schedules.
+    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or
+    resumed the trigger, as with schedules.
 
-    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
+    Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
 
     def CreateTrigger(self, request, context):
-        """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
-        trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
-        arrive after the first poll, which happens within seconds if the mailbox service is running.
+        """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
+        the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
+        fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
+        running.
 
         Errors:
-        - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+        - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
@@ -119,7 +120,7 @@ class TriggerServiceServicer(object):
     def UpdateTrigger(self, request, context):
         """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
         definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-        mailbox is read like that of a new trigger. Idempotent.
+        mailbox is read as for a new trigger. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -135,7 +136,7 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTrigger(self, request, context):
-        """Returns a trigger with its last fires. Read-only.
+        """Returns a trigger with its last firings. Read-only.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -147,7 +148,7 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTriggers(self, request, context):
-        """Lists the triggers of the caller by name. Read-only.
+        """Lists the caller's triggers by name. Read-only.
 
         Errors: only the common ones.
         """
@@ -156,9 +157,9 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseTrigger(self, request, context):
-        """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
-        events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
-        note.
+        """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
+        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
+        changes the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -172,7 +173,7 @@ class TriggerServiceServicer(object):
 
     def ResumeTrigger(self, request, context):
         """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
-        requires the role admin. Idempotent.
+        requires the admin role. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -185,7 +186,7 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTrigger(self, request, context):
-        """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
+        """Deletes a trigger with its secrets, firings and waiting events. Runs that it started continue.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
@@ -196,8 +197,8 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RotateTriggerSecret(self, request, context):
-        """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
-        valid for a day. Not idempotent: if the answer was lost, call it again.
+        """Creates a new secret for a webhook and returns it, once. Previous secrets (up to the last four) stay
+        valid for a day. Not idempotent: if the response was lost, call it again.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -210,11 +211,11 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeliverWebhook(self, request, context):
-        """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
-        their store. Pawl verifies headers and body in the transaction that creates the run.
+        """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
+        user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
         Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-        duplicate with the same fire. A refused webhook is verified again.
+        duplicate and returns the same firing. A refused webhook is verified again.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -223,17 +224,18 @@ class TriggerServiceServicer(object):
         - FAILED_PRECONDITION / TRIGGER_PAUSED
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
-        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
+        of headers.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeliverMail(self, request, context):
-        """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
-        may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
-        mail at or before the position of the trigger is a duplicate.
+        """Delivers an e-mail and advances the mailbox position in the same transaction. Only the mailbox service
+        may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: an
+        e-mail at or before the trigger's position is a duplicate.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -306,11 +308,11 @@ def add_TriggerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TriggerService(object):
-    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
-    are private to the user who created them. Their runs have the permissions of the credential that last saved
-    or resumed the trigger, as with schedules.
+    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or
+    resumed the trigger, as with schedules.
 
-    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
+    Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
 
     @staticmethod

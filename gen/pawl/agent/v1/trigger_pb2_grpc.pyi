@@ -27,11 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TriggerServiceStub:
-    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
-    are private to the user who created them. Their runs have the permissions of the credential that last saved
-    or resumed the trigger, as with schedules.
+    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or
+    resumed the trigger, as with schedules.
 
-    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
+    Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
 
     @_typing.overload
@@ -39,12 +39,13 @@ class TriggerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TriggerServiceAsyncStub: ...
     CreateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]
-    """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
-    trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
-    arrive after the first poll, which happens within seconds if the mailbox service is running.
+    """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
+    the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
+    fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
+    running.
 
     Errors:
-    - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+    - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
@@ -54,7 +55,7 @@ class TriggerServiceStub:
     UpdateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]
     """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
     definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-    mailbox is read like that of a new trigger. Idempotent.
+    mailbox is read as for a new trigger. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -66,7 +67,7 @@ class TriggerServiceStub:
     - PERMISSION_DENIED
     """
     GetTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.GetTriggerRequest, _trigger_pb2.GetTriggerResponse]
-    """Returns a trigger with its last fires. Read-only.
+    """Returns a trigger with its last firings. Read-only.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -74,14 +75,14 @@ class TriggerServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListTriggers: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.ListTriggersRequest, _trigger_pb2.ListTriggersResponse]
-    """Lists the triggers of the caller by name. Read-only.
+    """Lists the caller's triggers by name. Read-only.
 
     Errors: only the common ones.
     """
     PauseTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]
-    """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
-    events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
-    note.
+    """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
+    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
+    changes the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -91,7 +92,7 @@ class TriggerServiceStub:
     """
     ResumeTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]
     """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
-    requires the role admin. Idempotent.
+    requires the admin role. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -100,15 +101,15 @@ class TriggerServiceStub:
     - PERMISSION_DENIED
     """
     DeleteTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]
-    """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
+    """Deletes a trigger with its secrets, firings and waiting events. Runs that it started continue.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
     - INVALID_ARGUMENT / INVALID_ID
     """
     RotateTriggerSecret: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.RotateTriggerSecretRequest, _trigger_pb2.RotateTriggerSecretResponse]
-    """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
-    valid for a day. Not idempotent: if the answer was lost, call it again.
+    """Creates a new secret for a webhook and returns it, once. Previous secrets (up to the last four) stay
+    valid for a day. Not idempotent: if the response was lost, call it again.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -117,11 +118,11 @@ class TriggerServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD: The trigger has no webhook.
     """
     DeliverWebhook: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverWebhookRequest, _trigger_pb2.DeliverWebhookResponse]
-    """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
-    their store. Pawl verifies headers and body in the transaction that creates the run.
+    """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
+    user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
     Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-    duplicate with the same fire. A refused webhook is verified again.
+    duplicate and returns the same firing. A refused webhook is verified again.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -130,13 +131,14 @@ class TriggerServiceStub:
     - FAILED_PRECONDITION / TRIGGER_PAUSED
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
-    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
+      of headers.
+    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
     """
     DeliverMail: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]
-    """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
-    may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
-    mail at or before the position of the trigger is a duplicate.
+    """Delivers an e-mail and advances the mailbox position in the same transaction. Only the mailbox service
+    may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: an
+    e-mail at or before the trigger's position is a duplicate.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -146,21 +148,22 @@ class TriggerServiceStub:
 
 @_typing.type_check_only
 class TriggerServiceAsyncStub(TriggerServiceStub):
-    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
-    are private to the user who created them. Their runs have the permissions of the credential that last saved
-    or resumed the trigger, as with schedules.
+    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or
+    resumed the trigger, as with schedules.
 
-    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
+    Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]  # type: ignore[assignment]
-    """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
-    trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
-    arrive after the first poll, which happens within seconds if the mailbox service is running.
+    """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
+    the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
+    fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
+    running.
 
     Errors:
-    - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+    - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
@@ -170,7 +173,7 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     UpdateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]  # type: ignore[assignment]
     """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
     definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-    mailbox is read like that of a new trigger. Idempotent.
+    mailbox is read as for a new trigger. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -182,7 +185,7 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - PERMISSION_DENIED
     """
     GetTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.GetTriggerRequest, _trigger_pb2.GetTriggerResponse]  # type: ignore[assignment]
-    """Returns a trigger with its last fires. Read-only.
+    """Returns a trigger with its last firings. Read-only.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -190,14 +193,14 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListTriggers: _aio.UnaryUnaryMultiCallable[_trigger_pb2.ListTriggersRequest, _trigger_pb2.ListTriggersResponse]  # type: ignore[assignment]
-    """Lists the triggers of the caller by name. Read-only.
+    """Lists the caller's triggers by name. Read-only.
 
     Errors: only the common ones.
     """
     PauseTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]  # type: ignore[assignment]
-    """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
-    events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
-    note.
+    """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
+    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
+    changes the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -207,7 +210,7 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """
     ResumeTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]  # type: ignore[assignment]
     """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
-    requires the role admin. Idempotent.
+    requires the admin role. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -216,15 +219,15 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - PERMISSION_DENIED
     """
     DeleteTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]  # type: ignore[assignment]
-    """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
+    """Deletes a trigger with its secrets, firings and waiting events. Runs that it started continue.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
     - INVALID_ARGUMENT / INVALID_ID
     """
     RotateTriggerSecret: _aio.UnaryUnaryMultiCallable[_trigger_pb2.RotateTriggerSecretRequest, _trigger_pb2.RotateTriggerSecretResponse]  # type: ignore[assignment]
-    """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
-    valid for a day. Not idempotent: if the answer was lost, call it again.
+    """Creates a new secret for a webhook and returns it, once. Previous secrets (up to the last four) stay
+    valid for a day. Not idempotent: if the response was lost, call it again.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -233,11 +236,11 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD: The trigger has no webhook.
     """
     DeliverWebhook: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverWebhookRequest, _trigger_pb2.DeliverWebhookResponse]  # type: ignore[assignment]
-    """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
-    their store. Pawl verifies headers and body in the transaction that creates the run.
+    """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
+    user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
     Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-    duplicate with the same fire. A refused webhook is verified again.
+    duplicate and returns the same firing. A refused webhook is verified again.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -246,13 +249,14 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - FAILED_PRECONDITION / TRIGGER_PAUSED
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
-    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
+      of headers.
+    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
     """
     DeliverMail: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]  # type: ignore[assignment]
-    """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
-    may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
-    mail at or before the position of the trigger is a duplicate.
+    """Delivers an e-mail and advances the mailbox position in the same transaction. Only the mailbox service
+    may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: an
+    e-mail at or before the trigger's position is a duplicate.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -261,11 +265,11 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """
 
 class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
-    are private to the user who created them. Their runs have the permissions of the credential that last saved
-    or resumed the trigger, as with schedules.
+    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or
+    resumed the trigger, as with schedules.
 
-    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
+    Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
 
     @_abc_1.abstractmethod
@@ -274,12 +278,13 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.CreateTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.CreateTriggerResponse, _abc.Awaitable[_trigger_pb2.CreateTriggerResponse]]:
-        """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
-        trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
-        arrive after the first poll, which happens within seconds if the mailbox service is running.
+        """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
+        the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
+        fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
+        running.
 
         Errors:
-        - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+        - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
@@ -295,7 +300,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trigger_pb2.UpdateTriggerResponse, _abc.Awaitable[_trigger_pb2.UpdateTriggerResponse]]:
         """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
         definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-        mailbox is read like that of a new trigger. Idempotent.
+        mailbox is read as for a new trigger. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -313,7 +318,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.GetTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.GetTriggerResponse, _abc.Awaitable[_trigger_pb2.GetTriggerResponse]]:
-        """Returns a trigger with its last fires. Read-only.
+        """Returns a trigger with its last firings. Read-only.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -327,7 +332,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.ListTriggersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.ListTriggersResponse, _abc.Awaitable[_trigger_pb2.ListTriggersResponse]]:
-        """Lists the triggers of the caller by name. Read-only.
+        """Lists the caller's triggers by name. Read-only.
 
         Errors: only the common ones.
         """
@@ -338,9 +343,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.PauseTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.PauseTriggerResponse, _abc.Awaitable[_trigger_pb2.PauseTriggerResponse]]:
-        """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
-        events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
-        note.
+        """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
+        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
+        changes the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -356,7 +361,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.ResumeTriggerResponse, _abc.Awaitable[_trigger_pb2.ResumeTriggerResponse]]:
         """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
-        requires the role admin. Idempotent.
+        requires the admin role. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -371,7 +376,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.DeleteTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.DeleteTriggerResponse, _abc.Awaitable[_trigger_pb2.DeleteTriggerResponse]]:
-        """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
+        """Deletes a trigger with its secrets, firings and waiting events. Runs that it started continue.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
@@ -384,8 +389,8 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.RotateTriggerSecretRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.RotateTriggerSecretResponse, _abc.Awaitable[_trigger_pb2.RotateTriggerSecretResponse]]:
-        """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
-        valid for a day. Not idempotent: if the answer was lost, call it again.
+        """Creates a new secret for a webhook and returns it, once. Previous secrets (up to the last four) stay
+        valid for a day. Not idempotent: if the response was lost, call it again.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -400,11 +405,11 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.DeliverWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.DeliverWebhookResponse, _abc.Awaitable[_trigger_pb2.DeliverWebhookResponse]]:
-        """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
-        their store. Pawl verifies headers and body in the transaction that creates the run.
+        """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
+        user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
         Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-        duplicate with the same fire. A refused webhook is verified again.
+        duplicate and returns the same firing. A refused webhook is verified again.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -413,8 +418,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / TRIGGER_PAUSED
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
-        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
+          of headers.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
         """
 
     @_abc_1.abstractmethod
@@ -423,9 +429,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.DeliverMailRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.DeliverMailResponse, _abc.Awaitable[_trigger_pb2.DeliverMailResponse]]:
-        """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
-        may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
-        mail at or before the position of the trigger is a duplicate.
+        """Delivers an e-mail and advances the mailbox position in the same transaction. Only the mailbox service
+        may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: an
+        e-mail at or before the trigger's position is a duplicate.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

@@ -27,14 +27,14 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     MESSAGE_POLICY_UNSPECIFIED: _MessagePolicy.ValueType  # 0
     """The default: QUEUE."""
     MESSAGE_POLICY_QUEUE: _MessagePolicy.ValueType  # 1
-    """Create a run that waits for its turn; at most 100 wait."""
+    """Create a run that waits for its turn; at most 100 can wait."""
     MESSAGE_POLICY_STEER: _MessagePolicy.ValueType  # 2
     """Add the message to the active run when its open batch closes. Open questions and approvals are withdrawn
     first. Queued runs stay queued.
     """
     MESSAGE_POLICY_INTERRUPT: _MessagePolicy.ValueType  # 3
-    """Cancel the active run (SUPERSEDED) and start a run with the message next. It runs before queued runs, or
-    after them in a conversation of another user. If several such messages come before the active run has
+    """Cancel the active run (SUPERSEDED) and then start a run with the message. It goes ahead of queued runs,
+    or behind them in another user's conversation. If several such messages arrive before the active run has
     stopped, the last one wins: the others enter the conversation in order, and their runs are cancelled
     (SUPERSEDED).
     """
@@ -42,21 +42,21 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     """Refuse the message with CONVERSATION_BUSY."""
 
 class MessagePolicy(_MessagePolicy, metaclass=_MessagePolicyEnumTypeWrapper):
-    """What a message does while a run of its conversation is active. Without an active run, every policy starts a
-    run.
+    """What a message does while its conversation has an active run. If there is no active run, every policy
+    starts one.
     """
 
 MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 """The default: QUEUE."""
 MESSAGE_POLICY_QUEUE: MessagePolicy.ValueType  # 1
-"""Create a run that waits for its turn; at most 100 wait."""
+"""Create a run that waits for its turn; at most 100 can wait."""
 MESSAGE_POLICY_STEER: MessagePolicy.ValueType  # 2
 """Add the message to the active run when its open batch closes. Open questions and approvals are withdrawn
 first. Queued runs stay queued.
 """
 MESSAGE_POLICY_INTERRUPT: MessagePolicy.ValueType  # 3
-"""Cancel the active run (SUPERSEDED) and start a run with the message next. It runs before queued runs, or
-after them in a conversation of another user. If several such messages come before the active run has
+"""Cancel the active run (SUPERSEDED) and then start a run with the message. It goes ahead of queued runs,
+or behind them in another user's conversation. If several such messages arrive before the active run has
 stopped, the last one wins: the others enter the conversation in order, and their runs are cancelled
 (SUPERSEDED).
 """
@@ -79,7 +79,7 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     RECEIPT_STATUS_LATE: _ReceiptStatus.ValueType  # 3
     """The call, decision or run was already settled; nothing changed."""
     RECEIPT_STATUS_WRONG_HOLDER: _ReceiptStatus.ValueType  # 4
-    """The call is held by another client, a newer stream, or under a newer lease."""
+    """The call is held by another client or a newer stream, or under a newer lease."""
     RECEIPT_STATUS_UNKNOWN: _ReceiptStatus.ValueType  # 5
     """The run or call does not exist or is not visible to the caller."""
     RECEIPT_STATUS_REFUSED: _ReceiptStatus.ValueType  # 6
@@ -97,7 +97,7 @@ RECEIPT_STATUS_DUPLICATE: ReceiptStatus.ValueType  # 2
 RECEIPT_STATUS_LATE: ReceiptStatus.ValueType  # 3
 """The call, decision or run was already settled; nothing changed."""
 RECEIPT_STATUS_WRONG_HOLDER: ReceiptStatus.ValueType  # 4
-"""The call is held by another client, a newer stream, or under a newer lease."""
+"""The call is held by another client or a newer stream, or under a newer lease."""
 RECEIPT_STATUS_UNKNOWN: ReceiptStatus.ValueType  # 5
 """The run or call does not exist or is not visible to the caller."""
 RECEIPT_STATUS_REFUSED: ReceiptStatus.ValueType  # 6
@@ -116,15 +116,15 @@ class ToolResult(_message.Message):
     IS_ERROR_FIELD_NUMBER: _builtins.int
     OFFER_EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """ID of the run; may be empty if the request names it."""
+    """Run ID; may be empty if the request already names the run."""
     call_id: _builtins.str
     """Call ID."""
     content_json: _builtins.bytes
-    """Result, strict JSON, at most 1 MiB."""
+    """Result as strict JSON, at most 1 MiB."""
     is_error: _builtins.bool
     """Whether the content is an error for the model."""
     offer_epoch: _builtins.int
-    """Lease under which the call ran; required on a Session and with a `client_id`, else 0."""
+    """Lease under which the call ran; required in a Session and with a `client_id`, otherwise 0."""
     def __init__(
         self,
         *,
@@ -144,7 +144,7 @@ Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
 
 @_typing.final
 class CallDecision(_message.Message):
-    """Decision about one call."""
+    """A decision on one call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,7 +158,7 @@ class CallDecision(_message.Message):
     FOR_SERIES_FIELD_NUMBER: _builtins.int
     EDITED_SERIES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """ID of the run; may be empty if the request names it."""
+    """Run ID; may be empty if the request already names the run."""
     call_id: _builtins.str
     """Call ID."""
     kind: _call_pb2.DecisionKind.ValueType
@@ -166,19 +166,22 @@ class CallDecision(_message.Message):
     digest: _builtins.str
     """Digest that was shown; required for gated calls, ignored for questions."""
     arguments_json: _builtins.bytes
-    """EDIT: the new arguments, a strict JSON object. Not allowed otherwise."""
+    """EDIT: the new arguments as a strict JSON object. Not allowed otherwise."""
     reason: _builtins.str
     """REJECT: reason for the model, at most 4 KiB. EDIT and APPROVE: note for the log."""
     answer: _builtins.str
-    """ANSWER: answer to a question, or result of a gated call instead of running it; 1 byte to 64 KiB."""
+    """ANSWER: the answer to a question, or the result to use for a gated call instead of running it; 1 byte to
+    64 KiB.
+    """
     for_series: _builtins.bool
-    """APPROVE and EDIT: grant the whole series (ApprovalRequest.series), not only this call. `digest` is then
-    that of the series. All approvers must approve the same. GRANT_NOT_OFFERED if there is no series.
+    """APPROVE and EDIT: grant the whole series (ApprovalRequest.series), not just this call. `digest` is then
+    the series' digest. All approvers must approve the same thing. If there is no series, the decision fails
+    with GRANT_NOT_OFFERED.
     """
     @_builtins.property
     def edited_series(self) -> _call_pb2.Series:
-        """EDIT with `for_series`: new frequency, interval and end; absent keeps those shown. Without an `end_time`
-        the one shown stays.
+        """EDIT with `for_series`: new number of iterations, interval and end; absent keeps the ones shown. If it
+        has no `end_time`, the one shown is kept.
         """
 
     def __init__(
@@ -215,17 +218,17 @@ class Receipt(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     frame_id: _builtins.str
-    """ID of the frame; empty outside a Session."""
+    """Frame ID; empty outside a Session."""
     status: Global___ReceiptStatus.ValueType
     """The outcome."""
     reason: _builtins.str
-    """Name of a pawl.error.v1.ErrorReason without its prefix; empty if ACCEPTED or DUPLICATE."""
+    """Name of a pawl.error.v1.ErrorReason, without its prefix; empty if ACCEPTED or DUPLICATE."""
     message: _builtins.str
-    """Message for people: what happened and what to do next."""
+    """Human-readable message: what happened and what to do next."""
     run_id: _builtins.str
-    """ID of the run; for `start`, of the created run."""
+    """Run ID; for `start`, the ID of the run that was created."""
     call_id: _builtins.str
-    """ID of the call, if any."""
+    """Call ID, if any."""
     def __init__(
         self,
         *,

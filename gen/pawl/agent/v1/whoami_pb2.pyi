@@ -28,25 +28,25 @@ class _DecisionRight:
 class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DecisionRight.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DECISION_RIGHT_UNSPECIFIED: _DecisionRight.ValueType  # 0
-    """Nothing: it may not call Decide, or is a delegate that cannot decide."""
+    """Nothing: the caller may not call Decide, or is a delegate that cannot decide."""
     DECISION_RIGHT_OWN_RUNS: _DecisionRight.ValueType  # 1
-    """Gated calls and questions of its own runs."""
+    """Gated calls and questions in its own runs."""
     DECISION_RIGHT_STORE: _DecisionRight.ValueType  # 2
-    """Gated calls of all users of the store, and questions of its own runs."""
+    """Gated calls of all the store's users, and questions in its own runs."""
     DECISION_RIGHT_QUESTIONS: _DecisionRight.ValueType  # 3
-    """Questions of its own runs, but no gated calls."""
+    """Questions in its own runs, but not gated calls."""
 
 class DecisionRight(_DecisionRight, metaclass=_DecisionRightEnumTypeWrapper):
     """What a caller can decide with AgentService.Decide."""
 
 DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
-"""Nothing: it may not call Decide, or is a delegate that cannot decide."""
+"""Nothing: the caller may not call Decide, or is a delegate that cannot decide."""
 DECISION_RIGHT_OWN_RUNS: DecisionRight.ValueType  # 1
-"""Gated calls and questions of its own runs."""
+"""Gated calls and questions in its own runs."""
 DECISION_RIGHT_STORE: DecisionRight.ValueType  # 2
-"""Gated calls of all users of the store, and questions of its own runs."""
+"""Gated calls of all the store's users, and questions in its own runs."""
 DECISION_RIGHT_QUESTIONS: DecisionRight.ValueType  # 3
-"""Questions of its own runs, but no gated calls."""
+"""Questions in its own runs, but not gated calls."""
 Global___DecisionRight: _TypeAlias = DecisionRight  # noqa: Y015
 
 @_typing.final
@@ -68,7 +68,7 @@ Global___WhoAmIRequest: _TypeAlias = WhoAmIRequest  # noqa: Y015
 
 @_typing.final
 class WhoAmIResponse(_message.Message):
-    """Response of WhoAmI."""
+    """Response from WhoAmI."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -111,29 +111,29 @@ class CallerInfo(_message.Message):
     DECISION_RIGHT_FIELD_NUMBER: _builtins.int
     METHODS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """ID of the store; empty for a key of the deployment."""
+    """Store ID; empty for a deployment key."""
     user_id: _builtins.str
     """User ID."""
     credential_id: _builtins.str
-    """ID of the credential, never the secret."""
+    """ID of the credential; never the secret."""
     delegate_user_id: _builtins.str
-    """User of the delegate that acts for `user_id`, if any."""
+    """User ID of the delegate that acts for `user_id`, if any."""
     decision_right: Global___DecisionRight.ValueType
-    """What the caller can decide."""
+    """Which calls and questions the caller can decide on."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Current roles, sorted: Pawl's roles, and others that tools may require. Without roles the caller can do
+        """Current roles, sorted: Pawl's own, and any others that tools may require. A caller without roles can do
         what a member can.
         """
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the credential expires; absent if it does not."""
+        """When the credential expires; absent if it never does."""
 
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Methods that the caller can call, sorted, like `/pawl.agent.v1.AgentService/GetRun`. Some methods require
-        further roles for certain requests; their comments say so.
+        """Methods that the caller can call, sorted, in the form `/pawl.agent.v1.AgentService/GetRun`. Some methods
+        require additional roles for certain requests, as stated in their comments.
         """
 
     def __init__(
@@ -158,7 +158,7 @@ Global___CallerInfo: _TypeAlias = CallerInfo  # noqa: Y015
 
 @_typing.final
 class DeploymentInfo(_message.Message):
-    """Settings of the deployment that apply to every run."""
+    """The deployment's settings that apply to every run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -171,14 +171,14 @@ class DeploymentInfo(_message.Message):
     AGENT_NAMES_FIELD_NUMBER: _builtins.int
     PART_KINDS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """Pawl version of the server."""
+    """The server's Pawl version."""
     model: _builtins.str
     """Default model of runs."""
     approvals_required: _builtins.int
-    """Minimum number of people who must approve each gated call."""
+    """Minimum number of users who must approve each gated call."""
     tool_count: _builtins.int
-    """Number of tools that a run of the caller gets by default. Absent if currently unknown, and for a key of
-    the deployment.
+    """Number of tools that the caller's runs get by default. Absent if currently unknown, and for a deployment
+    key.
     """
     @_builtins.property
     def limits(self) -> _run_pb2.RunLimits:
@@ -191,13 +191,13 @@ class DeploymentInfo(_message.Message):
     @_builtins.property
     def agent_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the first 200 agents that the caller may use, including its drafts, sorted.
-        AgentRegistryService.ListAgents returns all. Empty if currently unknown, and for a key of the deployment.
+        AgentRegistryService.ListAgents returns all. Empty if currently unknown, and for a deployment key.
         """
 
     @_builtins.property
     def part_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Kinds of message parts (StartRunRequest.parts): `text`, `file`, and `image` if the models accept images.
-        PAWL_MODEL_INPUT configures this.
+        """Accepted kinds of message parts (StartRunRequest.parts): `text`, `file`, and `image` if the models accept
+        images. PAWL_MODEL_INPUT configures this.
         """
 
     def __init__(

@@ -22,9 +22,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AgentDefinition(_message.Message):
-    """Definition of an agent: how its runs work, which tools they have, and who may use it. An agent never
-    extends the rights of its user: its runs only get tools that the user may call, and limits within the
-    ceilings of the deployment.
+    """Definition of an agent: how its runs work, which tools they have, and who may use it. An agent never gives
+    its user more permissions: its runs get only tools that the user may call, and limits within the
+    deployment's ceilings.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -58,18 +58,20 @@ class AgentDefinition(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     DAILY_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name, unique in its store; matches ^[A-Za-z0-9_-]{1,64}$. The agent `default` drives all runs that name
-    no agent.
+    """Name, unique in its store; matches ^[A-Za-z0-9_-]{1,64}$. The agent `default` drives all runs that do not
+    name an agent.
     """
     daily_tokens_max: _builtins.int
-    """Tokens that all runs of the agent may use per day (UTC); 0 for no limit. At most 2^53. Counts input and
-    output as AgentUsage does. The value of the newest version applies to runs of all versions. When it is
-    used up, no model call starts: by their TokenBudgetPolicy, runs wait for the next day
-    (WAIT_KIND_AGENT_QUOTA) or fail. Running model calls finish. Not for drafts.
+    """Tokens that all of the agent's runs may use per day (UTC); 0 means no limit. At most 2^53. Input and
+    output count as in AgentUsage. The newest version's value applies to runs of all versions. When it is
+    used up, no model call starts: depending on their TokenBudgetPolicy, runs wait for the next day
+    (WAIT_KIND_AGENT_QUOTA) or fail. Model calls in progress finish. Not allowed for drafts.
     """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """How to run its runs; absent fields take the deployment's values. `tool_names` must be empty: use `tools`."""
+        """Options for its runs; absent fields take the deployment's values. `tool_names` must be empty: use
+        `tools`.
+        """
 
     @_builtins.property
     def tools(self) -> Global___ToolSelection:
@@ -79,21 +81,23 @@ class AgentDefinition(_message.Message):
 
     @_builtins.property
     def delegates_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of agents to which its runs may delegate with the tool run_agent; at most 64. The agents must
-        exist, and none may lead back to this one. The runs get run_agent automatically.
+        """Names of agents to which its runs may delegate with the run_agent tool; at most 64. The agents must
+        exist, and their delegations must not lead back to this one. The runs get run_agent automatically.
         """
 
     @_builtins.property
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The user must have one of these roles; empty for any user. At most 32. Not for `default`."""
+        """The user must have one of these roles; empty means that any user may use it. At most 32. Not allowed for
+        `default`.
+        """
 
     @_builtins.property
     def card(self) -> Global___AgentCard:
-        """Presentation for people."""
+        """How to present the agent to users."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the agent. As pawl.event.v1.Labels. ListAgents filters by them; runs do not inherit them."""
+        """The agent's labels; see pawl.event.v1.Labels. ListAgents can filter by them; runs do not inherit them."""
 
     def __init__(
         self,
@@ -117,8 +121,8 @@ Global___AgentDefinition: _TypeAlias = AgentDefinition  # noqa: Y015
 
 @_typing.final
 class ToolSelection(_message.Message):
-    """Selects tools when an agent is saved, among those that the caller may call. Tools registered later are
-    selected when the agent is saved again.
+    """Selects tools, from those that the caller may call, when an agent is saved. Tools registered later are not
+    selected until the agent is saved again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -136,7 +140,7 @@ class ToolSelection(_message.Message):
 
     @_builtins.property
     def patterns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Patterns of tool names, where `*` matches any characters; at most 100 of 256 characters."""
+        """Patterns for tool names, where `*` matches any characters; at most 100, each up to 256 characters."""
 
     def __init__(
         self,
@@ -155,7 +159,7 @@ Global___ToolSelection: _TypeAlias = ToolSelection  # noqa: Y015
 
 @_typing.final
 class AgentCard(_message.Message):
-    """Presentation of an agent for people."""
+    """How to present an agent to users."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -168,12 +172,12 @@ class AgentCard(_message.Message):
     description: _builtins.str
     """Description, at most 2000 characters."""
     avatar_url: _builtins.str
-    """URL of a picture: https, at most 2000 characters, without credentials; empty for none. Pawl never fetches
-    it; clients do.
+    """URL of a picture: https, at most 2000 characters, without credentials; empty if there is none. Pawl never
+    fetches it; clients do.
     """
     @_builtins.property
     def example_prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Example prompts; at most 10 of 1000 characters."""
+        """Example prompts; at most 10, each up to 1000 characters."""
 
     def __init__(
         self,
@@ -193,7 +197,7 @@ Global___AgentCard: _TypeAlias = AgentCard  # noqa: Y015
 
 @_typing.final
 class AgentUsage(_message.Message):
-    """Usage of an agent on one day. Cost is not included: Pawl has no prices."""
+    """An agent's usage on one day. It does not include cost: Pawl does not know prices."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -209,7 +213,7 @@ class AgentUsage(_message.Message):
     """Number of distinct users."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
-        """Usage of model calls that day, including those of runs created earlier and of calls in progress."""
+        """Usage by model calls that day, including calls in progress and calls of runs created earlier."""
 
     def __init__(
         self,
@@ -240,11 +244,11 @@ class AgentVersion(_message.Message):
     CREATE_USER_ID_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version number, from 1, one higher with each change, also after a deletion. 0 for the deployment's
-    `default`, used in stores without their own.
+    """Version number, starting at 1. It increases by one with each change, even after a deletion. 0 for the
+    deployment's `default`, which stores without their own use.
     """
     create_user_id: _builtins.str
-    """Who saved it; empty for version 0."""
+    """User who saved it; empty for version 0."""
     draft: _builtins.bool
     """Whether it is a draft, visible only to that user. Runs name it `draft/NAME`."""
     @_builtins.property

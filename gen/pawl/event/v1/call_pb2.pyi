@@ -29,76 +29,78 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     CALL_STATE_UNSPECIFIED: _CallState.ValueType  # 0
     """Never sent."""
     CALL_STATE_PROPOSED: _CallState.ValueType  # 1
-    """Requested by the model; waits for its turn in the batch. Transient."""
+    """Requested by the model; waiting for its turn in the batch. Transient."""
     CALL_STATE_AWAITING_APPROVAL: _CallState.ValueType  # 2
-    """Waits for a person's decision (AgentService.Decide). Interrupted."""
+    """Waiting for a user's decision (AgentService.Decide). Interrupted."""
     CALL_STATE_OFFERED: _CallState.ValueType  # 3
-    """Waits for a front end to run it and return the result. Interrupted."""
+    """Waiting for a front end to run it and return the result. Interrupted."""
     CALL_STATE_ASKED: _CallState.ValueType  # 4
-    """Waits for a person's answer (AgentService.Decide). Interrupted. The call is a question, or its running
-    tool asks one.
+    """Waiting for a user's answer (AgentService.Decide). Interrupted. The call is a question, or its tool asked
+    one while running.
     """
     CALL_STATE_RUNNABLE: _CallState.ValueType  # 5
-    """May run; waits for earlier calls. Transient."""
+    """May run; waiting for earlier calls. Transient."""
     CALL_STATE_RUNNING: _CallState.ValueType  # 6
-    """Started, durably; it may have had its effect. Transient."""
+    """Durably recorded as started; it may already have taken effect. Transient."""
     CALL_STATE_DELEGATED: _CallState.ValueType  # 7
-    """Executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
+    """Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
     CALL_STATE_SUCCEEDED: _CallState.ValueType  # 10
     """Returned a result. Terminal."""
     CALL_STATE_FAILED: _CallState.ValueType  # 11
-    """Returned an error, was invalid or timed out; the model gets the error. Terminal."""
+    """Returned an error, was invalid, or timed out; the model gets the error. Terminal."""
     CALL_STATE_REJECTED: _CallState.ValueType  # 12
-    """Refused by a person or a rule. Terminal."""
+    """Refused by a user or a rule. Terminal."""
     CALL_STATE_EXPIRED: _CallState.ValueType  # 13
-    """Not decided, answered or run in time. Terminal."""
+    """Not decided on, answered or run in time. Terminal."""
     CALL_STATE_CANCELLED: _CallState.ValueType  # 14
-    """Stopped with its run, or a withdrawn question. Terminal. With the reason NOT_STOPPED the tool may still
-    be running; repeating it is safe.
+    """Stopped with its run, or the question was withdrawn. Terminal. If the reason is NOT_STOPPED, the tool may
+    still be running, but it is safe to repeat.
     """
     CALL_STATE_OUTCOME_UNKNOWN: _CallState.ValueType  # 15
-    """Whether the effect happened is unknown; the model was informed. Terminal. With the reason NOT_STOPPED the
-    run was stopped but the call could not be: its effect may still come.
+    """It is unknown whether the call took effect; the model was informed. Terminal. If the reason is
+    NOT_STOPPED, the run was stopped but the call could not be, and it may still take effect.
     """
     CALL_STATE_DETACHED: _CallState.ValueType  # 16
     """Continues in the background as the job `child_run_id`. Terminal. The job reports to the conversation."""
 
 class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
-    """State of a tool call. docs/design/architecture.md has the transition table. A terminal state never changes."""
+    """State of a tool call. See docs/design/architecture.md for the transition table. A terminal state never
+    changes.
+    """
 
 CALL_STATE_UNSPECIFIED: CallState.ValueType  # 0
 """Never sent."""
 CALL_STATE_PROPOSED: CallState.ValueType  # 1
-"""Requested by the model; waits for its turn in the batch. Transient."""
+"""Requested by the model; waiting for its turn in the batch. Transient."""
 CALL_STATE_AWAITING_APPROVAL: CallState.ValueType  # 2
-"""Waits for a person's decision (AgentService.Decide). Interrupted."""
+"""Waiting for a user's decision (AgentService.Decide). Interrupted."""
 CALL_STATE_OFFERED: CallState.ValueType  # 3
-"""Waits for a front end to run it and return the result. Interrupted."""
+"""Waiting for a front end to run it and return the result. Interrupted."""
 CALL_STATE_ASKED: CallState.ValueType  # 4
-"""Waits for a person's answer (AgentService.Decide). Interrupted. The call is a question, or its running
-tool asks one.
+"""Waiting for a user's answer (AgentService.Decide). Interrupted. The call is a question, or its tool asked
+one while running.
 """
 CALL_STATE_RUNNABLE: CallState.ValueType  # 5
-"""May run; waits for earlier calls. Transient."""
+"""May run; waiting for earlier calls. Transient."""
 CALL_STATE_RUNNING: CallState.ValueType  # 6
-"""Started, durably; it may have had its effect. Transient."""
+"""Durably recorded as started; it may already have taken effect. Transient."""
 CALL_STATE_DELEGATED: CallState.ValueType  # 7
-"""Executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
+"""Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
 CALL_STATE_SUCCEEDED: CallState.ValueType  # 10
 """Returned a result. Terminal."""
 CALL_STATE_FAILED: CallState.ValueType  # 11
-"""Returned an error, was invalid or timed out; the model gets the error. Terminal."""
+"""Returned an error, was invalid, or timed out; the model gets the error. Terminal."""
 CALL_STATE_REJECTED: CallState.ValueType  # 12
-"""Refused by a person or a rule. Terminal."""
+"""Refused by a user or a rule. Terminal."""
 CALL_STATE_EXPIRED: CallState.ValueType  # 13
-"""Not decided, answered or run in time. Terminal."""
+"""Not decided on, answered or run in time. Terminal."""
 CALL_STATE_CANCELLED: CallState.ValueType  # 14
-"""Stopped with its run, or a withdrawn question. Terminal. With the reason NOT_STOPPED the tool may still
-be running; repeating it is safe.
+"""Stopped with its run, or the question was withdrawn. Terminal. If the reason is NOT_STOPPED, the tool may
+still be running, but it is safe to repeat.
 """
 CALL_STATE_OUTCOME_UNKNOWN: CallState.ValueType  # 15
-"""Whether the effect happened is unknown; the model was informed. Terminal. With the reason NOT_STOPPED the
-run was stopped but the call could not be: its effect may still come.
+"""It is unknown whether the call took effect; the model was informed. Terminal. If the reason is
+NOT_STOPPED, the run was stopped but the call could not be, and it may still take effect.
 """
 CALL_STATE_DETACHED: CallState.ValueType  # 16
 """Continues in the background as the job `child_run_id`. Terminal. The job reports to the conversation."""
@@ -117,9 +119,9 @@ class _ExecutionContextEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_CONTEXT_FRONTEND: _ExecutionContext.ValueType  # 2
     """In a client that offers to run it."""
     EXECUTION_CONTEXT_HUMAN: _ExecutionContext.ValueType  # 3
-    """With a person: the call is a question, and the answer is its result."""
+    """With a user: the call is a question, and the user's answer is its result."""
     EXECUTION_CONTEXT_AGENT: _ExecutionContext.ValueType  # 4
-    """In a child run, whose answer is the result."""
+    """In a child run, whose answer is the call's result."""
 
 class ExecutionContext(_ExecutionContext, metaclass=_ExecutionContextEnumTypeWrapper):
     """Where a tool runs."""
@@ -131,9 +133,9 @@ EXECUTION_CONTEXT_BACKEND: ExecutionContext.ValueType  # 1
 EXECUTION_CONTEXT_FRONTEND: ExecutionContext.ValueType  # 2
 """In a client that offers to run it."""
 EXECUTION_CONTEXT_HUMAN: ExecutionContext.ValueType  # 3
-"""With a person: the call is a question, and the answer is its result."""
+"""With a user: the call is a question, and the user's answer is its result."""
 EXECUTION_CONTEXT_AGENT: ExecutionContext.ValueType  # 4
-"""In a child run, whose answer is the result."""
+"""In a child run, whose answer is the call's result."""
 Global___ExecutionContext: _TypeAlias = ExecutionContext  # noqa: Y015
 
 class _ToolCategory:
@@ -143,7 +145,7 @@ class _ToolCategory:
 class _ToolCategoryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCategory.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TOOL_CATEGORY_UNSPECIFIED: _ToolCategory.ValueType  # 0
-    """In a definition: SENSITIVE."""
+    """In a definition, means SENSITIVE."""
     TOOL_CATEGORY_SAFE: _ToolCategory.ValueType  # 1
     """Runs without approval, except in bulk."""
     TOOL_CATEGORY_SENSITIVE: _ToolCategory.ValueType  # 2
@@ -155,7 +157,7 @@ class ToolCategory(_ToolCategory, metaclass=_ToolCategoryEnumTypeWrapper):
     """How much harm a tool can do."""
 
 TOOL_CATEGORY_UNSPECIFIED: ToolCategory.ValueType  # 0
-"""In a definition: SENSITIVE."""
+"""In a definition, means SENSITIVE."""
 TOOL_CATEGORY_SAFE: ToolCategory.ValueType  # 1
 """Runs without approval, except in bulk."""
 TOOL_CATEGORY_SENSITIVE: ToolCategory.ValueType  # 2
@@ -171,29 +173,29 @@ class _EffectClass:
 class _EffectClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EffectClass.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EFFECT_CLASS_UNSPECIFIED: _EffectClass.ValueType  # 0
-    """In a definition: AT_MOST_ONCE."""
+    """In a definition, means AT_MOST_ONCE."""
     EFFECT_CLASS_READ_ONLY: _EffectClass.ValueType  # 1
-    """No effect: may run again, and in parallel with other calls."""
+    """The call has no effects. It may run again, and in parallel with other calls."""
     EFFECT_CLASS_IDEMPOTENT: _EffectClass.ValueType  # 2
-    """The effect happens once per idempotency key: may run again with the same key."""
+    """The call takes effect once per idempotency key. It may run again with the same key."""
     EFFECT_CLASS_RECONCILABLE: _EffectClass.ValueType  # 3
-    """Pawl asks the tool whether a key had its effect."""
+    """Pawl asks the tool whether the call with a given key took effect."""
     EFFECT_CLASS_AT_MOST_ONCE: _EffectClass.ValueType  # 4
-    """Never runs again; the outcome is reported as unknown."""
+    """The call never runs again; its outcome is reported as unknown."""
 
 class EffectClass(_EffectClass, metaclass=_EffectClassEnumTypeWrapper):
-    """What Pawl may do when it is unknown whether a call had its effect."""
+    """What Pawl may do when it is unknown whether a call took effect."""
 
 EFFECT_CLASS_UNSPECIFIED: EffectClass.ValueType  # 0
-"""In a definition: AT_MOST_ONCE."""
+"""In a definition, means AT_MOST_ONCE."""
 EFFECT_CLASS_READ_ONLY: EffectClass.ValueType  # 1
-"""No effect: may run again, and in parallel with other calls."""
+"""The call has no effects. It may run again, and in parallel with other calls."""
 EFFECT_CLASS_IDEMPOTENT: EffectClass.ValueType  # 2
-"""The effect happens once per idempotency key: may run again with the same key."""
+"""The call takes effect once per idempotency key. It may run again with the same key."""
 EFFECT_CLASS_RECONCILABLE: EffectClass.ValueType  # 3
-"""Pawl asks the tool whether a key had its effect."""
+"""Pawl asks the tool whether the call with a given key took effect."""
 EFFECT_CLASS_AT_MOST_ONCE: EffectClass.ValueType  # 4
-"""Never runs again; the outcome is reported as unknown."""
+"""The call never runs again; its outcome is reported as unknown."""
 Global___EffectClass: _TypeAlias = EffectClass  # noqa: Y015
 
 class _OfferFallback:
@@ -205,7 +207,7 @@ class _OfferFallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OfferFa
     OFFER_FALLBACK_UNSPECIFIED: _OfferFallback.ValueType  # 0
     """The default: FAIL."""
     OFFER_FALLBACK_FAIL: _OfferFallback.ValueType  # 1
-    """The call is EXPIRED, and the model learns that no client ran it."""
+    """The call is EXPIRED, and the model is told that no client ran it."""
     OFFER_FALLBACK_BACKEND_TOOL: _OfferFallback.ValueType  # 2
     """The backend tool named in the definition runs with the same arguments and checks."""
     OFFER_FALLBACK_ASK_USER: _OfferFallback.ValueType  # 3
@@ -217,7 +219,7 @@ class OfferFallback(_OfferFallback, metaclass=_OfferFallbackEnumTypeWrapper):
 OFFER_FALLBACK_UNSPECIFIED: OfferFallback.ValueType  # 0
 """The default: FAIL."""
 OFFER_FALLBACK_FAIL: OfferFallback.ValueType  # 1
-"""The call is EXPIRED, and the model learns that no client ran it."""
+"""The call is EXPIRED, and the model is told that no client ran it."""
 OFFER_FALLBACK_BACKEND_TOOL: OfferFallback.ValueType  # 2
 """The backend tool named in the definition runs with the same arguments and checks."""
 OFFER_FALLBACK_ASK_USER: OfferFallback.ValueType  # 3
@@ -231,7 +233,7 @@ class _QuestionKind:
 class _QuestionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuestionKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     QUESTION_KIND_UNSPECIFIED: _QuestionKind.ValueType  # 0
-    """Read as CLARIFICATION."""
+    """Treated as CLARIFICATION."""
     QUESTION_KIND_CLARIFICATION: _QuestionKind.ValueType  # 1
     """Asks for a missing detail."""
     QUESTION_KIND_PERMISSION: _QuestionKind.ValueType  # 2
@@ -243,7 +245,7 @@ class QuestionKind(_QuestionKind, metaclass=_QuestionKindEnumTypeWrapper):
     """Purpose of a question."""
 
 QUESTION_KIND_UNSPECIFIED: QuestionKind.ValueType  # 0
-"""Read as CLARIFICATION."""
+"""Treated as CLARIFICATION."""
 QUESTION_KIND_CLARIFICATION: QuestionKind.ValueType  # 1
 """Asks for a missing detail."""
 QUESTION_KIND_PERMISSION: QuestionKind.ValueType  # 2
@@ -267,10 +269,10 @@ class _DecisionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decision
     DECISION_KIND_REJECT: _DecisionKind.ValueType  # 3
     """Do not run the call; the model gets the reason."""
     DECISION_KIND_ANSWER: _DecisionKind.ValueType  # 4
-    """Answer a question, or give the result of a gated call instead of running it."""
+    """Answer a question, or supply the result of a gated call instead of running it."""
 
 class DecisionKind(_DecisionKind, metaclass=_DecisionKindEnumTypeWrapper):
-    """Decision of a person about a call."""
+    """A user's decision on a call."""
 
 DECISION_KIND_UNSPECIFIED: DecisionKind.ValueType  # 0
 """Rejected with INVALID_ARGUMENT."""
@@ -281,12 +283,12 @@ DECISION_KIND_EDIT: DecisionKind.ValueType  # 2
 DECISION_KIND_REJECT: DecisionKind.ValueType  # 3
 """Do not run the call; the model gets the reason."""
 DECISION_KIND_ANSWER: DecisionKind.ValueType  # 4
-"""Answer a question, or give the result of a gated call instead of running it."""
+"""Answer a question, or supply the result of a gated call instead of running it."""
 Global___DecisionKind: _TypeAlias = DecisionKind  # noqa: Y015
 
 @_typing.final
 class ApprovalRequest(_message.Message):
-    """What a person is asked to decide, and the decisions so far."""
+    """What a user is asked to decide, and the decisions so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -300,7 +302,7 @@ class ApprovalRequest(_message.Message):
     EARLIER_APPROVALS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """SHA-256, in hex, of store, run, call, tool, tool version and canonical arguments. A decision must carry
+    """SHA-256, in hex, of store, run, call, tool, tool version and canonical arguments. A decision must include
     it.
     """
     preview: _builtins.str
@@ -308,19 +310,19 @@ class ApprovalRequest(_message.Message):
     cause: _builtins.str
     """Why the call is gated, for example "category SENSITIVE" or "bulk of 5"."""
     approvals_required: _builtins.int
-    """Number of different people who must approve, at least 1 (0 means 1). From 2 on, the user who started or
-    steered the run cannot approve, and each approver needs a credential different from the others and from
-    the run's. Acting with a key also counts as an act of its maker.
+    """Number of different users who must approve, at least 1 (0 means 1). If it is 2 or more, the user who
+    started or steered the run cannot approve, and each approver needs a credential that differs from the
+    others' and from the run's. Acting with a key also counts as an action by the key's creator.
     """
     escalated: _builtins.bool
     """Whether the request expired once and was extended (ApprovalExpiryPolicy ESCALATE)."""
     @_builtins.property
     def decision(self) -> Global___Decision:
-        """The final decision; absent until decided."""
+        """The final decision; absent until there is one."""
 
     @_builtins.property
     def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """Approvals so far, in order. An edit clears the list and is its first entry."""
+        """Approvals so far, in order. An edit clears the list and becomes its first entry."""
 
     @_builtins.property
     def earlier_approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
@@ -328,8 +330,8 @@ class ApprovalRequest(_message.Message):
 
     @_builtins.property
     def series(self) -> Global___Series:
-        """Series that can be granted instead of this call alone; absent if each call is decided. For a call under a
-        grant (Run.grant), the granted series.
+        """Series that can be granted instead of approving this call alone; absent if each call must be decided on.
+        For a call covered by a grant (Run.grant), the granted series.
         """
 
     def __init__(
@@ -355,7 +357,7 @@ Global___ApprovalRequest: _TypeAlias = ApprovalRequest  # noqa: Y015
 
 @_typing.final
 class Series(_message.Message):
-    """What a grant covers: iterations of a job, with their exact call, number, interval and end."""
+    """The iterations of a job that a grant covers, with their exact call, number, interval and end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -365,18 +367,19 @@ class Series(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     GRANT_CALL_ID_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """SHA-256, in hex, that a decision about the series must carry. Ignored in requests to change it. It covers
-    store, run, tool, the pinned and the current tool version, canonical arguments, and the fields below.
+    """SHA-256, in hex, that a decision on the series must include. Ignored in requests to change the series. It
+    covers store, run, tool, the pinned and the current tool version, canonical arguments, and the fields
+    below.
     """
     interval_seconds: _builtins.float
     """Seconds between iterations, 0.5 to 86400."""
     iterations_max: _builtins.int
     """Maximum iterations of the job in total, 1 to 1000000."""
     grant_call_id: _builtins.str
-    """Call with which the series was granted. Only between services."""
+    """Call with which the series was granted. Used only between services."""
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When no further iteration starts; absent for no time limit."""
+        """Time after which no more iterations start; absent if there is no time limit."""
 
     def __init__(
         self,
@@ -413,14 +416,14 @@ class Grant(_message.Message):
     uses: _builtins.int
     """Iterations started under it, including that call."""
     ended: _builtins.bool
-    """Whether it has ended: iterations are decided one by one, or granted anew."""
+    """Whether it has ended, after which iterations are decided on one by one or granted again."""
     @_builtins.property
     def series(self) -> Global___Series:
         """What was granted."""
 
     @_builtins.property
     def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """Who granted it, in order."""
+        """The approvals that granted it, in order."""
 
     def __init__(
         self,
@@ -441,7 +444,7 @@ Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):
-    """A final decision about a call."""
+    """A final decision on a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -458,20 +461,20 @@ class Decision(_message.Message):
     user_id: _builtins.str
     """User who decided."""
     reason: _builtins.str
-    """The reason given; may be empty."""
+    """Reason given; may be empty."""
     arguments_sha256: _builtins.str
-    """SHA-256, in hex, of the arguments decided about: the edited ones of an EDIT."""
+    """SHA-256, in hex, of the arguments that were decided on; for an EDIT, the edited ones."""
     credential_id: _builtins.str
-    """ID of the credential that decided, never the secret."""
+    """ID of the credential used to decide; never the secret."""
     delegate_user_id: _builtins.str
-    """User of the delegate that decided for `user_id`, if any."""
+    """User ID of the delegate that decided for `user_id`, if any."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
 
     @_builtins.property
     def series(self) -> Global___Series:
-        """Series decided about; absent if the decision is about the call alone."""
+        """Series decided on; absent if the decision applies to the call alone."""
 
     def __init__(
         self,
@@ -495,7 +498,7 @@ Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class Question(_message.Message):
-    """A question to a person."""
+    """A question for a user."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -513,20 +516,20 @@ class Question(_message.Message):
     kind: Global___QuestionKind.ValueType
     """Purpose of the question."""
     default_answer: _builtins.str
-    """Answer used at the timeout; if empty, the call is EXPIRED."""
+    """Answer to use after the timeout; if empty, the call is EXPIRED."""
     timeout_seconds: _builtins.float
     """Seconds to wait for an answer; 0 means the run's answer_timeout_seconds. answer_timeout_seconds_max is
     the upper limit.
     """
     answer_schema_json: _builtins.bytes
-    """JSON Schema of an object that the answer must provide; empty if any answer will do. For a single property
-    answer with its value, for several with a JSON object, for none with yes or no. Other answers return
-    INVALID_ARGUMENTS. Also empty if the schema is over 16 KiB or contains a secret; then the tool asks once
-    more.
+    """JSON Schema of an object that the answer must supply; empty if any answer will do. If it has a single
+    property, answer with its value; if several, with a JSON object; if none, with yes or no. Other answers
+    return INVALID_ARGUMENTS. Also empty if the schema is over 16 KiB or contains a secret; the tool then
+    asks once more.
     """
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Suggested answers. Free text is allowed unless it does not match `answer_schema_json`."""
+        """Suggested answers. Free text is also allowed if it matches `answer_schema_json`."""
 
     def __init__(
         self,
@@ -549,7 +552,7 @@ Global___Question: _TypeAlias = Question  # noqa: Y015
 
 @_typing.final
 class OfferLease(_message.Message):
-    """Client that holds a front-end call."""
+    """A client's lease on a front-end call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -559,7 +562,7 @@ class OfferLease(_message.Message):
     client_id: _builtins.str
     """Client that holds the call; empty if none does."""
     offer_epoch: _builtins.int
-    """Lease number, from 1; a result under an older lease is WRONG_HOLDER."""
+    """Lease number, starting at 1; a result under an older lease is WRONG_HOLDER."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When the lease expires unless renewed by a heartbeat."""
@@ -581,7 +584,7 @@ Global___OfferLease: _TypeAlias = OfferLease  # noqa: Y015
 
 @_typing.final
 class CallResult(_message.Message):
-    """Result of a call. A settled call has exactly one."""
+    """A call's result. A settled call has exactly one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -591,7 +594,7 @@ class CallResult(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     INVERSE_FIELD_NUMBER: _builtins.int
     content_json: _builtins.bytes
-    """Result, strict JSON, at most 1 MiB."""
+    """Result as strict JSON, at most 1 MiB."""
     is_error: _builtins.bool
     """Whether the content is an error for the model."""
     error_reason: _builtins.str
@@ -602,10 +605,12 @@ class CallResult(_message.Message):
     AGENT_EXPIRED.
     """
     note: _builtins.str
-    """Note to the model with the result, such as that a reviewer edited the arguments; may be empty."""
+    """Note to the model that goes with the result, for example that a reviewer edited the arguments; may be
+    empty.
+    """
     @_builtins.property
     def inverse(self) -> Global___Inverse:
-        """Call that reverses the effect, if any."""
+        """Call that reverses the effect, if there is one."""
 
     def __init__(
         self,
@@ -638,7 +643,7 @@ class Inverse(_message.Message):
     arguments_json: _builtins.bytes
     """Arguments, canonical JSON."""
     summary: _builtins.str
-    """One line for people: what it does."""
+    """One human-readable line that says what it does."""
     def __init__(
         self,
         *,
@@ -700,25 +705,23 @@ class Call(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     conversation_id: _builtins.str
-    """Conversation of its run."""
+    """The run's conversation."""
     run_id: _builtins.str
     """Run ID."""
     call_id: _builtins.str
-    """ID of the call, also the idempotency key that its tool gets."""
+    """Call ID, which is also the idempotency key passed to the tool."""
     round: _builtins.int
-    """Round of the run that requested it, from 1."""
+    """Round of the run that requested it, starting at 1."""
     index: _builtins.int
-    """Position in its batch, from 0."""
+    """Position in its batch, starting at 0."""
     provider_call_id: _builtins.str
-    """ID from the model server; unique only in its batch, may be empty."""
+    """ID from the model server; unique only within its batch, and may be empty."""
     undoes_call_id: _builtins.str
     """Call whose effect this one reverses; only in an undo."""
     tool_name: _builtins.str
-    """Name of the tool, as the model wrote it or after replacement. A tool replaces another with
-    OFFER_FALLBACK_BACKEND_TOOL.
-    """
+    """Name of the tool, as the model wrote it, or of the tool that replaced it (OFFER_FALLBACK_BACKEND_TOOL)."""
     proposed_tool_name: _builtins.str
-    """Name that the model used, if another tool replaced it; empty otherwise."""
+    """Name that the model used, if another tool has replaced that one; otherwise empty."""
     tool_version: _builtins.int
     """Version of the tool; 0 if the tool does not exist."""
     state: Global___CallState.ValueType
@@ -730,17 +733,17 @@ class Call(_message.Message):
     effect_class: Global___EffectClass.ValueType
     """What Pawl may do if the outcome is unknown."""
     arguments_json: _builtins.bytes
-    """Arguments of the execution, canonical JSON, at most 256 KiB."""
+    """Arguments for the execution, canonical JSON, at most 256 KiB."""
     proposed_arguments: _builtins.str
     """Arguments exactly as the model wrote them; may be invalid JSON."""
     attempt: _builtins.int
-    """Number of times that a worker started to execute it. Within one attempt, the worker may ask the registry
-    again with the same key.
+    """Number of times that a worker has started to execute it. Within one attempt, the worker may call the
+    registry again with the same key.
     """
     parallel: _builtins.bool
     """Whether it may run in parallel with the other calls of its batch."""
     timeout_seconds: _builtins.float
-    """Timeout of one execution in seconds."""
+    """Timeout of each execution in seconds."""
     offer_fallback: Global___OfferFallback.ValueType
     """What happens if no client runs it in time; front-end calls only."""
     fallback_tool_name: _builtins.str
@@ -748,20 +751,20 @@ class Call(_message.Message):
     result_omitted_bytes: _builtins.int
     """Size in bytes of a result that was left out."""
     rule_id: _builtins.str
-    """Rule that decided about it, or that asked for approval; empty if none did."""
+    """Rule that decided on it or required approval; empty if none did."""
     user_id: _builtins.str
     """User who started its run."""
     child_run_id: _builtins.str
-    """Run that executes it; only if it is or was DELEGATED, or is DETACHED."""
+    """Run that executes it; set only if it is or was DELEGATED, or is DETACHED."""
     imported: _builtins.bool
-    """Whether it was imported with ConversationService.ImportConversation. An imported call never ran here and
-    cannot be undone.
+    """Whether it was imported with ConversationService.ImportConversation. An imported call was not run by Pawl
+    and cannot be undone.
     """
     agent_name: _builtins.str
-    """Agent of its run; empty for `default`."""
+    """The run's agent; empty for `default`."""
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Resource keys. Calls with a common key run one at a time, over all runs of the store."""
+        """Resource keys. Calls that share a key run one at a time, across all runs in the store."""
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
@@ -769,7 +772,7 @@ class Call(_message.Message):
 
     @_builtins.property
     def approval(self) -> Global___ApprovalRequest:
-        """Approval request; present if the call is gated."""
+        """The approval request; present if the call is gated."""
 
     @_builtins.property
     def question(self) -> Global___Question:
@@ -781,8 +784,8 @@ class Call(_message.Message):
 
     @_builtins.property
     def result(self) -> Global___CallResult:
-        """Result; present once settled. Events leave out results over 16 KiB and set `result_omitted_bytes`; read
-        the call to get them.
+        """The result; present once the call is settled. Events leave out results over 16 KiB and set
+        `result_omitted_bytes`; read the call to get them.
         """
 
     @_builtins.property

@@ -28,34 +28,34 @@ class _Sharing:
 class _SharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sharing.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SHARING_UNSPECIFIED: _Sharing.ValueType  # 0
-    """In a request: unchanged."""
+    """In a request, leaves the sharing unchanged."""
     SHARING_PRIVATE: _Sharing.ValueType  # 1
-    """Nothing: it does not exist for them."""
+    """Nothing: for them, it does not exist."""
     SHARING_READ: _Sharing.ValueType  # 2
-    """Find and read its messages, but not the calls of its runs."""
+    """Find it and read its messages, but not its runs' calls."""
     SHARING_WRITE: _Sharing.ValueType  # 3
-    """Also send messages to it, by its ID. A message starts a run of its sender, queued behind the others. It
-    cannot steer or interrupt a run of another user (RUN_OF_ANOTHER_USER).
+    """Also send messages to it, by its ID. A message starts a run that belongs to its sender, queued behind the
+    others. It cannot steer or interrupt another user's run (RUN_OF_ANOTHER_USER).
     """
 
 class Sharing(_Sharing, metaclass=_SharingEnumTypeWrapper):
     """What other users of the store can do with a conversation."""
 
 SHARING_UNSPECIFIED: Sharing.ValueType  # 0
-"""In a request: unchanged."""
+"""In a request, leaves the sharing unchanged."""
 SHARING_PRIVATE: Sharing.ValueType  # 1
-"""Nothing: it does not exist for them."""
+"""Nothing: for them, it does not exist."""
 SHARING_READ: Sharing.ValueType  # 2
-"""Find and read its messages, but not the calls of its runs."""
+"""Find it and read its messages, but not its runs' calls."""
 SHARING_WRITE: Sharing.ValueType  # 3
-"""Also send messages to it, by its ID. A message starts a run of its sender, queued behind the others. It
-cannot steer or interrupt a run of another user (RUN_OF_ANOTHER_USER).
+"""Also send messages to it, by its ID. A message starts a run that belongs to its sender, queued behind the
+others. It cannot steer or interrupt another user's run (RUN_OF_ANOTHER_USER).
 """
 Global___Sharing: _TypeAlias = Sharing  # noqa: Y015
 
 @_typing.final
 class Conversation(_message.Message):
-    """A message thread of a user. ListMessages returns its messages."""
+    """A user's message thread. ListMessages returns its messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,29 +103,29 @@ class Conversation(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID."""
     title: _builtins.str
-    """Title given by the user or a model; otherwise the start of the first message. May be empty. At most 80
-    characters unless the user gave it.
+    """Title from the user or a model; otherwise the start of the first message. May be empty. At most 80
+    characters, unless it is from the user.
     """
     has_own_title: _builtins.bool
-    """Whether the user gave it the title."""
+    """Whether the title is from the user."""
     archived: _builtins.bool
-    """Whether it is archived. The next message restores it."""
+    """Whether it is archived. The next message unarchives it."""
     active_run_id: _builtins.str
-    """Run that has its turn; empty if none. It may belong to another user with write access."""
+    """Run whose turn it is; empty if there is none. It may belong to another user with write access."""
     queued_run_count: _builtins.int
-    """Number of runs that wait for their turn."""
+    """Number of runs that are waiting for their turn."""
     last_message_number: _builtins.int
-    """Number of its last message; 0 if it has none."""
+    """Number of its last message; 0 if there are no messages."""
     parent_run_id: _builtins.str
-    """Run whose call is executed in this conversation; empty for a conversation of a user. For a job that a
-    user started, the job itself.
+    """Run whose call is executed in this conversation; empty if it is a user's own conversation. For a job that
+    a user started, the job itself.
     """
     sharing: Global___Sharing.ValueType
     """What other users of the store can do with it."""
     shows_arguments: _builtins.bool
-    """Whether they can list the calls of its runs, with arguments and results."""
+    """Whether they can list its runs' calls, with arguments and results."""
     forked_conversation_id: _builtins.str
-    """For a fork: the original conversation, which may be deleted; otherwise empty."""
+    """For a fork: the original conversation, which may have been deleted; otherwise empty."""
     forked_number: _builtins.int
     """For a fork: number of the last shared message; otherwise 0."""
     @_builtins.property
@@ -134,13 +134,13 @@ class Conversation(_message.Message):
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """Time of the last activity: a message, or a run that started or ended its turn. A new title or archiving
-        does not count.
+        """Time of the last activity: a message, or the start or end of a run's turn. Changing the title or
+        archiving does not count.
         """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the conversation, set with UpdateConversationRequest.labels."""
+        """The conversation's labels, set with UpdateConversationRequest.labels."""
 
     def __init__(
         self,
@@ -219,8 +219,8 @@ Global___Labels: _TypeAlias = Labels  # noqa: Y015
 
 @_typing.final
 class Erasure(_message.Message):
-    """Progress of erasing a conversation. Once complete, only this record remains, for as long as conversations
-    are kept.
+    """Progress of erasing a conversation. Once the erasure is complete, only this record remains, for as long as
+    conversations are kept.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -233,7 +233,7 @@ class Erasure(_message.Message):
     """Conversation ID."""
     @_builtins.property
     def erase_time(self) -> _timestamp_pb2.Timestamp:
-        """When the erasure was accepted; since then the conversation cannot be read or written."""
+        """When the erasure was accepted. From then on, the conversation cannot be read or written."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -241,8 +241,9 @@ class Erasure(_message.Message):
 
     @_builtins.property
     def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Remaining work; empty at the end. `runs` (must end), `ledger`, `tool-registry`, `notifier`, `stream`
-        (life cycle events on NATS), `log` (the list that is applied again to a restored database).
+        """Remaining work; empty once complete. Possible values are `runs` (which must end), `ledger`,
+        `tool-registry`, `notifier`, `stream` (life cycle events on NATS) and `log` (the list that is reapplied
+        to a restored database).
         """
 
     def __init__(
@@ -263,8 +264,8 @@ Global___Erasure: _TypeAlias = Erasure  # noqa: Y015
 
 @_typing.final
 class LeftCall(_message.Message):
-    """A started call of an erased conversation, without its content. Its tool received the arguments, and its
-    effect remains.
+    """A call in an erased conversation that had already started, without its content. Its tool received the
+    arguments, and any effect remains.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -278,8 +279,8 @@ class LeftCall(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     call_id: _builtins.str
-    """ID of the call; empty for all deleted calls of a series together (Run.trimmed_rounds). `state` is then
-    that of one of the last ones.
+    """Call ID. Empty if this entry represents all deleted calls of a series (Run.trimmed_rounds); `state` is
+    then the state of one of the last ones.
     """
     tool_name: _builtins.str
     """Tool name."""

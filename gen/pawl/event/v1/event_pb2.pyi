@@ -40,7 +40,7 @@ class _OperatorActEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperatorA
     """Ended the run."""
 
 class OperatorAct(_OperatorAct, metaclass=_OperatorActEnumTypeWrapper):
-    """Action of an operator on a run."""
+    """An operator's action on a run."""
 
 OPERATOR_ACT_UNSPECIFIED: OperatorAct.ValueType  # 0
 """Never sent."""
@@ -54,7 +54,7 @@ Global___OperatorAct: _TypeAlias = OperatorAct  # noqa: Y015
 
 @_typing.final
 class RunEvents(_message.Message):
-    """Events of one run that were written together: a message on NATS. The subject is
+    """A run's events that were written together, sent as one message on NATS. The subject is
     pawl.v1.<store>.run.<run>.events.
     """
 
@@ -80,13 +80,13 @@ Global___RunEvents: _TypeAlias = RunEvents  # noqa: Y015
 
 @_typing.final
 class RunEvent(_message.Message):
-    """An entry in the log of a run: on streams, in the ledger and on NATS. Guarantees:
+    """An entry in a run's log, as found on streams, in the ledger and on NATS. Guarantees:
     - `seq` starts at 1 and has no gaps.
     - Every watcher gets the same bytes for the same seq.
     - An event is durable before anyone sees it.
-    - Exactly one event ends a run. It is the last one, after all output.
+    - Exactly one event ends a run. It is the last event, after all output.
 
-    Some days after the end of a run, Pawl deletes all events but the last; watchers then get a `Gap`.
+    Some days after a run ends, Pawl deletes all of its events except the last; watchers then get a `Gap`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -119,23 +119,23 @@ class RunEvent(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     seq: _builtins.int
-    """Position in the log of the run, from 1."""
+    """Position in the run's log, starting at 1."""
     attempt: _builtins.int
-    """Epoch of the worker that wrote it; 0 for a command or the ledger. When it increases, another worker has
-    taken over, and output of the open round with a lower epoch is void.
+    """Epoch of the worker that wrote it; 0 if a command or the ledger did. When it increases, another worker
+    has taken over, and any output of the open round with a lower epoch is void.
     """
     event_id: _builtins.str
-    """ID of the event, the same everywhere; use it to remove duplicates."""
+    """ID of the event, the same everywhere. Use it to remove duplicates."""
     type: _builtins.str
-    """Dotted name of the event. More may be added. run.queued, run.running, run.waiting, run.cancelling,
+    """Dotted name of the event. More names may be added. run.queued, run.running, run.waiting, run.cancelling,
     run.needs_attention, run.completed, run.failed, run.cancelled, run.expired, run.topped_up, message.added,
     round.started, round.retrying, round.ended, output.delta, tool.proposed, tool.awaiting_approval,
     tool.offered, tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed, tool.failed,
     tool.rejected, tool.expired, tool.cancelled, tool.outcome_unknown, tool.delegated, warning,
     operator.acted, schedule.paused, trigger.paused, schedule.fired, trigger.fired.
 
-    For a front-end call, tool.executing is sent when a client takes it (its state is still OFFERED), and
-    tool.offered again when it is returned.
+    For a front-end call, tool.executing is sent when a client takes the call (its state is still OFFERED),
+    and tool.offered is sent again if the client gives it back.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
@@ -143,7 +143,7 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def run_changed(self) -> Global___RunChanged:
-        """The run was created or changed its state."""
+        """The run was created, or its state changed."""
 
     @_builtins.property
     def message_added(self) -> Global___MessageAdded:
@@ -155,7 +155,7 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def round_retrying(self) -> Global___RoundRetrying:
-        """A model call failed and is repeated; its output is void."""
+        """A model call failed and is being retried; its output is void."""
 
     @_builtins.property
     def round_ended(self) -> Global___RoundEnded:
@@ -167,15 +167,15 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def call_changed(self) -> Global___CallChanged:
-        """A call changed its state, holder or arguments."""
+        """A call's state, holder or arguments changed."""
 
     @_builtins.property
     def tool_progress(self) -> Global___ToolProgress:
-        """A running tool reports progress."""
+        """A running tool reported progress."""
 
     @_builtins.property
     def warning(self) -> Global___Warning:
-        """A remark for the user that does not change the state of the run."""
+        """A warning for the user that does not change the run's state."""
 
     @_builtins.property
     def operator_acted(self) -> Global___OperatorActed:
@@ -183,18 +183,18 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def run_topped_up(self) -> Global___RunToppedUp:
-        """The token budget of the run was raised."""
+        """The run's token budget was raised."""
 
     @_builtins.property
     def starter_paused(self) -> Global___StarterPaused:
-        """A schedule or trigger paused itself. Only in life cycle events, not in the log of a run. `run_id`,
+        """A schedule or trigger paused itself. Appears only in life cycle events, not in a run's log. `run_id`,
         `conversation_id` and `seq` are empty.
         """
 
     @_builtins.property
     def starter_fired(self) -> Global___StarterFired:
-        """A schedule or trigger fired. Only in life cycle events, not in the log of a run. `run_id` and
-        `conversation_id` are those of the started run, if any; `seq` is empty.
+        """A schedule or trigger fired. Appears only in life cycle events, not in a run's log. `run_id` and
+        `conversation_id` identify the run that was started, if any; `seq` is empty.
         """
 
     def __init__(
@@ -234,7 +234,7 @@ Global___RunEvent: _TypeAlias = RunEvent  # noqa: Y015
 
 @_typing.final
 class RunChanged(_message.Message):
-    """A new state of a run."""
+    """A change in a run's state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -274,7 +274,7 @@ class StarterPaused(_message.Message):
     name: _builtins.str
     """Name of the schedule or trigger."""
     user_id: _builtins.str
-    """Its user."""
+    """User who owns it."""
     note: _builtins.str
     """Why it paused."""
     def __init__(
@@ -294,8 +294,9 @@ Global___StarterPaused: _TypeAlias = StarterPaused  # noqa: Y015
 
 @_typing.final
 class StarterFired(_message.Message):
-    """Outcome of a due time, an event, or a requested fire. The event type is schedule.fired or trigger.fired. A
-    fire that waits is reported once it no longer waits.
+    """A schedule or trigger fired: a scheduled time came, an event arrived, or someone fired it by hand. The
+    event type is schedule.fired or trigger.fired. A firing that has to wait is reported once it no longer
+    waits.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -306,10 +307,10 @@ class StarterFired(_message.Message):
     name: _builtins.str
     """Name of the schedule or trigger."""
     user_id: _builtins.str
-    """Its user."""
+    """User who owns it."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire."""
+        """The firing and its outcome."""
 
     def __init__(
         self,
@@ -328,7 +329,7 @@ Global___StarterFired: _TypeAlias = StarterFired  # noqa: Y015
 
 @_typing.final
 class RunToppedUp(_message.Message):
-    """A larger token budget. The run may continue after it."""
+    """The run's token budget was raised. A run that was waiting for tokens can continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -358,7 +359,7 @@ Global___RunToppedUp: _TypeAlias = RunToppedUp  # noqa: Y015
 
 @_typing.final
 class MessageAdded(_message.Message):
-    """A new message of the conversation."""
+    """A new message in the conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -394,15 +395,15 @@ class RoundStarted(_message.Message):
     WITHOUT_TOOLS_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """Round, from 1."""
+    """Round, starting at 1."""
     model_attempt: _builtins.int
-    """Attempt within the round, from 1."""
+    """Attempt within the round, starting at 1."""
     model: _builtins.str
     """Requested model."""
     without_tools: _builtins.bool
     """Whether this is the final call, which has no tools."""
     summary: _builtins.bool
-    """Whether the call summarises old turns; its output is not an answer."""
+    """Whether the call summarises old turns, in which case its output is not an answer."""
     def __init__(
         self,
         *,
@@ -422,7 +423,7 @@ Global___RoundStarted: _TypeAlias = RoundStarted  # noqa: Y015
 
 @_typing.final
 class RoundRetrying(_message.Message):
-    """An attempt failed; clients discard its output."""
+    """An attempt failed; clients must discard its output."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -444,14 +445,14 @@ class RoundRetrying(_message.Message):
     BUDGET_EXHAUSTED (the token budget cut the answer short).
     """
     message: _builtins.str
-    """Message for people."""
+    """Human-readable message."""
     delay_seconds: _builtins.float
     """Seconds until the next attempt."""
     void_from_seq: _builtins.int
-    """Output from this seq on is void; 0 if there was none."""
+    """Output from this seq onwards is void; 0 if there was none."""
     model: _builtins.str
-    """Model of the next attempt. Differs from the previous one when the run switches to a fallback
-    (RunOptions.model_fallbacks); then a Warning MODEL_FALLBACK follows.
+    """Model of the next attempt. Differs from the previous one if the run switches to a fallback
+    (RunOptions.model_fallbacks); a MODEL_FALLBACK Warning then follows.
     """
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
@@ -492,10 +493,10 @@ class RoundEnded(_message.Message):
     model_attempt: _builtins.int
     """Attempt that succeeded."""
     finish_reason: _builtins.str
-    """Finish reason of the model server; informative only."""
+    """Finish reason given by the model server; for information only."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
-        """Usage of this call."""
+        """Token usage of this call."""
 
     def __init__(
         self,
@@ -515,7 +516,9 @@ Global___RoundEnded: _TypeAlias = RoundEnded  # noqa: Y015
 
 @_typing.final
 class OutputDelta(_message.Message):
-    """Model output: the first chunk immediately, then at most every 100 ms or 10 chunks. Append pieces in order."""
+    """Model output. The first chunk is sent immediately, later ones at most every 100 ms or every 10 chunks.
+    Append the pieces in order.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -528,7 +531,7 @@ class OutputDelta(_message.Message):
     round: _builtins.int
     """Round."""
     model_attempt: _builtins.int
-    """Attempt; a higher one starts from nothing."""
+    """Attempt; a higher one starts over."""
     text: _builtins.str
     """More text."""
     reasoning: _builtins.str
@@ -537,7 +540,7 @@ class OutputDelta(_message.Message):
     """More of a refusal."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallFragment]:
-        """More of the calls being written."""
+        """More of the calls that are being written."""
 
     def __init__(
         self,
@@ -573,7 +576,7 @@ class CallFragment(_message.Message):
     tool_name: _builtins.str
     """Name of the tool, once known."""
     arguments_text: _builtins.str
-    """More of the text of the arguments."""
+    """More of the arguments' text."""
     def __init__(
         self,
         *,
@@ -591,7 +594,7 @@ Global___CallFragment: _TypeAlias = CallFragment  # noqa: Y015
 
 @_typing.final
 class CallChanged(_message.Message):
-    """A new state of a call."""
+    """A change in a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -601,12 +604,12 @@ class CallChanged(_message.Message):
     from_state: _call_pb2.CallState.ValueType
     """Previous state; UNSPECIFIED when the call was created."""
     duration_seconds: _builtins.float
-    """Seconds from start to end of the execution; set when settled. Only after RUNNING or DELEGATED, or while a
-    client held the call (from when it took it).
+    """Duration of the execution in seconds. Set once the call is settled, and only if it was RUNNING or
+    DELEGATED, or a client held it (then counted from when the client took it).
     """
     @_builtins.property
     def call(self) -> _call_pb2.Call:
-        """The call after the change; large results are left out."""
+        """The call after the change, without large results."""
 
     def __init__(
         self,
@@ -638,9 +641,9 @@ class ToolProgress(_message.Message):
     tool_name: _builtins.str
     """Tool name."""
     fraction: _builtins.float
-    """Fraction done, 0 to 1; absent if unknown."""
+    """Fraction completed, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """Message for people."""
+    """Human-readable message."""
     def __init__(
         self,
         *,
@@ -661,7 +664,7 @@ Global___ToolProgress: _TypeAlias = ToolProgress  # noqa: Y015
 
 @_typing.final
 class Warning(_message.Message):
-    """A remark on a run."""
+    """A warning about a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -671,10 +674,10 @@ class Warning(_message.Message):
     """Machine-readable reason. ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS, FINAL_ROUND,
     MODEL_FALLBACK, NOT_STOPPED (a call of a stopped run may still be running; see Run.unstopped_call_ids),
     ANSWER_CUT_OFF (the model reached its output limit), FIELDS_LEFT_OUT (see Message.provider_state_json),
-    TOOLS_LEFT_OUT (a run has at most 128 tools; name those that it needs).
+    TOOLS_LEFT_OUT (a run can have at most 128 tools; name those that it needs).
     """
     message: _builtins.str
-    """Message for people."""
+    """Human-readable message."""
     def __init__(
         self,
         *,
@@ -691,7 +694,7 @@ Global___Warning: _TypeAlias = Warning  # noqa: Y015
 
 @_typing.final
 class OperatorActed(_message.Message):
-    """An operator's action on the run, recorded before its effect."""
+    """An operator's action on the run, recorded before it takes effect."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -704,9 +707,9 @@ class OperatorActed(_message.Message):
     act: Global___OperatorAct.ValueType
     """The action."""
     call_id: _builtins.str
-    """ID of the call; only with RESOLVED."""
+    """Call ID; only with RESOLVED."""
     reason: _builtins.str
-    """Reason for people; may be empty."""
+    """Human-readable reason; may be empty."""
     def __init__(
         self,
         *,

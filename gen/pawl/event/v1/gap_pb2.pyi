@@ -23,11 +23,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Gap(_message.Message):
-    """Replaces deleted events in a stream of events. Pawl deletes the events of a run some days (default 7) after
-    it ends, except the last one, and those of a running series before its last 100 to 200 iterations. A
-    watcher that asks for earlier events gets one gap with a snapshot of their result, and then the events from
-    `to_seq` + 1 on. It should replace its state of the run with the snapshot. For an ended run, the same
-    position always gives the same gap.
+    """Replaces deleted events in a stream of events. Some days (7 by default) after a run ends, Pawl deletes all
+    of its events except the last. For a running series, Pawl deletes the events from before the last 100 to
+    200 iterations. A watcher that asks for deleted events gets one gap with a snapshot of their result, then
+    the events from `to_seq` + 1 onwards. It should replace its state of the run with the snapshot. For an
+    ended run, the same position always gives the same gap.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -44,7 +44,7 @@ class Gap(_message.Message):
     """Last deleted event. Continue after it."""
     @_builtins.property
     def snapshot(self) -> Global___RunSnapshot:
-        """State of the run without the deleted events."""
+        """Snapshot that replaces the deleted events."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ Global___Gap: _TypeAlias = Gap  # noqa: Y015
 class RunSnapshot(_message.Message):
     """A run with its messages and calls, as of its event `run.last_seq`. Contains the newest messages and calls,
     at most 512 KiB each; ListMessages and ListCalls return all. For a running series it has no calls: earlier
-    ones are deleted, later ones are in the events that follow.
+    ones have been deleted, and later ones are in the events that follow.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -90,7 +90,7 @@ class RunSnapshot(_message.Message):
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Its calls in call order. Results over 16 KiB are left out."""
+        """The run's calls in call order. Results over 16 KiB are left out."""
 
     def __init__(
         self,

@@ -35,8 +35,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_SUMMARY: _Role.ValueType  # 3
     """Pawl: a summary that replaces all earlier messages in model calls."""
     ROLE_NOTICE: _Role.ValueType  # 4
-    """Pawl: reports of jobs to their conversation (docs/guides/background.md). `text` is for people, `notices_json`
-    for the model. Both are empty for anyone but the user of the jobs.
+    """Pawl: job reports to their conversation (docs/guides/background.md). `text` is for users, `notices_json`
+    for the model. Both are empty for anyone except the jobs' user.
     """
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
@@ -51,8 +51,8 @@ ROLE_ASSISTANT: Role.ValueType  # 2
 ROLE_SUMMARY: Role.ValueType  # 3
 """Pawl: a summary that replaces all earlier messages in model calls."""
 ROLE_NOTICE: Role.ValueType  # 4
-"""Pawl: reports of jobs to their conversation (docs/guides/background.md). `text` is for people, `notices_json`
-for the model. Both are empty for anyone but the user of the jobs.
+"""Pawl: job reports to their conversation (docs/guides/background.md). `text` is for users, `notices_json`
+for the model. Both are empty for anyone except the jobs' user.
 """
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
@@ -69,8 +69,8 @@ class ImagePart(_message.Message):
     data: _builtins.bytes
     """The image. Always empty in responses and events."""
     media_type: _builtins.str
-    """image/png, image/jpeg, image/gif or image/webp. Pawl detects it; in a request it may be empty, and is
-    rejected if it differs.
+    """image/png, image/jpeg, image/gif or image/webp. Pawl detects the type; in a request this may be empty,
+    and the request is rejected if it does not match.
     """
     size_bytes: _builtins.int
     """Size of the image. Output only."""
@@ -108,9 +108,9 @@ class FilePart(_message.Message):
     document_name: _builtins.str
     """Document name."""
     shared: _builtins.bool
-    """Whether it is a document of the store, not of the user."""
+    """Whether the document belongs to the store rather than the user."""
     text: _builtins.str
-    """Text of the document. Only between services."""
+    """The document's text. Used only between services."""
     size_bytes: _builtins.int
     """Size of the text in UTF-8. Output only."""
     sha256: _builtins.str
@@ -142,14 +142,14 @@ class Part(_message.Message):
     IMAGE_FIELD_NUMBER: _builtins.int
     FILE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text, as StartRunRequest.text."""
+    """Text; see StartRunRequest.text."""
     @_builtins.property
     def image(self) -> Global___ImagePart:
         """An image, if the models accept images (DeploymentInfo.part_kinds)."""
 
     @_builtins.property
     def file(self) -> Global___FilePart:
-        """A document. Works with every model, which gets its text."""
+        """A document. Works with every model, since the model gets its text."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ Global___Part: _TypeAlias = Part  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
-    """A message of a conversation. Results of calls are in Call, not in messages."""
+    """A message in a conversation. Call results are in Call, not in messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -198,51 +198,51 @@ class Message(_message.Message):
     message_id: _builtins.str
     """Message ID."""
     conversation_id: _builtins.str
-    """Conversation in which it was written. A fork also shows messages of the original."""
+    """Conversation in which it was written. A fork also shows messages from the original conversation."""
     run_id: _builtins.str
     """Run that added it."""
     number: _builtins.int
-    """Position in the conversation, from 1, without gaps. The oldest messages are deleted long after a summary
-    replaced them (docs/guides/operations.md).
+    """Position in the conversation, starting at 1, without gaps. The oldest messages are deleted long after a
+    summary has replaced them (docs/guides/operations.md).
     """
     role: Global___Role.ValueType
     """Author of the message."""
     text: _builtins.str
-    """The text; may be empty if the assistant only calls tools."""
+    """The text; may be empty if the assistant only called tools."""
     reasoning: _builtins.str
     """Reasoning text that the model server streamed; may be empty."""
     provider_state_json: _builtins.bytes
-    """Extra fields of the model server's message, returned to it byte for byte. A JSON object
+    """Extra fields from the model server's message, sent back to it byte for byte. A JSON object
     (reasoning_details, extra_content, signatures and so on), or empty. Its `tool_calls` lists the extra
-    fields of each call, in the order of `call_ids`. At most 512 KiB; otherwise none are kept, with a Warning
-    FIELDS_LEFT_OUT.
+    fields of each call, in the order of `call_ids`. At most 512 KiB; if they are larger, none are kept, and
+    a FIELDS_LEFT_OUT Warning is sent.
     """
     interrupted: _builtins.bool
-    """Whether the answer is incomplete: stopped, or cut off at the output limit (Warning ANSWER_CUT_OFF). The
-    model is informed.
+    """Whether the answer is incomplete because it was stopped, or cut off at the output limit (ANSWER_CUT_OFF
+    Warning). The model is informed.
     """
     refusal: _builtins.str
-    """Refusal of the model, if it refused."""
+    """The model's refusal, if it refused."""
     first_output_seq: _builtins.int
-    """First event of the output that this message replaces; 0 if none."""
+    """Seq of the first output event that this message replaces; 0 if there is none."""
     last_output_seq: _builtins.int
-    """Last event of the output that this message replaces; 0 if none."""
+    """Seq of the last output event that this message replaces; 0 if there is none."""
     summarised_to_number: _builtins.int
     """For ROLE_SUMMARY: number of the last message that it replaces."""
     imported: _builtins.bool
     """Whether it was imported with ConversationService.ImportConversation. `create_time` is the time of the
-    import. `run_id` is a placeholder run that is not listed.
+    import. `run_id` refers to a placeholder run that is never listed.
     """
     misfit: _builtins.str
     """Why the answer does not match the response format; empty if it does. The model is informed."""
     model: _builtins.str
-    """For ROLE_ASSISTANT: model that wrote it; empty if unknown. Only this model gets `reasoning` and
-    `provider_state_json` back; if unknown, every model does.
+    """For ROLE_ASSISTANT: the model that wrote it; empty if unknown. Only this model gets `reasoning` and
+    `provider_state_json` back; if it is unknown, every model does.
     """
     user_id: _builtins.str
-    """User of its run."""
+    """The run's user."""
     notices_json: _builtins.bytes
-    """For ROLE_NOTICE: what the model gets, a JSON array of objects."""
+    """For ROLE_NOTICE: what the model gets, as a JSON array of objects."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls that it requests, in order."""
@@ -253,7 +253,9 @@ class Message(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """All parts of a user message that is more than text; otherwise empty. `text` has their texts."""
+        """All parts of a user message that contains more than text; otherwise empty. `text` then holds the text of
+        the text parts.
+        """
 
     def __init__(
         self,

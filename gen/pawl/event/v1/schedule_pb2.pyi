@@ -30,29 +30,29 @@ class _ScheduleOverlapEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sched
     SCHEDULE_OVERLAP_UNSPECIFIED: _ScheduleOverlap.ValueType  # 0
     """The default: SKIP for a schedule, ALLOW for a trigger."""
     SCHEDULE_OVERLAP_SKIP: _ScheduleOverlap.ValueType  # 1
-    """Starts nothing."""
+    """Does not start a run."""
     SCHEDULE_OVERLAP_QUEUE: _ScheduleOverlap.ValueType  # 2
-    """Waits until the previous run has ended. One fire waits; further ones are skipped."""
+    """Waits until the previous run has ended. Only one firing waits; any more are skipped."""
     SCHEDULE_OVERLAP_ALLOW: _ScheduleOverlap.ValueType  # 3
-    """Starts its run immediately. Runs in the same conversation still take turns."""
+    """Starts the new run immediately. Runs in the same conversation still take turns."""
     SCHEDULE_OVERLAP_CANCEL: _ScheduleOverlap.ValueType  # 4
-    """Cancels the previous run, and starts its own when that has ended."""
+    """Cancels the previous run and starts the new one once it has ended."""
 
 class ScheduleOverlap(_ScheduleOverlap, metaclass=_ScheduleOverlapEnumTypeWrapper):
-    """Overlap policy: what a fire does while the previous run has not ended. A run that waits for a person has
-    not ended.
+    """Overlap policy: what happens if a schedule or trigger fires while the previous run has not ended. A run
+    that is waiting for a user has not ended.
     """
 
 SCHEDULE_OVERLAP_UNSPECIFIED: ScheduleOverlap.ValueType  # 0
 """The default: SKIP for a schedule, ALLOW for a trigger."""
 SCHEDULE_OVERLAP_SKIP: ScheduleOverlap.ValueType  # 1
-"""Starts nothing."""
+"""Does not start a run."""
 SCHEDULE_OVERLAP_QUEUE: ScheduleOverlap.ValueType  # 2
-"""Waits until the previous run has ended. One fire waits; further ones are skipped."""
+"""Waits until the previous run has ended. Only one firing waits; any more are skipped."""
 SCHEDULE_OVERLAP_ALLOW: ScheduleOverlap.ValueType  # 3
-"""Starts its run immediately. Runs in the same conversation still take turns."""
+"""Starts the new run immediately. Runs in the same conversation still take turns."""
 SCHEDULE_OVERLAP_CANCEL: ScheduleOverlap.ValueType  # 4
-"""Cancels the previous run, and starts its own when that has ended."""
+"""Cancels the previous run and starts the new one once it has ended."""
 Global___ScheduleOverlap: _TypeAlias = ScheduleOverlap  # noqa: Y015
 
 class _ScheduleFireOutcome:
@@ -66,37 +66,37 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     SCHEDULE_FIRE_OUTCOME_STARTED: _ScheduleFireOutcome.ValueType  # 1
     """The run was started. Final."""
     SCHEDULE_FIRE_OUTCOME_WAITING: _ScheduleFireOutcome.ValueType  # 2
-    """Waiting for the previous run (QUEUE, CANCEL) or for further events. See
-    TriggerDefinition.debounce_seconds.
-    """
+    """Waiting for the previous run (QUEUE, CANCEL) or for more events (TriggerDefinition.debounce_seconds)."""
     SCHEDULE_FIRE_OUTCOME_SKIPPED: _ScheduleFireOutcome.ValueType  # 3
-    """Nothing was started because of the previous run or a later event; see `reason`. Final."""
+    """No run was started, because of the previous run or a later event; see `reason`. Final."""
     SCHEDULE_FIRE_OUTCOME_MISSED: _ScheduleFireOutcome.ValueType  # 4
-    """Nothing was started because the catch-up window was over. Final. Represents all due times before the next
-    fire.
+    """No run was started, because the catch-up window had passed. Final. Represents all scheduled times before
+    the next firing.
     """
     SCHEDULE_FIRE_OUTCOME_REFUSED: _ScheduleFireOutcome.ValueType  # 5
-    """The run was refused, as by StartRun; see `reason`. Final, unless the same event is delivered again."""
+    """The run was refused, as StartRun would have done; see `reason`. Final, unless the same event is delivered
+    again.
+    """
 
 class ScheduleFireOutcome(_ScheduleFireOutcome, metaclass=_ScheduleFireOutcomeEnumTypeWrapper):
-    """Outcome of a fire."""
+    """What happened when a schedule or trigger fired."""
 
 SCHEDULE_FIRE_OUTCOME_UNSPECIFIED: ScheduleFireOutcome.ValueType  # 0
 """Never sent."""
 SCHEDULE_FIRE_OUTCOME_STARTED: ScheduleFireOutcome.ValueType  # 1
 """The run was started. Final."""
 SCHEDULE_FIRE_OUTCOME_WAITING: ScheduleFireOutcome.ValueType  # 2
-"""Waiting for the previous run (QUEUE, CANCEL) or for further events. See
-TriggerDefinition.debounce_seconds.
-"""
+"""Waiting for the previous run (QUEUE, CANCEL) or for more events (TriggerDefinition.debounce_seconds)."""
 SCHEDULE_FIRE_OUTCOME_SKIPPED: ScheduleFireOutcome.ValueType  # 3
-"""Nothing was started because of the previous run or a later event; see `reason`. Final."""
+"""No run was started, because of the previous run or a later event; see `reason`. Final."""
 SCHEDULE_FIRE_OUTCOME_MISSED: ScheduleFireOutcome.ValueType  # 4
-"""Nothing was started because the catch-up window was over. Final. Represents all due times before the next
-fire.
+"""No run was started, because the catch-up window had passed. Final. Represents all scheduled times before
+the next firing.
 """
 SCHEDULE_FIRE_OUTCOME_REFUSED: ScheduleFireOutcome.ValueType  # 5
-"""The run was refused, as by StartRun; see `reason`. Final, unless the same event is delivered again."""
+"""The run was refused, as StartRun would have done; see `reason`. Final, unless the same event is delivered
+again.
+"""
 Global___ScheduleFireOutcome: _TypeAlias = ScheduleFireOutcome  # noqa: Y015
 
 @_typing.final
@@ -144,29 +144,30 @@ class ScheduleDefinition(_message.Message):
     text: _builtins.str
     """Message that starts each run, at most 16 KiB. Required."""
     agent: _builtins.str
-    """Agent that drives the runs, at its newest version. As StartRunRequest.agent."""
+    """Agent that drives the runs, at its newest version; see StartRunRequest.agent."""
     conversation_key: _builtins.str
-    """Key of one conversation for all runs; empty for a new conversation per run. As
-    StartRunRequest.conversation_key.
+    """Key of one conversation for all runs; see StartRunRequest.conversation_key. If empty, each run gets a new
+    conversation.
     """
     cron: _builtins.str
-    """Cron expression: minute, hour, day of month, month, day of week; at most 256 characters. Either this or
-    `interval_seconds`. When clocks go forward, a skipped time is due right after the change; when they go
-    back, a repeated time is due only the first time. With hour `*` the schedule keeps its pace.
+    """Cron expression: minute, hour, day of month, month, day of week; at most 256 characters. Set either this
+    or `interval_seconds`. When clocks go forward, the schedule fires for a skipped time right after the
+    change; when they go back, it fires for a repeated time only once, the first time. If the hour is `*`, it
+    keeps firing at its usual pace.
     """
     time_zone: _builtins.str
     """IANA time zone of `cron`, such as Europe/Berlin; default UTC."""
     interval_seconds: _builtins.int
-    """Interval in seconds, counted from 1970-01-01 UTC; at most 31,622,400. Either this or `cron`."""
+    """Interval in seconds, counted from 1970-01-01 UTC; at most 31,622,400. Set either this or `cron`."""
     offset_seconds: _builtins.int
-    """Offset in seconds after each interval, below `interval_seconds`."""
+    """Offset in seconds after each interval; must be less than `interval_seconds`."""
     jitter_seconds: _builtins.int
-    """Maximum delay in seconds to spread load; at most 3600. Each schedule has a fixed delay."""
+    """Maximum delay in seconds, used to spread the load; at most 3600. Each schedule's actual delay is fixed."""
     overlap: Global___ScheduleOverlap.ValueType
-    """What a fire does while the previous run has not ended; default SKIP."""
+    """What happens if it fires while the previous run has not ended; default SKIP."""
     catch_up_seconds: _builtins.int
-    """How many seconds late missed due times still fire, at most 86,400; default 3600. At most the last 100
-    fire. Due times during a pause do not.
+    """Catch-up window: how many seconds late a missed scheduled time may still fire, at most 86,400; default
+    3600. Only the last 100 missed times fire. Times during a pause do not.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -174,11 +175,11 @@ class ScheduleDefinition(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """The schedule is not due before this time."""
+        """The schedule does not fire before this time."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """The schedule is not due from this time on."""
+        """The schedule does not fire at or after this time."""
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ Global___ScheduleDefinition: _TypeAlias = ScheduleDefinition  # noqa: Y015
 
 @_typing.final
 class ScheduleFire(_message.Message):
-    """Outcome of one due time, requested fire, or event."""
+    """One firing of a schedule or trigger, caused by a scheduled time, an event or a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -224,20 +225,20 @@ class ScheduleFire(_message.Message):
     outcome: Global___ScheduleFireOutcome.ValueType
     """The outcome."""
     reason: _builtins.str
-    """Why nothing was started; empty if a run was. For a refusal it starts with the ErrorReason."""
+    """Why no run was started; empty if one was. For a refusal, it starts with the ErrorReason."""
     run_id: _builtins.str
-    """Run that was started; empty if none."""
+    """Run that was started; empty if none was."""
     conversation_id: _builtins.str
-    """Conversation of that run."""
+    """That run's conversation."""
     triggered: _builtins.bool
-    """Whether it was triggered or backfilled instead of due."""
+    """Whether it was triggered by hand or backfilled, rather than scheduled."""
     run_state: _run_pb2.RunState.ValueType
     """Current state of the run, if it still exists. Only in GetSchedule and GetTrigger."""
     event_id: _builtins.str
-    """For a trigger: the webhook-id, or the number of the mail in its mailbox. Otherwise empty."""
+    """For a trigger: the webhook-id, or the e-mail's number in its mailbox. Otherwise empty."""
     @_builtins.property
     def due_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was due, or the event arrived."""
+        """The scheduled time, or when the event arrived."""
 
     @_builtins.property
     def fire_time(self) -> _timestamp_pb2.Timestamp:
@@ -282,15 +283,15 @@ class Schedule(_message.Message):
     FIRES_FIELD_NUMBER: _builtins.int
     CRON_TEXT_FIELD_NUMBER: _builtins.int
     schedule_id: _builtins.str
-    """ID of the schedule. A later schedule with the same name has another ID."""
+    """ID of the schedule. A later schedule with the same name has a different ID."""
     pause_note: _builtins.str
-    """Note of the user who paused it, or why it paused itself."""
+    """Note from the user who paused it, or why it paused itself."""
     self_paused: _builtins.bool
-    """Whether it paused itself, after ten consecutive refused fires or failed runs."""
+    """Whether it paused itself, after ten consecutive refused firings or failed runs."""
     failures: _builtins.int
-    """Consecutive refused fires or failed runs."""
+    """Consecutive refused firings or failed runs."""
     cron_text: _builtins.str
-    """Cron expression in words, such as "At 09:00 on Monday through Friday"; empty without one."""
+    """The cron expression in words, such as "At 09:00 on Monday through Friday"; empty if there is none."""
     @_builtins.property
     def definition(self) -> Global___ScheduleDefinition:
         """What it does, and when."""
@@ -301,7 +302,7 @@ class Schedule(_message.Message):
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """When it fires next; absent if paused or at its end."""
+        """When it fires next; absent if it is paused or has ended."""
 
     @_builtins.property
     def pause_time(self) -> _timestamp_pb2.Timestamp:
@@ -309,11 +310,13 @@ class Schedule(_message.Message):
 
     @_builtins.property
     def next_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
-        """Next ten due times; if paused, those after a resume now. Only in GetSchedule."""
+        """Next ten scheduled times; if it is paused, those that would follow if it were resumed now. Only in
+        GetSchedule.
+        """
 
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleFire]:
-        """Last twenty fires, newest first. Only in GetSchedule."""
+        """The last twenty firings, newest first. Only in GetSchedule."""
 
     def __init__(
         self,

@@ -30,12 +30,12 @@ class _WebhookAuthenticationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[
     WEBHOOK_AUTHENTICATION_UNSPECIFIED: _WebhookAuthentication.ValueType  # 0
     """The default: SIGNATURE."""
     WEBHOOK_AUTHENTICATION_SIGNATURE: _WebhookAuthentication.ValueType  # 1
-    """A signature of the Standard Webhooks specification. Headers webhook-id, webhook-timestamp (at most five
-    minutes off) and webhook-signature (v1, HMAC-SHA256). The body must be UTF-8.
+    """A signature as in the Standard Webhooks specification, with the headers webhook-id, webhook-timestamp (at
+    most five minutes off) and webhook-signature (v1, HMAC-SHA256). The body must be UTF-8.
     """
     WEBHOOK_AUTHENTICATION_BEARER: _WebhookAuthentication.ValueType  # 2
-    """The secret itself: `authorization: Bearer whsec_...`, for senders that cannot sign. Without a webhook-id
-    header, repeated events cannot be detected.
+    """The secret itself, sent as `authorization: Bearer whsec_...`, for senders that cannot sign. Repeated
+    events cannot be detected unless there is a webhook-id header.
     """
 
 class WebhookAuthentication(_WebhookAuthentication, metaclass=_WebhookAuthenticationEnumTypeWrapper):
@@ -44,12 +44,12 @@ class WebhookAuthentication(_WebhookAuthentication, metaclass=_WebhookAuthentica
 WEBHOOK_AUTHENTICATION_UNSPECIFIED: WebhookAuthentication.ValueType  # 0
 """The default: SIGNATURE."""
 WEBHOOK_AUTHENTICATION_SIGNATURE: WebhookAuthentication.ValueType  # 1
-"""A signature of the Standard Webhooks specification. Headers webhook-id, webhook-timestamp (at most five
-minutes off) and webhook-signature (v1, HMAC-SHA256). The body must be UTF-8.
+"""A signature as in the Standard Webhooks specification, with the headers webhook-id, webhook-timestamp (at
+most five minutes off) and webhook-signature (v1, HMAC-SHA256). The body must be UTF-8.
 """
 WEBHOOK_AUTHENTICATION_BEARER: WebhookAuthentication.ValueType  # 2
-"""The secret itself: `authorization: Bearer whsec_...`, for senders that cannot sign. Without a webhook-id
-header, repeated events cannot be detected.
+"""The secret itself, sent as `authorization: Bearer whsec_...`, for senders that cannot sign. Repeated
+events cannot be detected unless there is a webhook-id header.
 """
 Global___WebhookAuthentication: _TypeAlias = WebhookAuthentication  # noqa: Y015
 
@@ -77,9 +77,9 @@ Global___WebhookSource: _TypeAlias = WebhookSource  # noqa: Y015
 
 @_typing.final
 class MailboxSource(_message.Message):
-    """Fires a trigger for each new mail in an IMAP mailbox, which is not changed. The password belongs to the
-    store, so this requires the role admin. At least one of `authserv_id` and `senders` is required; a mail
-    must pass both. Automatic mails never fire.
+    """Fires a trigger for each new e-mail in an IMAP mailbox, without changing the mailbox. The password belongs
+    to the store, so this requires the admin role. At least one of `authserv_id` and `senders` is required; if
+    both are set, an e-mail must pass both. Automatic e-mails never fire the trigger.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -94,15 +94,15 @@ class MailboxSource(_message.Message):
     AUTHSERV_ID_FIELD_NUMBER: _builtins.int
     SENDERS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
-    """Host name or address, opened by the deployment with its port (PAWL_EGRESS_FILE). Required."""
+    """Host name or address. The deployment must allow it and its port (PAWL_EGRESS_FILE). Required."""
     port: _builtins.int
     """Port; default 993, or 143 with `plaintext`. Filled in when saved."""
     plaintext: _builtins.bool
-    """Connect without TLS. The deployment must have opened host and port as `private`."""
+    """Connect without TLS. The deployment must allow the host and port as `private`."""
     username: _builtins.str
     """User name, at most 256 characters. Required."""
     password_secret: _builtins.str
-    """Name of a password of the store (PAWL_MAILBOX_PASSWORDS_FILE). Required."""
+    """Name of one of the store's passwords (PAWL_MAILBOX_PASSWORDS_FILE). Required."""
     folder: _builtins.str
     """Folder in the server's notation (modified UTF-7), at most 256 characters; default INBOX. Filled in when
     saved.
@@ -110,13 +110,14 @@ class MailboxSource(_message.Message):
     poll_seconds: _builtins.int
     """Seconds between polls, 15 to 3600; default 60."""
     authserv_id: _builtins.str
-    """Only mails whose sender domain passed DMARC according to this receiving server (RFC 8601). Pawl reads the
-    topmost Authentication-Results header. The server must remove such headers of others under its name.
+    """Accept only e-mails whose sender domain passed DMARC according to this receiving server (RFC 8601). Pawl
+    reads the topmost Authentication-Results header. The server must remove any such headers that others
+    added in its name.
     """
     @_builtins.property
     def senders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only mails from these addresses or domains (`@example.com`), at most 100. Without `authserv_id` anyone
-        can forge such a sender.
+        """Accept only e-mails from these addresses or domains (`@example.com`), at most 100. Without `authserv_id`,
+        anyone can forge such a sender.
         """
 
     def __init__(
@@ -181,31 +182,31 @@ class TriggerDefinition(_message.Message):
     """Name of the trigger, unique per user; matches ^[A-Za-z0-9_-]{1,64}$. Required."""
     text: _builtins.str
     """Message that starts each run, at most 16 KiB. Required. The event replaces `{{event}}`, which may occur
-    once, or is appended. It is one line of JSON with its origin, a note that no participant wrote it, and
-    the data in `data` (JSON or a string) or `data_base64`. Data that is too long is shortened to a string,
-    with `cut_from_bytes`. docs/guides/triggers.md describes the escaping.
+    once; otherwise it is appended. It is one line of JSON with its origin, a note that no participant wrote
+    it, and the data in `data` (JSON or a string) or `data_base64`. Data that is too long is truncated to a
+    string, and `cut_from_bytes` is added. docs/guides/triggers.md describes the escaping.
     """
     agent: _builtins.str
-    """Agent that drives the runs, at its newest version. As StartRunRequest.agent."""
+    """Agent that drives the runs, at its newest version; see StartRunRequest.agent."""
     conversation_key: _builtins.str
-    """Key of one conversation for all runs; empty for a new conversation per run. As
-    StartRunRequest.conversation_key. Not with `conversation_pointer`.
+    """Key of one conversation for all runs; see StartRunRequest.conversation_key. If empty, each run gets a new
+    conversation. Not allowed with `conversation_pointer`.
     """
     conversation_pointer: _builtins.str
-    """JSON pointer (RFC 6901) into the data; events with the same value share a conversation. For example
-    `/order/id`, at most 256 characters. Such a conversation belongs to this trigger alone. An event without
-    a string, number or boolean there gets its own conversation.
+    """JSON pointer (RFC 6901) into the data, such as `/order/id`, at most 256 characters. Events with the same
+    value share a conversation, which belongs to this trigger alone. An event that has no string, number or
+    boolean there gets its own conversation.
     """
     concurrency_pointer: _builtins.str
-    """JSON pointer into the data; `overlap` and `debounce_seconds` apply per value. If empty, they apply to all
-    events together.
+    """JSON pointer into the data. `overlap` and `debounce_seconds` apply separately to each value, or if this
+    is empty, to all events as a whole.
     """
     debounce_seconds: _builtins.int
-    """Combine events that follow each other within this many seconds, at most 3600; default 0. The last event
-    fires, at the latest ten times this after the first; the others are skipped.
+    """Combine events that follow each other within this many seconds, at most 3600; default 0. Only the last
+    event fires the trigger, no later than ten times this interval after the first; the others are skipped.
     """
     overlap: _schedule_pb2.ScheduleOverlap.ValueType
-    """What a fire does while the previous run has not ended; default ALLOW."""
+    """What happens if it fires while the previous run has not ended; default ALLOW."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels of the runs."""
@@ -216,11 +217,11 @@ class TriggerDefinition(_message.Message):
 
     @_builtins.property
     def mailbox(self) -> Global___MailboxSource:
-        """Fire for each mail. Data of an event: `from`, `from_name`, `to`, `cc`, `subject`, `date`, `message_id`,
-        `thread` (first message of the thread, if any), `text` and `attachments`. `cut` is true if the mail is
-        over 1 MiB, has over 128 KiB of text, 100 parts or 20 attachments; the rest is dropped. Text
-        attachments become documents of the user, named in `document`; others have only name, type, size and
-        the reason `left_out`.
+        """Fire for each e-mail. An event's data has `from`, `from_name`, `to`, `cc`, `subject`, `date`,
+        `message_id`, `thread` (first message of the thread, if any), `text` and `attachments`. `cut` is true
+        if the e-mail is over 1 MiB or has over 128 KiB of text, 100 parts or 20 attachments; the rest is
+        dropped. Text attachments become documents of the user, named in `document`; other attachments have
+        only a name, type, size and the reason `left_out`.
         """
 
     def __init__(
@@ -268,19 +269,21 @@ class Trigger(_message.Message):
     REFUSED_TIME_FIELD_NUMBER: _builtins.int
     REFUSED_REASON_FIELD_NUMBER: _builtins.int
     trigger_id: _builtins.str
-    """ID of the trigger, to which webhooks are delivered. A later trigger with the same name has another ID."""
+    """ID of the trigger, to which webhooks are delivered. A later trigger with the same name has a different
+    ID.
+    """
     pause_note: _builtins.str
-    """Note of the user who paused it, or why it paused itself."""
+    """Note from the user who paused it, or why it paused itself."""
     self_paused: _builtins.bool
-    """Whether it paused itself. After ten consecutive refused fires or failed runs, or 12 hours in which its
-    mailbox was unreadable.
+    """Whether it paused itself, after ten consecutive refused firings or failed runs, or after 12 hours in
+    which its mailbox could not be read.
     """
     failures: _builtins.int
-    """Consecutive refused fires or failed runs."""
+    """Consecutive refused firings or failed runs."""
     unreachable_reason: _builtins.str
-    """Why its mailbox is unreadable."""
+    """Why its mailbox cannot be read."""
     refused_count: _builtins.int
-    """Webhooks with a missing, invalid or old signature or key; up to a minute late."""
+    """Number of webhooks refused for a missing, invalid or old signature or key. Up to a minute out of date."""
     refused_reason: _builtins.str
     """Why it was refused: `BAD_SIGNATURE: ...` or `WEBHOOK_TOO_OLD: ...`."""
     @_builtins.property
@@ -297,15 +300,15 @@ class Trigger(_message.Message):
 
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.ScheduleFire]:
-        """Last twenty fires, newest first. Only in GetTrigger."""
+        """The last twenty firings, newest first. Only in GetTrigger."""
 
     @_builtins.property
     def unreachable_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when its mailbox is unreadable; absent if it is readable."""
+        """Since when its mailbox has been unreadable; absent if it can be read."""
 
     @_builtins.property
     def refused_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last of them was counted; absent if there was none."""
+        """When the last of them was counted; absent if there were none."""
 
     def __init__(
         self,
@@ -341,9 +344,9 @@ class MailPosition(_message.Message):
     UID_VALIDITY_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     uid_validity: _builtins.int
-    """UIDVALIDITY of the folder; 0 if it was not read yet."""
+    """The folder's UIDVALIDITY; 0 if it has not been read yet."""
     uid: _builtins.int
-    """UID of a mail, or of the last delivered one."""
+    """UID of an e-mail, or of the last one delivered."""
     def __init__(
         self,
         *,
@@ -374,7 +377,7 @@ class LeasedMailbox(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the trigger, who owns documents created from attachments."""
+    """User who owns the trigger and any documents created from attachments."""
     trigger_id: _builtins.str
     """Trigger ID."""
     name: _builtins.str
@@ -387,7 +390,7 @@ class LeasedMailbox(_message.Message):
 
     @_builtins.property
     def position(self) -> Global___MailPosition:
-        """Position of the last delivered mail."""
+        """Position of the last e-mail delivered."""
 
     def __init__(
         self,

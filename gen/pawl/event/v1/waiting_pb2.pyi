@@ -30,7 +30,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_UNSPECIFIED: _WaitReason.ValueType  # 0
     """Never sent."""
     WAIT_REASON_APPROVAL: _WaitReason.ValueType  # 1
-    """A person must decide about a call (AgentService.Decide). Interrupted."""
+    """A user must decide on a call (AgentService.Decide). Interrupted."""
     WAIT_REASON_ANSWER: _WaitReason.ValueType  # 2
     """The user must answer a question (AgentService.Decide). Interrupted."""
     WAIT_REASON_FRONT_END: _WaitReason.ValueType  # 3
@@ -40,37 +40,38 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_AGENT: _WaitReason.ValueType  # 5
     """A child run must end. Interrupted."""
     WAIT_REASON_TURN: _WaitReason.ValueType  # 6
-    """Earlier runs of the conversation have the turn. Transient."""
+    """It is the turn of an earlier run in the conversation. Transient."""
     WAIT_REASON_PLACE: _WaitReason.ValueType  # 7
     """The store or user has reached its limit of active runs. Transient."""
     WAIT_REASON_WORKER: _WaitReason.ValueType  # 8
-    """Ready; a worker must claim it, or has just done so. Transient."""
+    """It is ready; a worker must claim it, or has just done so. Transient."""
     WAIT_REASON_OPERATOR: _WaitReason.ValueType  # 9
     """An operator must act; see `Run.attention`. Interrupted."""
     WAIT_REASON_STOPPING: _WaitReason.ValueType  # 10
-    """Being stopped; open calls are being settled. Transient."""
+    """It is being stopped; open calls are being settled. Transient."""
     WAIT_REASON_AGENT_QUOTA: _WaitReason.ValueType  # 11
     """Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
     WAIT_REASON_TIME: _WaitReason.ValueType  # 12
-    """A job waits for its next iteration. Transient."""
+    """A job is waiting for its next iteration. Transient."""
     WAIT_REASON_PAUSED: _WaitReason.ValueType  # 13
     """A job is paused; JobService.ResumeJob resumes it. Interrupted."""
     WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 14
     """A call must be completed from outside (CompletionService). Interrupted."""
     WAIT_REASON_PROVIDER: _WaitReason.ValueType  # 15
-    """The model server does not answer. Transient. `deadline_time` is the next attempt; RoundRetrying in the
-    log of the run has the reason.
+    """The model server does not respond. Transient. `deadline_time` is the time of the next attempt;
+    RoundRetrying in the run's log has the reason.
     """
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
-    """Why a run does not continue. Every run that is neither RUNNING nor ended has one. If a WAITING run waits
-    for several things, it is the first in this order; `Waiting.sentence` lists them all.
+    """Why a run is not making progress. Every run that is neither RUNNING nor ended has a reason. If a WAITING
+    run is waiting for several things, the reason is the first in this order; `Waiting.sentence` lists them
+    all.
     """
 
 WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
 """Never sent."""
 WAIT_REASON_APPROVAL: WaitReason.ValueType  # 1
-"""A person must decide about a call (AgentService.Decide). Interrupted."""
+"""A user must decide on a call (AgentService.Decide). Interrupted."""
 WAIT_REASON_ANSWER: WaitReason.ValueType  # 2
 """The user must answer a question (AgentService.Decide). Interrupted."""
 WAIT_REASON_FRONT_END: WaitReason.ValueType  # 3
@@ -80,32 +81,32 @@ WAIT_REASON_TOKENS: WaitReason.ValueType  # 4
 WAIT_REASON_AGENT: WaitReason.ValueType  # 5
 """A child run must end. Interrupted."""
 WAIT_REASON_TURN: WaitReason.ValueType  # 6
-"""Earlier runs of the conversation have the turn. Transient."""
+"""It is the turn of an earlier run in the conversation. Transient."""
 WAIT_REASON_PLACE: WaitReason.ValueType  # 7
 """The store or user has reached its limit of active runs. Transient."""
 WAIT_REASON_WORKER: WaitReason.ValueType  # 8
-"""Ready; a worker must claim it, or has just done so. Transient."""
+"""It is ready; a worker must claim it, or has just done so. Transient."""
 WAIT_REASON_OPERATOR: WaitReason.ValueType  # 9
 """An operator must act; see `Run.attention`. Interrupted."""
 WAIT_REASON_STOPPING: WaitReason.ValueType  # 10
-"""Being stopped; open calls are being settled. Transient."""
+"""It is being stopped; open calls are being settled. Transient."""
 WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 11
 """Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
 WAIT_REASON_TIME: WaitReason.ValueType  # 12
-"""A job waits for its next iteration. Transient."""
+"""A job is waiting for its next iteration. Transient."""
 WAIT_REASON_PAUSED: WaitReason.ValueType  # 13
 """A job is paused; JobService.ResumeJob resumes it. Interrupted."""
 WAIT_REASON_COMPLETION: WaitReason.ValueType  # 14
 """A call must be completed from outside (CompletionService). Interrupted."""
 WAIT_REASON_PROVIDER: WaitReason.ValueType  # 15
-"""The model server does not answer. Transient. `deadline_time` is the next attempt; RoundRetrying in the
-log of the run has the reason.
+"""The model server does not respond. Transient. `deadline_time` is the time of the next attempt;
+RoundRetrying in the run's log has the reason.
 """
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final
 class Waiting(_message.Message):
-    """Why a run does not continue, and who or what can resume it."""
+    """Why a run is not making progress, and who or what can resume it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -121,36 +122,36 @@ class Waiting(_message.Message):
     reason: Global___WaitReason.ValueType
     """The reason."""
     sentence: _builtins.str
-    """Sentence for people with everything that it waits for; at most 2 KiB. Names of tools and users are
-    unchanged.
+    """Human-readable sentence listing everything that it is waiting for; at most 2 KiB. Tool and user names
+    appear unchanged.
     """
     remedy: _builtins.str
-    """Sentence for people on what would resume it."""
+    """Human-readable sentence that says what would resume it."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when it waits for `reason`."""
+        """Since when it has been waiting for `reason`."""
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the wait expires; absent if it does not."""
+        """When the wait expires; absent if it never does."""
 
     @_builtins.property
     def user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who can resume it. For an approval: the run's user, unless the credential that started the run has
-        roles and none of them can decide.
+        """Users who can resume it. For an approval, this is the run's user, unless the credential that started the
+        run has roles and none of them may decide.
         """
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles that can resume it; any one suffices."""
+        """Roles that can resume it; any one of them is enough."""
 
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The first 20 calls that `reason` is about, in call order."""
+        """The first 20 calls that `reason` refers to, in call order."""
 
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The first 20 runs that `reason` is about. Child runs, or earlier runs of its conversation, starting with
+        """The first 20 runs that `reason` refers to: child runs, or earlier runs in its conversation, starting with
         the active one.
         """
 
@@ -186,7 +187,7 @@ class CallCount(_message.Message):
     state: _call_pb2.CallState.ValueType
     """The state."""
     count: _builtins.int
-    """Number of calls, from 1."""
+    """Number of calls, at least 1."""
     def __init__(
         self,
         *,

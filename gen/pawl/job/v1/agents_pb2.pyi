@@ -35,7 +35,7 @@ class PutAgentRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User who saves it."""
+    """User who is saving it."""
     credential_id: _builtins.str
     """ID of the user's credential."""
     validate_only: _builtins.bool
@@ -46,7 +46,7 @@ class PutAgentRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tools that it selects now."""
+        """Tools that it currently selects."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ Global___PutAgentRequest: _TypeAlias = PutAgentRequest  # noqa: Y015
 
 @_typing.final
 class PutAgentResponse(_message.Message):
-    """Response of PutAgent."""
+    """Response from PutAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -108,7 +108,7 @@ class GetAgentRequest(_message.Message):
     name: _builtins.str
     """Agent name."""
     version: _builtins.int
-    """Version, also of a deleted agent; 0 for the newest of one that is not deleted."""
+    """Version, which may belong to a deleted agent; 0 means the newest version of an agent that is not deleted."""
     def __init__(
         self,
         *,
@@ -126,7 +126,7 @@ Global___GetAgentRequest: _TypeAlias = GetAgentRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentResponse(_message.Message):
-    """Response of GetAgent."""
+    """Response from GetAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,7 +162,7 @@ class ListAgentsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -180,14 +180,14 @@ Global___ListAgentsRequest: _TypeAlias = ListAgentsRequest  # noqa: Y015
 
 @_typing.final
 class ListAgentsResponse(_message.Message):
-    """Response of ListAgents."""
+    """Response from ListAgents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The newest versions."""
@@ -234,7 +234,7 @@ Global___GetAgentQuotaRequest: _TypeAlias = GetAgentQuotaRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentQuotaResponse(_message.Message):
-    """Response of GetAgentQuota."""
+    """Response from GetAgentQuota."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -242,7 +242,7 @@ class GetAgentQuotaResponse(_message.Message):
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     DAY_END_TIME_FIELD_NUMBER: _builtins.int
     tokens_max: _builtins.int
-    """The daily_tokens_max of the agent; 0 without one or if it does not exist."""
+    """The agent's daily_tokens_max; 0 if it has none or does not exist."""
     tokens_used: _builtins.int
     """Tokens used today."""
     @_builtins.property
@@ -279,7 +279,7 @@ class PutDraftRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the draft."""
+    """User who owns the draft."""
     credential_id: _builtins.str
     """ID of the user's credential."""
     validate_only: _builtins.bool
@@ -290,7 +290,7 @@ class PutDraftRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tools that it selects now."""
+        """Tools that it currently selects."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ Global___PutDraftRequest: _TypeAlias = PutDraftRequest  # noqa: Y015
 
 @_typing.final
 class PutDraftResponse(_message.Message):
-    """Response of PutDraft."""
+    """Response from PutDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -350,7 +350,7 @@ class GetDraftRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the draft."""
+    """User who owns the draft."""
     name: _builtins.str
     """Draft name."""
     def __init__(
@@ -370,7 +370,7 @@ Global___GetDraftRequest: _TypeAlias = GetDraftRequest  # noqa: Y015
 
 @_typing.final
 class GetDraftResponse(_message.Message):
-    """Response of GetDraft."""
+    """Response from GetDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -405,11 +405,11 @@ class ListDraftsRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the drafts."""
+    """User who owns the drafts."""
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -428,14 +428,14 @@ Global___ListDraftsRequest: _TypeAlias = ListDraftsRequest  # noqa: Y015
 
 @_typing.final
 class ListDraftsResponse(_message.Message):
-    """Response of ListDrafts."""
+    """Response from ListDrafts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The drafts."""

@@ -37,7 +37,7 @@ Global___ListErasuresRequest: _TypeAlias = ListErasuresRequest  # noqa: Y015
 
 @_typing.final
 class ListErasuresResponse(_message.Message):
-    """Response of ListErasures: a part of the IDs of a conversation."""
+    """Response from ListErasures: some of a conversation's IDs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -51,14 +51,14 @@ class ListErasuresResponse(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID."""
     last: _builtins.bool
-    """Whether this is the last part of the conversation."""
+    """Whether this is the last part for the conversation."""
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Runs of the conversation."""
+        """The conversation's runs."""
 
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Calls of the conversation."""
+        """The conversation's calls."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ Global___ConfirmErasureRequest: _TypeAlias = ConfirmErasureRequest  # noqa: Y015
 
 @_typing.final
 class ConfirmErasureResponse(_message.Message):
-    """Response of ConfirmErasure."""
+    """Response from ConfirmErasure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -27,7 +27,7 @@ class ClaimTitlesRequest(_message.Message):
 
     TITLES_MAX_FIELD_NUMBER: _builtins.int
     titles_max: _builtins.int
-    """Maximum conversations, 1 to 16."""
+    """Maximum number of conversations, 1 to 16."""
     def __init__(
         self,
         *,
@@ -43,7 +43,7 @@ Global___ClaimTitlesRequest: _TypeAlias = ClaimTitlesRequest  # noqa: Y015
 
 @_typing.final
 class ClaimTitlesResponse(_message.Message):
-    """Response of ClaimTitles."""
+    """Response from ClaimTitles."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -82,9 +82,9 @@ class TitleTask(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID."""
     attempt: _builtins.int
-    """Number of times that it was claimed, from 1."""
+    """Number of times that it has been claimed, at least 1."""
     model: _builtins.str
-    """Model that answered in it; empty for the deployment's."""
+    """Model that answered in it; empty means the deployment's."""
     user_text: _builtins.str
     """Start of the user's message."""
     answer_text: _builtins.str
@@ -149,7 +149,7 @@ Global___SetTitleRequest: _TypeAlias = SetTitleRequest  # noqa: Y015
 
 @_typing.final
 class SetTitleResponse(_message.Message):
-    """Response of SetTitle."""
+    """Response from SetTitle."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

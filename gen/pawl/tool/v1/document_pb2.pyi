@@ -31,7 +31,7 @@ class _DocumentOwnerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Documen
     DOCUMENT_OWNER_USER: _DocumentOwner.ValueType  # 1
     """The calling user."""
     DOCUMENT_OWNER_STORE: _DocumentOwner.ValueType  # 2
-    """The store, for all its users."""
+    """The store, on behalf of all its users."""
 
 class DocumentOwner(_DocumentOwner, metaclass=_DocumentOwnerEnumTypeWrapper):
     """Owner of a document."""
@@ -41,12 +41,12 @@ DOCUMENT_OWNER_UNSPECIFIED: DocumentOwner.ValueType  # 0
 DOCUMENT_OWNER_USER: DocumentOwner.ValueType  # 1
 """The calling user."""
 DOCUMENT_OWNER_STORE: DocumentOwner.ValueType  # 2
-"""The store, for all its users."""
+"""The store, on behalf of all its users."""
 Global___DocumentOwner: _TypeAlias = DocumentOwner  # noqa: Y015
 
 @_typing.final
 class Document(_message.Message):
-    """A named text. A user and the store can have documents with the same name."""
+    """A named piece of text. A user and the store can have documents with the same name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -60,9 +60,9 @@ class Document(_message.Message):
     name: _builtins.str
     """Name, unique per owner and case-sensitive: one line of 1 to 200 characters, no control characters."""
     owner: Global___DocumentOwner.ValueType
-    """Owner of the document."""
+    """The document's owner."""
     language: _builtins.str
-    """Language of the search index: simple, or one that PostgreSQL knows, such as english or german."""
+    """Language of the search index: simple, or one that PostgreSQL supports, such as english or german."""
     text_bytes: _builtins.int
     """Size of the text in UTF-8 bytes."""
     text_sha256: _builtins.str
@@ -109,9 +109,9 @@ class PutDocumentRequest(_message.Message):
     owner: Global___DocumentOwner.ValueType
     """Owner; default USER."""
     text: _builtins.str
-    """The complete text, at most 1 MiB in UTF-8, without NUL."""
+    """The complete text, at most 1 MiB in UTF-8, without NUL characters."""
     language: _builtins.str
-    """Language of the search index; default simple, which indexes words unchanged. As Document.language."""
+    """Language of the search index; default simple, which indexes words unchanged. See Document.language."""
     def __init__(
         self,
         *,
@@ -130,7 +130,7 @@ Global___PutDocumentRequest: _TypeAlias = PutDocumentRequest  # noqa: Y015
 
 @_typing.final
 class PutDocumentResponse(_message.Message):
-    """Response of PutDocument."""
+    """Response from PutDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,7 +184,7 @@ Global___DeleteDocumentRequest: _TypeAlias = DeleteDocumentRequest  # noqa: Y015
 
 @_typing.final
 class DeleteDocumentResponse(_message.Message):
-    """Response of DeleteDocument."""
+    """Response from DeleteDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,7 +210,7 @@ class ListDocumentsRequest(_message.Message):
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -227,17 +227,17 @@ Global___ListDocumentsRequest: _TypeAlias = ListDocumentsRequest  # noqa: Y015
 
 @_typing.final
 class ListDocumentsResponse(_message.Message):
-    """Response of ListDocuments."""
+    """Response from ListDocuments."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
-        """Documents by name; for the same name, that of the store first."""
+        """Documents by name; if two have the same name, the store's comes first."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ Global___GetDocumentRequest: _TypeAlias = GetDocumentRequest  # noqa: Y015
 
 @_typing.final
 class GetDocumentResponse(_message.Message):
-    """Response of GetDocument."""
+    """Response from GetDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -65,11 +65,11 @@ class ListMemoriesRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     agent_name: _builtins.str
-    """Only memories of this agent; empty for all."""
+    """Only this agent's memories; empty means all."""
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """`next_page_token` of the previous page; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first page."""
     def __init__(
         self,
         *,
@@ -87,14 +87,14 @@ Global___ListMemoriesRequest: _TypeAlias = ListMemoriesRequest  # noqa: Y015
 
 @_typing.final
 class ListMemoriesResponse(_message.Message):
-    """Response of ListMemories."""
+    """Response from ListMemories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMORIES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token of the next page; empty on the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def memories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Memory]:
         """The memories."""
@@ -122,9 +122,9 @@ class EraseMemoriesRequest(_message.Message):
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     MEMORY_ID_FIELD_NUMBER: _builtins.int
     agent_name: _builtins.str
-    """Only memories of this agent; empty for all."""
+    """Only this agent's memories; empty means all."""
     memory_id: _builtins.str
-    """Only this memory; empty for all."""
+    """Only this memory; empty means all."""
     def __init__(
         self,
         *,
@@ -141,13 +141,13 @@ Global___EraseMemoriesRequest: _TypeAlias = EraseMemoriesRequest  # noqa: Y015
 
 @_typing.final
 class EraseMemoriesResponse(_message.Message):
-    """Response of EraseMemories."""
+    """Response from EraseMemories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ERASED_COUNT_FIELD_NUMBER: _builtins.int
     erased_count: _builtins.int
-    """Number of erased memories."""
+    """Number of memories erased."""
     def __init__(
         self,
         *,
