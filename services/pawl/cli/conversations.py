@@ -224,8 +224,8 @@ async def fork(
 ) -> int:
     """Fork a conversation at a message.
 
-    Copies the messages up to it into a new conversation; the original is unchanged. If a text is given, starts a run there and
-    watches it. The exit code is the same as for `run`.
+    Copies the messages up to it into a new conversation; the original is unchanged. If a text is given, starts a run
+    there and watches it. The exit code is the same as for `run`.
     """
     conversation_id, texts = await _resolve(target, key, conversation_id, text, most=1)
     made = await target.fork(conversation_id, at)

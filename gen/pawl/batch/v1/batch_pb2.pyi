@@ -3,8 +3,8 @@
 isort:skip_file
 Batches calls between Pawl's own services on one stream.
 
-gRPC for Python costs more per call than most internal methods do. Services therefore combine calls that
-are ready at the same time. Methods behave as if called directly.
+gRPC for Python costs more per call than most internal methods do. Services therefore combine calls that are
+ready at the same time. Methods behave as if they were called directly.
 """
 
 from collections import abc as _abc
@@ -32,7 +32,7 @@ class BatchRequest(_message.Message):
     CANCELLED_CALL_IDS_FIELD_NUMBER: _builtins.int
     RESPONSE_BYTES_MAX_FIELD_NUMBER: _builtins.int
     response_bytes_max: _builtins.int
-    """Maximum response size in bytes, in the first request of a stream; 0 for no limit. A call with a larger
+    """Maximum response size in bytes, set in the first request on a stream; 0 means no limit. A call with a larger
     response fails with TOO_LARGE.
     """
     @_builtins.property
@@ -41,7 +41,7 @@ class BatchRequest(_message.Message):
 
     @_builtins.property
     def cancelled_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Calls to cancel. IDs of ended calls are ignored."""
+        """Calls to cancel. IDs of calls that have already ended are ignored."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Call(_message.Message):
     request: _builtins.bytes
     """The serialised request message."""
     timeout_seconds: _builtins.float
-    """Timeout in seconds; 0 for none."""
+    """Timeout in seconds; 0 means no timeout."""
     request_id: _builtins.str
-    """Request that this call belongs to, for the logs of both sides."""
+    """ID of the request that this call belongs to, for both sides' logs."""
     def __init__(
         self,
         *,
@@ -105,12 +105,12 @@ class BatchResponse(_message.Message):
     REPLIES_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
     closing: _builtins.bool
-    """The process is stopping or unhealthy: start no further calls and close your side. Running calls are still
-    answered.
+    """Whether the process is stopping or unhealthy. If so, do not start any more calls, and close your side.
+    Running calls are still answered.
     """
     @_builtins.property
     def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reply]:
-        """Replies, in order per call."""
+        """Replies, in order within each call."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ Global___BatchResponse: _TypeAlias = BatchResponse  # noqa: Y015
 
 @_typing.final
 class Reply(_message.Message):
-    """A response of a call, or its end."""
+    """A response to a call, or its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -139,12 +139,12 @@ class Reply(_message.Message):
     id: _builtins.int
     """Call ID."""
     response: _builtins.bytes
-    """A serialised response message; absent in a reply that only ends the call."""
+    """A serialised response message; absent if the reply only ends the call."""
     last: _builtins.bool
     """Whether this is the last reply to the call."""
     @_builtins.property
     def failure(self) -> Global___Failure:
-        """Why the call failed; absent if it did not. Only with `last`."""
+        """Why the call failed; absent if it did not fail. Only with `last`."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ Global___Reply: _TypeAlias = Reply  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
-    """Error status of a call."""
+    """A call's error status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class BatchServiceStub(object):
-    """Carries calls to the internal services of the serving process. Requires the service key.
+    """Carries calls to the serving process's internal services. Requires the service key.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class BatchServiceStub(object):
 
 
 class BatchServiceServicer(object):
-    """Carries calls to the internal services of the serving process. Requires the service key.
+    """Carries calls to the serving process's internal services. Requires the service key.
     """
 
     def Batch(self, request_iterator, context):
-        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies come
-        in any order. If the stream breaks, running calls are cancelled. A client that closes its side gets all
+        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
+        in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
         outstanding replies, then OK.
 
         Errors: only the common ones.
@@ -74,7 +74,7 @@ def add_BatchServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BatchService(object):
-    """Carries calls to the internal services of the serving process. Requires the service key.
+    """Carries calls to the serving process's internal services. Requires the service key.
     """
 
     @staticmethod

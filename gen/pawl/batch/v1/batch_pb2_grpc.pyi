@@ -3,8 +3,8 @@
 isort:skip_file
 Batches calls between Pawl's own services on one stream.
 
-gRPC for Python costs more per call than most internal methods do. Services therefore combine calls that
-are ready at the same time. Methods behave as if called directly.
+gRPC for Python costs more per call than most internal methods do. Services therefore combine calls that are
+ready at the same time. Methods behave as if they were called directly.
 """
 
 from collections import abc as _abc
@@ -31,15 +31,15 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class BatchServiceStub:
-    """Carries calls to the internal services of the serving process. Requires the service key."""
+    """Carries calls to the serving process's internal services. Requires the service key."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BatchServiceAsyncStub: ...
     Batch: _grpc.StreamStreamMultiCallable[_batch_pb2.BatchRequest, _batch_pb2.BatchResponse]
-    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies come
-    in any order. If the stream breaks, running calls are cancelled. A client that closes its side gets all
+    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
+    in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
     outstanding replies, then OK.
 
     Errors: only the common ones.
@@ -47,19 +47,19 @@ class BatchServiceStub:
 
 @_typing.type_check_only
 class BatchServiceAsyncStub(BatchServiceStub):
-    """Carries calls to the internal services of the serving process. Requires the service key."""
+    """Carries calls to the serving process's internal services. Requires the service key."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Batch: _aio.StreamStreamMultiCallable[_batch_pb2.BatchRequest, _batch_pb2.BatchResponse]  # type: ignore[assignment]
-    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies come
-    in any order. If the stream breaks, running calls are cancelled. A client that closes its side gets all
+    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
+    in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
     outstanding replies, then OK.
 
     Errors: only the common ones.
     """
 
 class BatchServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Carries calls to the internal services of the serving process. Requires the service key."""
+    """Carries calls to the serving process's internal services. Requires the service key."""
 
     @_abc_1.abstractmethod
     def Batch(
@@ -67,8 +67,8 @@ class BatchServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_batch_pb2.BatchRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_batch_pb2.BatchResponse], _abc.AsyncIterator[_batch_pb2.BatchResponse]]:
-        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies come
-        in any order. If the stream breaks, running calls are cancelled. A client that closes its side gets all
+        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
+        in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
         outstanding replies, then OK.
 
         Errors: only the common ones.

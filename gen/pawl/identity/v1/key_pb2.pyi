@@ -27,21 +27,21 @@ class _KeyEventKind:
 class _KeyEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyEventKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     KEY_EVENT_KIND_UNSPECIFIED: _KeyEventKind.ValueType  # 0
-    """In a filter: any. Never sent."""
+    """Never sent. In a filter, means any."""
     KEY_EVENT_KIND_KEY_CREATED: _KeyEventKind.ValueType  # 1
-    """A key was made."""
+    """A key was created."""
     KEY_EVENT_KIND_KEY_REVOKED: _KeyEventKind.ValueType  # 2
     """A key was revoked."""
     KEY_EVENT_KIND_KEY_BOOTSTRAPPED: _KeyEventKind.ValueType  # 3
     """Someone with access to the database created the first key of the deployment."""
 
 class KeyEventKind(_KeyEventKind, metaclass=_KeyEventKindEnumTypeWrapper):
-    """Kind of a change of a key."""
+    """Kind of change to a key."""
 
 KEY_EVENT_KIND_UNSPECIFIED: KeyEventKind.ValueType  # 0
-"""In a filter: any. Never sent."""
+"""Never sent. In a filter, means any."""
 KEY_EVENT_KIND_KEY_CREATED: KeyEventKind.ValueType  # 1
-"""A key was made."""
+"""A key was created."""
 KEY_EVENT_KIND_KEY_REVOKED: KeyEventKind.ValueType  # 2
 """A key was revoked."""
 KEY_EVENT_KIND_KEY_BOOTSTRAPPED: KeyEventKind.ValueType  # 3
@@ -70,32 +70,40 @@ class Key(_message.Message):
     LAST_USE_TIME_FIELD_NUMBER: _builtins.int
     MAKER_USER_IDS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """ID of the key; the credential ID in logs and in the audit."""
+    """Key ID; used as the credential ID in logs and the audit log."""
     name: _builtins.str
-    """Description by its creator; at most 200 characters."""
+    """Description, given by its creator; at most 200 characters."""
     store_id: _builtins.str
+<<<<<<< HEAD
     """Store of the key; empty for a key with the deployment role. In CreateKey, empty means the caller's store."""
     user_id: _builtins.str
     """User that the key represents."""
     decides_for_users: _builtins.bool
     """With the delegate role: whether it may decide for the users it acts for."""
+=======
+    """The key's store; empty for a key with the deployment role. In CreateKey, empty means the caller's store."""
+    user_id: _builtins.str
+    """User that the key represents."""
+    decides_for_users: _builtins.bool
+    """With the delegate role: whether it may decide on behalf of the users it acts for."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     create_user_id: _builtins.str
-    """Who created it; empty for the first key, from `pawl keys bootstrap`."""
+    """User who created it; empty for the first key, which `pawl keys bootstrap` creates."""
     create_credential_id: _builtins.str
-    """Credential with which it was created."""
+    """ID of the credential used to create it."""
     revoke_user_id: _builtins.str
-    """Who revoked it."""
+    """User who revoked it."""
     revoke_credential_id: _builtins.str
-    """Credential with which it was revoked."""
+    """ID of the credential used to revoke it."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles, at most 32: Pawl's roles, and with one of them any others that tools require. The role deployment
-        cannot be combined.
+        """Roles, at most 32: one or more of Pawl's roles, and optionally any others that tools require. The deployment
+        role cannot be combined with others.
         """
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it expires; absent for never."""
+        """When it expires; absent if it never does."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -103,17 +111,17 @@ class Key(_message.Message):
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was revoked; absent if it was not."""
+        """When it was revoked; absent if it has not been."""
 
     @_builtins.property
     def last_use_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last used, to within two minutes; absent if never."""
+        """When it was last used, accurate to within two minutes; absent if it never was."""
 
     @_builtins.property
     def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who created it, and the keys with which it was created, at most 7. If several people must approve,
-        use of the key also counts as their act. A deployment key, the local key and `pawl keys bootstrap` add
-        none.
+        """Users who created it, or created the keys used to create it; at most 7. If several users must approve, using
+        the key also counts as an action by them. A deployment key, the local key and `pawl keys bootstrap` do not
+        add any.
         """
 
     def __init__(
@@ -155,7 +163,7 @@ class CreateKeyRequest(_message.Message):
     """Optional idempotency key."""
     @_builtins.property
     def key(self) -> Global___Key:
-        """The key. The service sets its ID, times, and who created and revoked it."""
+        """The key. The service sets its ID, its times, and who created and revoked it."""
 
     def __init__(
         self,
@@ -180,9 +188,9 @@ class CreateKeyResponse(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """Secret, to be sent as `authorization: Bearer <secret>`. `pawl_`, 43 characters of base64url and a
-    checksum of 6. Empty for a repeated request: if the first answer was lost, revoke the key and create
-    another one.
+    """Secret, to be sent as `authorization: Bearer <secret>`. It consists of `pawl_`, 43 base64url characters and a
+    6-character checksum. Empty for a repeated request; if the first response was lost, revoke the key and create
+    a new one.
     """
     @_builtins.property
     def key(self) -> Global___Key:
@@ -217,7 +225,7 @@ class ListKeysRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     store_id: _builtins.str
-    """Store; empty for the caller's own. For the deployment, empty means its own keys."""
+    """Store ID; empty means the caller's own store or, for the deployment, its own keys."""
     include_ended: _builtins.bool
     """Include revoked and expired keys, which are kept for 90 days."""
     def __init__(
@@ -312,7 +320,7 @@ Global___RevokeKeyResponse: _TypeAlias = RevokeKeyResponse  # noqa: Y015
 
 @_typing.final
 class KeyEvent(_message.Message):
-    """A change of a key. Contains no secret or digest."""
+    """A change to a key. Contains neither the secret nor its digest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -329,11 +337,11 @@ class KeyEvent(_message.Message):
     BY_DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     BY_CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
-    """ID of the event; increasing, with gaps."""
+    """Event ID. IDs increase, but with gaps."""
     kind: Global___KeyEventKind.ValueType
     """What happened."""
     store_id: _builtins.str
-    """Store of the key; empty for the deployment."""
+    """The key's store; empty for the deployment."""
     key_id: _builtins.str
     """Key ID."""
     key_name: _builtins.str
@@ -341,22 +349,22 @@ class KeyEvent(_message.Message):
     user_id: _builtins.str
     """User that the key represents."""
     by_store_id: _builtins.str
-    """Store of the user who did it; empty for the deployment. Empty for KEY_BOOTSTRAPPED, as are the fields
-    below.
+    """Store of the user who made the change; empty for the deployment. Empty for KEY_BOOTSTRAPPED, as are the
+    fields below.
     """
     by_user_id: _builtins.str
-    """User who did it."""
+    """User who made the change."""
     by_delegate_user_id: _builtins.str
     """User ID of the delegate that acted for `by_user_id`, if any."""
     by_credential_id: _builtins.str
-    """Credential with which it was done."""
+    """ID of the credential used."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it happened."""
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of the key."""
+        """The key's roles."""
 
     def __init__(
         self,
@@ -398,7 +406,7 @@ class ListKeyEventsRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     store_id: _builtins.str
-    """Store; empty for the caller's own. For the deployment, empty means all stores and its own events."""
+    """Store ID; empty means the caller's own store or, for the deployment, all stores and its own events."""
     key_id: _builtins.str
     """Only events of this key."""
     kind: Global___KeyEventKind.ValueType

@@ -26,9 +26,15 @@ if _version_not_supported:
 
 
 class KeyServiceStub(object):
+<<<<<<< HEAD
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
     store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+=======
+    """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
+    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
@@ -61,25 +67,31 @@ class KeyServiceStub(object):
 
 
 class KeyServiceServicer(object):
+<<<<<<< HEAD
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
     store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+=======
+    """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
+    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
     def CreateKey(self, request, context):
-        """Creates a key and returns its secret, once. Pawl only stores its digest. The caller needs every role that
-        it gives, with two exceptions: the deployment may give any role, and every operator may give viewer and
-        member. A key without roles can decide its own calls, so its creator must be approver, admin or the
-        deployment.
+        """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
+        role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
+        viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
+        admin or deployment role.
 
-        Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000
-        active keys, and 10000 keys including ended ones, which are kept for 90 days. Keys that operators create
-        may use 90 % of both limits.
+        Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
+        keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
+        create may use up to 90 % of both limits.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 10000 keys.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The store already has 10000 keys.
         - PERMISSION_DENIED
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -101,8 +113,8 @@ class KeyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Revokes a key permanently. Keys that were created with it stay valid. Idempotent: the first revocation
-        time stays.
+        """Revokes a key permanently. Keys that were created with it remain valid. Idempotent: the first revocation time
+        is kept.
 
         Errors:
         - NOT_FOUND / KEY_NOT_FOUND
@@ -113,8 +125,8 @@ class KeyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListKeyEvents(self, request, context):
-        """Lists changes of keys, newest first. An operator sees the events of its store, the deployment sees all.
-        Events are written in the transaction that changes the key, never change, and are kept for 90 days.
+        """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
+        Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
         Read-only.
 
         Errors:
@@ -159,9 +171,15 @@ def add_KeyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeyService(object):
+<<<<<<< HEAD
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
     store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+=======
+    """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
+    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 

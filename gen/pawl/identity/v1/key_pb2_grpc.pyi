@@ -27,9 +27,15 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KeyServiceStub:
+<<<<<<< HEAD
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
     store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+=======
+    """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
+    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
@@ -38,18 +44,18 @@ class KeyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeyServiceAsyncStub: ...
     CreateKey: _grpc.UnaryUnaryMultiCallable[_key_pb2.CreateKeyRequest, _key_pb2.CreateKeyResponse]
-    """Creates a key and returns its secret, once. Pawl only stores its digest. The caller needs every role that
-    it gives, with two exceptions: the deployment may give any role, and every operator may give viewer and
-    member. A key without roles can decide its own calls, so its creator must be approver, admin or the
-    deployment.
+    """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
+    role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
+    viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
+    admin or deployment role.
 
-    Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000
-    active keys, and 10000 keys including ended ones, which are kept for 90 days. Keys that operators create
-    may use 90 % of both limits.
+    Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
+    keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
+    create may use up to 90 % of both limits.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 10000 keys.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The store already has 10000 keys.
     - PERMISSION_DENIED
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -63,16 +69,16 @@ class KeyServiceStub:
     - PERMISSION_DENIED
     """
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_key_pb2.RevokeKeyRequest, _key_pb2.RevokeKeyResponse]
-    """Revokes a key permanently. Keys that were created with it stay valid. Idempotent: the first revocation
-    time stays.
+    """Revokes a key permanently. Keys that were created with it remain valid. Idempotent: the first revocation time
+    is kept.
 
     Errors:
     - NOT_FOUND / KEY_NOT_FOUND
     - PERMISSION_DENIED
     """
     ListKeyEvents: _grpc.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]
-    """Lists changes of keys, newest first. An operator sees the events of its store, the deployment sees all.
-    Events are written in the transaction that changes the key, never change, and are kept for 90 days.
+    """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
+    Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
     Read-only.
 
     Errors:
@@ -84,26 +90,32 @@ class KeyServiceStub:
 
 @_typing.type_check_only
 class KeyServiceAsyncStub(KeyServiceStub):
+<<<<<<< HEAD
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
     store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+=======
+    """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
+    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_key_pb2.CreateKeyRequest, _key_pb2.CreateKeyResponse]  # type: ignore[assignment]
-    """Creates a key and returns its secret, once. Pawl only stores its digest. The caller needs every role that
-    it gives, with two exceptions: the deployment may give any role, and every operator may give viewer and
-    member. A key without roles can decide its own calls, so its creator must be approver, admin or the
-    deployment.
+    """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
+    role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
+    viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
+    admin or deployment role.
 
-    Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000
-    active keys, and 10000 keys including ended ones, which are kept for 90 days. Keys that operators create
-    may use 90 % of both limits.
+    Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
+    keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
+    create may use up to 90 % of both limits.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 10000 keys.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The store already has 10000 keys.
     - PERMISSION_DENIED
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -117,16 +129,16 @@ class KeyServiceAsyncStub(KeyServiceStub):
     - PERMISSION_DENIED
     """
     RevokeKey: _aio.UnaryUnaryMultiCallable[_key_pb2.RevokeKeyRequest, _key_pb2.RevokeKeyResponse]  # type: ignore[assignment]
-    """Revokes a key permanently. Keys that were created with it stay valid. Idempotent: the first revocation
-    time stays.
+    """Revokes a key permanently. Keys that were created with it remain valid. Idempotent: the first revocation time
+    is kept.
 
     Errors:
     - NOT_FOUND / KEY_NOT_FOUND
     - PERMISSION_DENIED
     """
     ListKeyEvents: _aio.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]  # type: ignore[assignment]
-    """Lists changes of keys, newest first. An operator sees the events of its store, the deployment sees all.
-    Events are written in the transaction that changes the key, never change, and are kept for 90 days.
+    """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
+    Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
     Read-only.
 
     Errors:
@@ -137,9 +149,15 @@ class KeyServiceAsyncStub(KeyServiceStub):
     """
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
+<<<<<<< HEAD
     """Manages API keys, with which people and programs call the services. An operator manages the keys of its
     store; a credential with the deployment role manages those of all stores and its own. Changes apply on
     every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+=======
+    """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
+    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
@@ -149,18 +167,18 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_pb2.CreateKeyResponse, _abc.Awaitable[_key_pb2.CreateKeyResponse]]:
-        """Creates a key and returns its secret, once. Pawl only stores its digest. The caller needs every role that
-        it gives, with two exceptions: the deployment may give any role, and every operator may give viewer and
-        member. A key without roles can decide its own calls, so its creator must be approver, admin or the
-        deployment.
+        """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
+        role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
+        viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
+        admin or deployment role.
 
-        Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000
-        active keys, and 10000 keys including ended ones, which are kept for 90 days. Keys that operators create
-        may use 90 % of both limits.
+        Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
+        keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
+        create may use up to 90 % of both limits.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 10000 keys.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The store already has 10000 keys.
         - PERMISSION_DENIED
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -186,8 +204,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_pb2.RevokeKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_pb2.RevokeKeyResponse, _abc.Awaitable[_key_pb2.RevokeKeyResponse]]:
-        """Revokes a key permanently. Keys that were created with it stay valid. Idempotent: the first revocation
-        time stays.
+        """Revokes a key permanently. Keys that were created with it remain valid. Idempotent: the first revocation time
+        is kept.
 
         Errors:
         - NOT_FOUND / KEY_NOT_FOUND
@@ -200,8 +218,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_pb2.ListKeyEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_pb2.ListKeyEventsResponse, _abc.Awaitable[_key_pb2.ListKeyEventsResponse]]:
-        """Lists changes of keys, newest first. An operator sees the events of its store, the deployment sees all.
-        Events are written in the transaction that changes the key, never change, and are kept for 90 days.
+        """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
+        Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
         Read-only.
 
         Errors:

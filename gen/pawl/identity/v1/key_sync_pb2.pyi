@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class KeyGrant(_message.Message):
-    """Rights of a key, and the digest that identifies it."""
+    """A key's permissions, and the digest that identifies it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -37,13 +37,13 @@ class KeyGrant(_message.Message):
     key_id: _builtins.str
     """Key ID."""
     digest: _builtins.bytes
-    """SHA-256 of its secret."""
+    """SHA-256 of the key's secret."""
     store_id: _builtins.str
-    """Store; empty for the deployment."""
+    """Store ID; empty for the deployment."""
     user_id: _builtins.str
     """User that the key represents."""
     decides_for_users: _builtins.bool
-    """Whether a delegate may decide for the users it acts for."""
+    """For a delegate: whether it may decide on behalf of the users it acts for."""
     is_revoked: _builtins.bool
     """Whether it was revoked."""
     @_builtins.property
@@ -52,11 +52,11 @@ class KeyGrant(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it expires; absent for never."""
+        """When it expires; absent if it never does."""
 
     @_builtins.property
     def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who created it, and the keys with which it was created."""
+        """Users who created it, or created the keys used to create it."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class SyncKeysRequest(_message.Message):
     AFTER_CHANGE_FIELD_NUMBER: _builtins.int
     USED_KEY_IDS_FIELD_NUMBER: _builtins.int
     after_change: _builtins.int
-    """Return changes after this one; 0 for all keys."""
+    """Return changes after this one; 0 means all keys."""
     @_builtins.property
     def used_key_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys used since the last call, at most 1000."""

@@ -35,7 +35,7 @@ class PutAgentRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User who saves it."""
+    """User who is saving it."""
     credential_id: _builtins.str
     """ID of the user's credential."""
     validate_only: _builtins.bool
@@ -46,7 +46,7 @@ class PutAgentRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tools that it selects now."""
+        """Tools that it currently selects."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class GetAgentRequest(_message.Message):
     name: _builtins.str
     """Agent name."""
     version: _builtins.int
-    """Version, also of a deleted agent; 0 for the newest of one that is not deleted."""
+    """Version, which may belong to a deleted agent; 0 means the newest version of an agent that is not deleted."""
     def __init__(
         self,
         *,
@@ -242,7 +242,7 @@ class GetAgentQuotaResponse(_message.Message):
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     DAY_END_TIME_FIELD_NUMBER: _builtins.int
     tokens_max: _builtins.int
-    """The daily_tokens_max of the agent; 0 without one or if it does not exist."""
+    """The agent's daily_tokens_max; 0 if it has none or does not exist."""
     tokens_used: _builtins.int
     """Tokens used today."""
     @_builtins.property
@@ -279,7 +279,7 @@ class PutDraftRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the draft."""
+    """User who owns the draft."""
     credential_id: _builtins.str
     """ID of the user's credential."""
     validate_only: _builtins.bool
@@ -290,7 +290,7 @@ class PutDraftRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tools that it selects now."""
+        """Tools that it currently selects."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class GetDraftRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the draft."""
+    """User who owns the draft."""
     name: _builtins.str
     """Draft name."""
     def __init__(
@@ -405,7 +405,7 @@ class ListDraftsRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the drafts."""
+    """User who owns the drafts."""
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str

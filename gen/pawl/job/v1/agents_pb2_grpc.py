@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AgentLedgerServiceStub(object):
-    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    """Stores agent versions. Only services may call it. agent-loop has already validated the definition and
     authorised the user.
     """
 
@@ -74,7 +74,7 @@ class AgentLedgerServiceStub(object):
 
 
 class AgentLedgerServiceServicer(object):
-    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    """Stores agent versions. Only services may call it. agent-loop has already validated the definition and
     authorised the user.
     """
 
@@ -85,7 +85,7 @@ class AgentLedgerServiceServicer(object):
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
         - FAILED_PRECONDITION / AGENT_CYCLE
-        - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,14 +95,14 @@ class AgentLedgerServiceServicer(object):
         """Returns a version. Read-only.
 
         Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
+        - NOT_FOUND / AGENT_NOT_FOUND: Not returned for the newest version of `default`; the response is then empty.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgents(self, request, context):
-        """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+        """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also limited to about
         1 MiB.
 
         Errors:
@@ -122,9 +122,9 @@ class AgentLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutDraft(self, request, context):
-        """Creates or replaces a draft of a user. Idempotent.
+        """Creates or replaces a user's draft. Idempotent.
 
-        Errors: as PutAgent.
+        Errors: same as PutAgent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,7 @@ class AgentLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListDrafts(self, request, context):
-        """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
+        """Lists a user's drafts by name. Pages are also limited to about 1 MiB. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -197,7 +197,7 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentLedgerService(object):
-    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    """Stores agent versions. Only services may call it. agent-loop has already validated the definition and
     authorised the user.
     """
 

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AgentLedgerServiceStub:
-    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    """Stores agent versions. Only services may call it. agent-loop has already validated the definition and
     authorised the user.
     """
 
@@ -42,16 +42,16 @@ class AgentLedgerServiceStub:
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
     - FAILED_PRECONDITION / AGENT_CYCLE
-    - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
     """Returns a version. Read-only.
 
     Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
+    - NOT_FOUND / AGENT_NOT_FOUND: Not returned for the newest version of `default`; the response is then empty.
     """
     ListAgents: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]
-    """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+    """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also limited to about
     1 MiB.
 
     Errors:
@@ -63,9 +63,9 @@ class AgentLedgerServiceStub:
     Errors: only the common ones.
     """
     PutDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutDraftRequest, _agents_pb2.PutDraftResponse]
-    """Creates or replaces a draft of a user. Idempotent.
+    """Creates or replaces a user's draft. Idempotent.
 
-    Errors: as PutAgent.
+    Errors: same as PutAgent.
     """
     GetDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetDraftRequest, _agents_pb2.GetDraftResponse]
     """Returns a draft. Read-only.
@@ -74,7 +74,7 @@ class AgentLedgerServiceStub:
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     ListDrafts: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListDraftsRequest, _agents_pb2.ListDraftsResponse]
-    """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
+    """Lists a user's drafts by name. Pages are also limited to about 1 MiB. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -82,7 +82,7 @@ class AgentLedgerServiceStub:
 
 @_typing.type_check_only
 class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
-    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    """Stores agent versions. Only services may call it. agent-loop has already validated the definition and
     authorised the user.
     """
 
@@ -94,16 +94,16 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
     - FAILED_PRECONDITION / AGENT_CYCLE
-    - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
     """Returns a version. Read-only.
 
     Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
+    - NOT_FOUND / AGENT_NOT_FOUND: Not returned for the newest version of `default`; the response is then empty.
     """
     ListAgents: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]  # type: ignore[assignment]
-    """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+    """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also limited to about
     1 MiB.
 
     Errors:
@@ -115,9 +115,9 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     Errors: only the common ones.
     """
     PutDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.PutDraftRequest, _agents_pb2.PutDraftResponse]  # type: ignore[assignment]
-    """Creates or replaces a draft of a user. Idempotent.
+    """Creates or replaces a user's draft. Idempotent.
 
-    Errors: as PutAgent.
+    Errors: same as PutAgent.
     """
     GetDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetDraftRequest, _agents_pb2.GetDraftResponse]  # type: ignore[assignment]
     """Returns a draft. Read-only.
@@ -126,14 +126,14 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     ListDrafts: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListDraftsRequest, _agents_pb2.ListDraftsResponse]  # type: ignore[assignment]
-    """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
+    """Lists a user's drafts by name. Pages are also limited to about 1 MiB. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
 
 class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    """Stores agent versions. Only services may call it. agent-loop has already validated the definition and
     authorised the user.
     """
 
@@ -149,7 +149,7 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
         - FAILED_PRECONDITION / AGENT_CYCLE
-        - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
         """
 
     @_abc_1.abstractmethod
@@ -161,7 +161,7 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns a version. Read-only.
 
         Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
+        - NOT_FOUND / AGENT_NOT_FOUND: Not returned for the newest version of `default`; the response is then empty.
         """
 
     @_abc_1.abstractmethod
@@ -170,7 +170,7 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.ListAgentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.ListAgentsResponse, _abc.Awaitable[_agents_pb2.ListAgentsResponse]]:
-        """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+        """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also limited to about
         1 MiB.
 
         Errors:
@@ -194,9 +194,9 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.PutDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.PutDraftResponse, _abc.Awaitable[_agents_pb2.PutDraftResponse]]:
-        """Creates or replaces a draft of a user. Idempotent.
+        """Creates or replaces a user's draft. Idempotent.
 
-        Errors: as PutAgent.
+        Errors: same as PutAgent.
         """
 
     @_abc_1.abstractmethod
@@ -217,7 +217,7 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.ListDraftsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.ListDraftsResponse, _abc.Awaitable[_agents_pb2.ListDraftsResponse]]:
-        """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
+        """Lists a user's drafts by name. Pages are also limited to about 1 MiB. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN

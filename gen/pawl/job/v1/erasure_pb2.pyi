@@ -37,7 +37,11 @@ Global___ListErasuresRequest: _TypeAlias = ListErasuresRequest  # noqa: Y015
 
 @_typing.final
 class ListErasuresResponse(_message.Message):
+<<<<<<< HEAD
     """Response from ListErasures: a part of the IDs of a conversation."""
+=======
+    """Response from ListErasures: some of a conversation's IDs."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -51,14 +55,14 @@ class ListErasuresResponse(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID."""
     last: _builtins.bool
-    """Whether this is the last part of the conversation."""
+    """Whether this is the last part for the conversation."""
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Runs of the conversation."""
+        """The conversation's runs."""
 
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Calls of the conversation."""
+        """The conversation's calls."""
 
     def __init__(
         self,

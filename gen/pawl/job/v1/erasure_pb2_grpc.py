@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ErasureServiceStub(object):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
-    and confirm when they have erased theirs.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
+    confirm once they have erased their data.
     """
 
     def __init__(self, channel):
@@ -49,12 +49,13 @@ class ErasureServiceStub(object):
 
 
 class ErasureServiceServicer(object):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
-    and confirm when they have erased theirs.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
+    confirm once they have erased their data.
     """
 
     def ListErasures(self, request, context):
-        """Streams the IDs of what the calling service must erase now; empty if there is nothing. Read-only.
+        """Streams the IDs of what the calling service must erase now; the stream is empty if there is nothing to erase.
+        Read-only.
 
         Errors:
         - PERMISSION_DENIED: The service has no data to erase.
@@ -95,8 +96,8 @@ def add_ErasureServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ErasureService(object):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
-    and confirm when they have erased theirs.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
+    confirm once they have erased their data.
     """
 
     @staticmethod

@@ -152,9 +152,9 @@ class LedgerServiceServicer(object):
     """
 
     def SubmitMessage(self, request, context):
-        """Creates a run with its first message, or steers or interrupts, by the policy. Idempotent by (store, user,
-        request ID). Refusals are not stored: the same request may be sent again. A run accepts at most 100
-        steering messages (1 MiB of text) that no step has appended yet.
+        """Depending on the policy, creates a run with its first message, or steers or interrupts the active run.
+        Idempotent by (store, user, request ID). Refusals are not stored: the same request may be sent again. A run
+        accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -170,13 +170,13 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StartJob(self, request, context):
-        """Creates a job in its own conversation, reporting to the conversation of its message. Idempotent by
-        (store, user, request ID), shared with SubmitMessage; the job is part of the request.
+        """Creates a job in its own conversation. It reports to its message's conversation. Idempotent by (store, user,
+        request ID), in the same ID space as SubmitMessage; the job is part of the compared request.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: For jobs of the store.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -186,11 +186,12 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClaimRuns(self, request, context):
-        """Assigns runs to a worker, each with a new epoch and a lease. Fair between stores, oldest first within
-        one. Returns immediately, with nothing if no run is claimable. A lost response costs one lease time.
+        """Assigns runs to a worker, each with a new epoch and a lease. Runs are assigned fairly across stores, and
+        oldest first within a store. Returns immediately, even if there are no claimable runs. If the response is
+        lost, the runs stay unclaimable until their leases expire.
 
-        A lease that expires without release counts as a crash. A run that one more crash would quarantine is
-        only given to a worker without another such run; after that crash it is NEEDS_ATTENTION.
+        A lease that expires without being released counts as a crash. A run that would be quarantined after one more
+        crash is only assigned to a worker that has no other such run; after that crash it is NEEDS_ATTENTION.
 
         Errors: only the common ones.
         """
@@ -199,8 +200,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadRun(self, request, context):
-        """Returns everything that a worker needs to drive a claimed run, as one snapshot. Streamed in parts of
-        about 1 MiB. Read-only.
+        """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. It is streamed in
+        parts of about 1 MiB. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -211,8 +212,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Renews the leases of all runs of a worker. Returns the runs that it still holds, and those with unread
-        commands. Idempotent.
+        """Renews the leases on all of a worker's runs. Returns the runs that it still holds, and which of them have
+        unread commands. Idempotent.
 
         Errors: only the common ones.
         """
@@ -221,7 +222,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorker(self, request, context):
-        """Releases all runs of a worker on shutdown, so that others can claim them immediately. Idempotent.
+        """Releases all of a worker's runs on shutdown, so that other workers can claim them immediately. Idempotent.
 
         Errors: only the common ones.
         """
@@ -230,9 +231,9 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportCrash(self, request, context):
-        """Releases a run that its worker can neither drive nor end. Counts as a crash of the worker: after too many
-        without progress the run is quarantined (NEEDS_ATTENTION). Otherwise it is claimable again a little
-        later.
+        """Releases a run that its worker can neither drive nor end. This counts as a worker crash: after too many
+        crashes without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a
+        little later.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -244,8 +245,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CommitRun(self, request, context):
-        """Writes one step of a run: events, messages, calls and state. Atomic, and fenced by the epoch. Idempotent
-        by commit ID: the last commit of a run can be repeated and gets the same response.
+        """Writes one step of a run: events, messages, calls and state. Atomic, and fenced by the epoch. Idempotent by
+        commit ID: a run's last commit can be repeated and gets the same response.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -259,33 +260,34 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendCommand(self, request, context):
-        """Sends a command to a run. It is checked against the call or run in the same transaction, and its receipt
-        is final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100
-        receipts of commands without effect (refused, or a repeated stop) and evaluates further ones again.
+        """Sends a command to a run. It is checked against the call or run in the same transaction, and its receipt is
+        final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
+        for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated
+        again.
 
         Errors:
         - ALREADY_EXISTS / REQUEST_ID_REUSED
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many messages, top-ups or people; nothing is stored, and the
-        command may be repeated.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: There are too many messages, top-ups or users. The command is not stored
+        and may be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Stops a job for the model that started it: a cancel command with STOP_CAUSE_MODEL. The end is not
-        reported to its conversation. Idempotent by command ID.
+        """Stops a job for the model that started it, by sending a cancel command with STOP_CAUSE_MODEL. The end of the
+        job is not reported to its conversation. Idempotent by command ID.
 
         Errors:
-        - NOT_FOUND / RUN_NOT_FOUND: The conversation has no such job of the user.
+        - NOT_FOUND / RUN_NOT_FOUND: The user has no such job in the conversation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NoteCompletion(self, request, context):
-        """Sends a `completed` command: a call of the run was completed from outside. No effect on an ended run.
-        Idempotent.
+        """Sends a `completed` command, because one of the run's calls was completed from outside. Has no effect if the
+        run has ended. Idempotent.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -295,7 +297,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListCommands(self, request, context):
-        """Lists the unconsumed commands of a run, oldest first, in parts of about 1 MiB. Read-only.
+        """Lists a run's unconsumed commands, oldest first, in parts of about 1 MiB. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -305,9 +307,9 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseOffer(self, request, context):
-        """Leases an offered call to a session of a client, for `lease_seconds`. Granted if no client holds it, or
-        to the client that does (same offer epoch) unless a newer session holds it; it then belongs to this
-        session. Tools that belong to one client are never granted to another. Idempotent.
+        """Leases an offered call to a client's session for `lease_seconds`. Granted if no client holds the call, or if
+        this client holds it (with the same offer epoch) and not through a newer session; the call then belongs to
+        this session. Calls of tools that belong to one client are never granted to another. Idempotent.
 
         Errors: only the common ones.
         """
@@ -316,7 +318,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewOffers(self, request, context):
-        """Renews all offers of a session. Idempotent.
+        """Renews all of a session's offers. Idempotent.
 
         Errors: only the common ones.
         """
@@ -325,8 +327,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseOffers(self, request, context):
-        """Releases the offers of a session, all or those of one run. Offers that another session of the client has
-        taken over stay with it. Idempotent.
+        """Releases a session's offers, either all of them or those for one run. Offers that another of the client's
+        sessions has taken over are not affected. Idempotent.
 
         Errors: only the common ones.
         """
@@ -345,7 +347,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists the jobs of a user or a store, newest first. Read-only.
+        """Lists a user's or a store's jobs, newest first. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -365,8 +367,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPendingCalls(self, request, context):
-        """Lists calls that wait for a user, or gated calls of a store; then runs that wait for tokens. Both oldest
-        first. Read-only.
+        """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
+        Both are listed oldest first. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -387,8 +389,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversation(self, request, context):
-        """Creates a conversation from messages and settled calls. Idempotent by (store, user, request ID), shared
-        with SubmitMessage.
+        """Creates a conversation from messages and settled calls. Idempotent by (store, user, request ID), in the same
+        ID space as SubmitMessage.
 
         Errors:
         - ALREADY_EXISTS / CONVERSATION_EXISTS
@@ -399,8 +401,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """Lists the events of a run after a seq, in order, cut at `events_max` and 1 MiB. A gap replaces deleted
-        events. Read-only.
+        """Lists a run's events after a seq, in order, limited to `events_max` and 1 MiB. A gap replaces deleted events.
+        Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND

@@ -23,7 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ScheduleOwner(_message.Message):
-    """User of a schedule, and the credential of its runs."""
+    """A schedule's or trigger's user, and the credential that its runs use."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -43,11 +43,11 @@ class ScheduleOwner(_message.Message):
     """User ID of the delegate, if any."""
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of the user."""
+        """The user's roles."""
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other users who count as actors."""
+        """Other users who count as acting."""
 
     def __init__(
         self,
@@ -86,7 +86,11 @@ class GetDueScheduleRequest(_message.Message):
     """Schedule name."""
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
+<<<<<<< HEAD
         """Start of a range of due times, inclusive; absent if there is none."""
+=======
+        """Start of a range of scheduled times, inclusive; absent if there is none."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -123,7 +127,7 @@ class GetDueScheduleResponse(_message.Message):
 
     @_builtins.property
     def past_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
-        """Due times in the range, in order."""
+        """Scheduled times in the range, in order."""
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class ClaimSchedulesRequest(_message.Message):
 
     SCHEDULES_MAX_FIELD_NUMBER: _builtins.int
     schedules_max: _builtins.int
-    """Maximum schedules, 1 to 512."""
+    """Maximum number of schedules, 1 to 512."""
     def __init__(
         self,
         *,
@@ -177,24 +181,28 @@ class DueSchedule(_message.Message):
     schedule_id: _builtins.str
     """Schedule ID."""
     generation: _builtins.int
-    """Generation when it was read."""
+    """The schedule's generation when it was read."""
     last_run_id: _builtins.str
+<<<<<<< HEAD
     """Run of the previous fire; empty if there is none."""
+=======
+    """Run started by the previous firing; empty if there is none."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     @_builtins.property
     def owner(self) -> Global___ScheduleOwner:
-        """User and credential."""
+        """The schedule's user and credential."""
 
     @_builtins.property
     def definition(self) -> _schedule_pb2.ScheduleDefinition:
-        """Definition of the schedule."""
+        """The schedule's definition."""
 
     @_builtins.property
     def expected_time(self) -> _timestamp_pb2.Timestamp:
-        """Due time to fire; absent if it is not due."""
+        """Scheduled time to fire for; absent if the schedule is not due."""
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """Following due time; absent for never."""
+        """The scheduled time after that; absent if there is none."""
 
     def __init__(
         self,
@@ -227,7 +235,7 @@ class ClaimSchedulesResponse(_message.Message):
     """Seconds until the next one is due, or until the next poll."""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___DueSchedule]:
-        """Schedules, longest due first."""
+        """Schedules, starting with the one that has been due the longest."""
 
     def __init__(
         self,
@@ -255,20 +263,26 @@ class FireScheduleRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     BACKFILL_TIME_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
-    """Why there can be no run; empty with a message."""
+    """Why a run cannot be started; empty if there is a message."""
     request_id: _builtins.str
-    """ID of a TriggerSchedule, which has no `expected_time`, or of a backfill of one due time."""
+    """Request ID of a TriggerSchedule request, which has no `expected_time`, or of the backfill for one scheduled
+    time.
+    """
     @_builtins.property
     def due(self) -> Global___DueSchedule:
         """The schedule as claimed or read; its definition is ignored."""
 
     @_builtins.property
     def message(self) -> _ledger_pb2.SubmitMessageRequest:
-        """Message and settings of the run; absent for a refusal."""
+        """The run's message and settings; absent if the run is refused."""
 
     @_builtins.property
     def backfill_time(self) -> _timestamp_pb2.Timestamp:
+<<<<<<< HEAD
         """Due time to backfill, ignoring the overlap policy; absent if there is none."""
+=======
+        """Scheduled time to backfill, ignoring the overlap policy; absent if this is not a backfill."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     def __init__(
         self,
@@ -296,7 +310,7 @@ class FireScheduleResponse(_message.Message):
     FIRE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire; absent if the schedule has changed and nothing was done."""
+        """The firing; absent if the schedule has changed, in which case the request has no effect."""
 
     def __init__(
         self,

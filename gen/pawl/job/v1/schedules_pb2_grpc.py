@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class ScheduleLedgerServiceStub(object):
-    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
-    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
-    the fire, creates the run and advances the schedule, unless this was already done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
+    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
+    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
+    been done.
     """
 
     def __init__(self, channel):
@@ -55,19 +56,20 @@ class ScheduleLedgerServiceStub(object):
 
 
 class ScheduleLedgerServiceServicer(object):
-    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
-    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
-    the fire, creates the run and advances the schedule, unless this was already done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
+    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
+    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
+    been done.
     """
 
     def GetDueSchedule(self, request, context):
-        """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
+        """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
         - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times in the range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,8 +86,8 @@ class ScheduleLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FireSchedule(self, request, context):
-        """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
-        reasons for refusing a run are in the fire.
+        """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
+        Any other reason for refusing a run is recorded in the firing.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -122,9 +124,10 @@ def add_ScheduleLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScheduleLedgerService(object):
-    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
-    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
-    the fire, creates the run and advances the schedule, unless this was already done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
+    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
+    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
+    been done.
     """
 
     @staticmethod

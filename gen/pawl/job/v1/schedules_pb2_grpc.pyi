@@ -27,9 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ScheduleLedgerServiceStub:
-    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
-    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
-    the fire, creates the run and advances the schedule, unless this was already done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
+    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
+    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
+    been done.
     """
 
     @_typing.overload
@@ -37,13 +38,13 @@ class ScheduleLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ScheduleLedgerServiceAsyncStub: ...
     GetDueSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]
-    """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
+    """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
     - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times in the range.
     """
     ClaimSchedules: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]
     """Claims due schedules: for ten seconds no other caller gets them.
@@ -52,8 +53,8 @@ class ScheduleLedgerServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
     """
     FireSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.FireScheduleRequest, _schedules_pb2.FireScheduleResponse]
-    """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
-    reasons for refusing a run are in the fire.
+    """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
+    Any other reason for refusing a run is recorded in the firing.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -62,20 +63,21 @@ class ScheduleLedgerServiceStub:
 
 @_typing.type_check_only
 class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
-    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
-    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
-    the fire, creates the run and advances the schedule, unless this was already done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
+    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
+    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
+    been done.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetDueSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]  # type: ignore[assignment]
-    """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
+    """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
     - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times in the range.
     """
     ClaimSchedules: _aio.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]  # type: ignore[assignment]
     """Claims due schedules: for ten seconds no other caller gets them.
@@ -84,8 +86,8 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
     """
     FireSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.FireScheduleRequest, _schedules_pb2.FireScheduleResponse]  # type: ignore[assignment]
-    """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
-    reasons for refusing a run are in the fire.
+    """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
+    Any other reason for refusing a run is recorded in the firing.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -93,9 +95,10 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     """
 
 class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
-    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
-    the fire, creates the run and advances the schedule, unless this was already done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
+    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
+    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
+    been done.
     """
 
     @_abc_1.abstractmethod
@@ -104,13 +107,13 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.GetDueScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.GetDueScheduleResponse, _abc.Awaitable[_schedules_pb2.GetDueScheduleResponse]]:
-        """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
+        """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
         - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times in the range.
         """
 
     @_abc_1.abstractmethod
@@ -131,8 +134,8 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.FireScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.FireScheduleResponse, _abc.Awaitable[_schedules_pb2.FireScheduleResponse]]:
-        """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
-        reasons for refusing a run are in the fire.
+        """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
+        Any other reason for refusing a run is recorded in the firing.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

@@ -27,7 +27,7 @@ class ClaimTitlesRequest(_message.Message):
 
     TITLES_MAX_FIELD_NUMBER: _builtins.int
     titles_max: _builtins.int
-    """Maximum conversations, 1 to 16."""
+    """Maximum number of conversations, 1 to 16."""
     def __init__(
         self,
         *,
@@ -82,9 +82,9 @@ class TitleTask(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID."""
     attempt: _builtins.int
-    """Number of times that it was claimed, from 1."""
+    """Number of times that it has been claimed, at least 1."""
     model: _builtins.str
-    """Model that answered in it; empty for the deployment's."""
+    """Model that answered in it; empty means the deployment's."""
     user_text: _builtins.str
     """Start of the user's message."""
     answer_text: _builtins.str

@@ -52,7 +52,7 @@ class TitleServiceServicer(object):
     """
 
     def ClaimTitles(self, request, context):
-        """Claims conversations that need a title, for two minutes; each at most three times.
+        """Claims conversations that need a title, for two minutes. Each is claimed at most three times.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -62,9 +62,9 @@ class TitleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetTitle(self, request, context):
-        """Sets a title from a model's output, and records its usage. The title is one line of at most 80
-        characters; without one, the conversation can be claimed again a minute later. No effect if the
-        conversation was erased or claimed by another caller since.
+        """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
+        characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
+        conversation has since been erased or claimed by another caller.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

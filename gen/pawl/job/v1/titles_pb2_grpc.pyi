@@ -34,15 +34,15 @@ class TitleServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TitleServiceAsyncStub: ...
     ClaimTitles: _grpc.UnaryUnaryMultiCallable[_titles_pb2.ClaimTitlesRequest, _titles_pb2.ClaimTitlesResponse]
-    """Claims conversations that need a title, for two minutes; each at most three times.
+    """Claims conversations that need a title, for two minutes. Each is claimed at most three times.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     SetTitle: _grpc.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]
-    """Sets a title from a model's output, and records its usage. The title is one line of at most 80
-    characters; without one, the conversation can be claimed again a minute later. No effect if the
-    conversation was erased or claimed by another caller since.
+    """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
+    characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
+    conversation has since been erased or claimed by another caller.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -54,15 +54,15 @@ class TitleServiceAsyncStub(TitleServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ClaimTitles: _aio.UnaryUnaryMultiCallable[_titles_pb2.ClaimTitlesRequest, _titles_pb2.ClaimTitlesResponse]  # type: ignore[assignment]
-    """Claims conversations that need a title, for two minutes; each at most three times.
+    """Claims conversations that need a title, for two minutes. Each is claimed at most three times.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     SetTitle: _aio.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]  # type: ignore[assignment]
-    """Sets a title from a model's output, and records its usage. The title is one line of at most 80
-    characters; without one, the conversation can be claimed again a minute later. No effect if the
-    conversation was erased or claimed by another caller since.
+    """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
+    characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
+    conversation has since been erased or claimed by another caller.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -77,7 +77,7 @@ class TitleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _titles_pb2.ClaimTitlesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_titles_pb2.ClaimTitlesResponse, _abc.Awaitable[_titles_pb2.ClaimTitlesResponse]]:
-        """Claims conversations that need a title, for two minutes; each at most three times.
+        """Claims conversations that need a title, for two minutes. Each is claimed at most three times.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -89,9 +89,9 @@ class TitleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _titles_pb2.SetTitleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_titles_pb2.SetTitleResponse, _abc.Awaitable[_titles_pb2.SetTitleResponse]]:
-        """Sets a title from a model's output, and records its usage. The title is one line of at most 80
-        characters; without one, the conversation can be claimed again a minute later. No effect if the
-        conversation was erased or claimed by another caller since.
+        """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
+        characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
+        conversation has since been erased or claimed by another caller.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

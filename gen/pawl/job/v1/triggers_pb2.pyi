@@ -53,7 +53,7 @@ class LeaseMailboxesResponse(_message.Message):
     MAILBOXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def mailboxes(self) -> _containers.RepeatedCompositeFieldContainer[_trigger_pb2.LeasedMailbox]:
-        """Mailboxes of the process. It must stop reading any that is missing."""
+        """The process's mailboxes. It must stop reading any that are missing."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class CheckMailboxRequest(_message.Message):
     trigger_id: _builtins.str
     """Trigger ID."""
     generation: _builtins.int
-    """Generation when it was leased."""
+    """The trigger's generation when it was leased."""
     def __init__(
         self,
         *,
@@ -138,9 +138,9 @@ class ReportMailboxRequest(_message.Message):
     trigger_id: _builtins.str
     """Trigger ID."""
     generation: _builtins.int
-    """Generation when it was leased."""
+    """The trigger's generation when it was leased."""
     reason: _builtins.str
-    """Why the mailbox cannot be read, cut to 300 characters; empty if it can."""
+    """Why the mailbox cannot be read, truncated to 300 characters; empty if it can."""
     @_builtins.property
     def position(self) -> _trigger_pb2.MailPosition:
         """Start position in a folder that is new or has a new UIDVALIDITY; otherwise absent."""
@@ -217,7 +217,7 @@ class CheckWebhookRequest(_message.Message):
     """The body."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers by lower-case name."""
+        """Headers, by name in lower case."""
 
     def __init__(
         self,
@@ -248,14 +248,14 @@ class DueTrigger(_message.Message):
     trigger_id: _builtins.str
     """Trigger ID."""
     generation: _builtins.int
-    """Generation when it was read."""
+    """The trigger's generation when it was read."""
     @_builtins.property
     def owner(self) -> _schedules_pb2.ScheduleOwner:
-        """User and credential."""
+        """The trigger's user and credential."""
 
     @_builtins.property
     def definition(self) -> _trigger_pb2.TriggerDefinition:
-        """Definition of the trigger."""
+        """The trigger's definition."""
 
     def __init__(
         self,
@@ -312,13 +312,17 @@ class TriggerEvent(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """ID of the event, fired once per trigger: 1 to 200 visible ASCII characters."""
+    """Event ID, 1 to 200 visible ASCII characters. An event with a given ID fires each trigger only once."""
     lane: _builtins.str
-    """Events of the same lane wait for each other; absent if they never do."""
+    """Events in the same lane wait for each other; absent if this event does not wait for others."""
     data: _builtins.bytes
-    """Stored data of a waiting event, at most 256 KiB."""
+    """A waiting event's stored data, at most 256 KiB."""
     conversation_key: _builtins.str
+<<<<<<< HEAD
     """Key of the conversation of its run; empty to create one."""
+=======
+    """Key of its run's conversation; empty to create a new one."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     def __init__(
         self,
         *,
@@ -345,7 +349,7 @@ class ClaimEventsRequest(_message.Message):
 
     EVENTS_MAX_FIELD_NUMBER: _builtins.int
     events_max: _builtins.int
-    """Maximum events, 1 to 64."""
+    """Maximum number of events, 1 to 64."""
     def __init__(
         self,
         *,
@@ -401,7 +405,7 @@ class ClaimEventsResponse(_message.Message):
     """Seconds until the next one is due, or until the next poll."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedEvent]:
-        """Events, longest due first."""
+        """Events, starting with the one that has been due the longest."""
 
     def __init__(
         self,
@@ -433,9 +437,9 @@ class FireTriggerRequest(_message.Message):
     claimed: _builtins.bool
     """Whether the event was claimed after waiting."""
     refusal: _builtins.str
-    """Why there can be no run; empty with a message."""
+    """Why a run cannot be started; empty if there is a message."""
     skipped: _builtins.str
-    """Why the event must not fire; empty if it fires."""
+    """Why the event must not fire the trigger; empty if it may."""
     @_builtins.property
     def due(self) -> Global___DueTrigger:
         """The trigger as checked or claimed; its definition is ignored."""
@@ -446,11 +450,11 @@ class FireTriggerRequest(_message.Message):
 
     @_builtins.property
     def message(self) -> _ledger_pb2.SubmitMessageRequest:
-        """Message and settings of the run; absent for a refusal."""
+        """The run's message and settings; absent if the run is refused."""
 
     @_builtins.property
     def mail(self) -> _trigger_pb2.MailPosition:
-        """Position of the mail, which must be after that of the trigger."""
+        """Position of the e-mail, which must be after the trigger's."""
 
     def __init__(
         self,
@@ -480,10 +484,10 @@ class FireTriggerResponse(_message.Message):
     FIRE_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """Whether the event came before."""
+    """Whether the event was already delivered."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire; absent if the trigger has changed and the event must be checked again."""
+        """The firing; absent if the trigger has changed and the event must be checked again."""
 
     def __init__(
         self,

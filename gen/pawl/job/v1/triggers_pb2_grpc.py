@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class TriggerLedgerServiceStub(object):
-    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
-    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    """Fires the triggers that pawl.agent.v1.TriggerService manages. Only services may call it. agent-loop prepares
+    triggers' runs; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
     and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
@@ -70,13 +70,13 @@ class TriggerLedgerServiceStub(object):
 
 
 class TriggerLedgerServiceServicer(object):
-    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
-    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    """Fires the triggers that pawl.agent.v1.TriggerService manages. Only services may call it. agent-loop prepares
+    triggers' runs; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
     and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     def CheckWebhook(self, request, context):
-        """Verifies that the sender of a webhook may fire a trigger. Read-only.
+        """Verifies that a webhook's sender may fire a trigger. Read-only.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -100,8 +100,8 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseMailboxes(self, request, context):
-        """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
-        the process holds now, at most 200.
+        """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
+        mailboxes that the process now holds, at most 200.
 
         Errors: only the common ones.
         """
@@ -121,7 +121,7 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportMailbox(self, request, context):
-        """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
+        """Stores the result of a poll. Has no effect if the trigger has changed or is paused. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -132,8 +132,8 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FireTrigger(self, request, context):
-        """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
-        claimed event no longer waits. Other reasons for refusing a run are in the fire.
+        """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
+        claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -184,8 +184,8 @@ def add_TriggerLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TriggerLedgerService(object):
-    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
-    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    """Fires the triggers that pawl.agent.v1.TriggerService manages. Only services may call it. agent-loop prepares
+    triggers' runs; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
     and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TriggerLedgerServiceStub:
-    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
-    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    """Fires the triggers that pawl.agent.v1.TriggerService manages. Only services may call it. agent-loop prepares
+    triggers' runs; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
     and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
@@ -37,7 +37,7 @@ class TriggerLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TriggerLedgerServiceAsyncStub: ...
     CheckWebhook: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]
-    """Verifies that the sender of a webhook may fire a trigger. Read-only.
+    """Verifies that a webhook's sender may fire a trigger. Read-only.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -53,8 +53,8 @@ class TriggerLedgerServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
     """
     LeaseMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]
-    """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
-    the process holds now, at most 200.
+    """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
+    mailboxes that the process now holds, at most 200.
 
     Errors: only the common ones.
     """
@@ -66,15 +66,15 @@ class TriggerLedgerServiceStub:
     - FAILED_PRECONDITION / UNREADABLE
     """
     ReportMailbox: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ReportMailboxRequest, _triggers_pb2.ReportMailboxResponse]
-    """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
+    """Stores the result of a poll. Has no effect if the trigger has changed or is paused. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
     """
     FireTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]
-    """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
-    claimed event no longer waits. Other reasons for refusing a run are in the fire.
+    """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
+    claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -82,14 +82,14 @@ class TriggerLedgerServiceStub:
 
 @_typing.type_check_only
 class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
-    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
-    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    """Fires the triggers that pawl.agent.v1.TriggerService manages. Only services may call it. agent-loop prepares
+    triggers' runs; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
     and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CheckWebhook: _aio.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]  # type: ignore[assignment]
-    """Verifies that the sender of a webhook may fire a trigger. Read-only.
+    """Verifies that a webhook's sender may fire a trigger. Read-only.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -105,8 +105,8 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
     """
     LeaseMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]  # type: ignore[assignment]
-    """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
-    the process holds now, at most 200.
+    """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
+    mailboxes that the process now holds, at most 200.
 
     Errors: only the common ones.
     """
@@ -118,23 +118,23 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     - FAILED_PRECONDITION / UNREADABLE
     """
     ReportMailbox: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ReportMailboxRequest, _triggers_pb2.ReportMailboxResponse]  # type: ignore[assignment]
-    """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
+    """Stores the result of a poll. Has no effect if the trigger has changed or is paused. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
     """
     FireTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]  # type: ignore[assignment]
-    """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
-    claimed event no longer waits. Other reasons for refusing a run are in the fire.
+    """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
+    claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
     """
 
 class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
-    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    """Fires the triggers that pawl.agent.v1.TriggerService manages. Only services may call it. agent-loop prepares
+    triggers' runs; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
     and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
@@ -144,7 +144,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.CheckWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.CheckWebhookResponse, _abc.Awaitable[_triggers_pb2.CheckWebhookResponse]]:
-        """Verifies that the sender of a webhook may fire a trigger. Read-only.
+        """Verifies that a webhook's sender may fire a trigger. Read-only.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -172,8 +172,8 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.LeaseMailboxesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.LeaseMailboxesResponse, _abc.Awaitable[_triggers_pb2.LeaseMailboxesResponse]]:
-        """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
-        the process holds now, at most 200.
+        """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
+        mailboxes that the process now holds, at most 200.
 
         Errors: only the common ones.
         """
@@ -197,7 +197,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.ReportMailboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.ReportMailboxResponse, _abc.Awaitable[_triggers_pb2.ReportMailboxResponse]]:
-        """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
+        """Stores the result of a poll. Has no effect if the trigger has changed or is paused. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -210,8 +210,8 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.FireTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.FireTriggerResponse, _abc.Awaitable[_triggers_pb2.FireTriggerResponse]]:
-        """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
-        claimed event no longer waits. Other reasons for refusing a run are in the fire.
+        """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
+        claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

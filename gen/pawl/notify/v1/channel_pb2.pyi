@@ -30,7 +30,7 @@ class _ChannelDeliveryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_
     CHANNEL_DELIVERY_STATE_UNSPECIFIED: _ChannelDeliveryState.ValueType  # 0
     """Never sent."""
     CHANNEL_DELIVERY_STATE_WAITING: _ChannelDeliveryState.ValueType  # 1
-    """Being tried, or again at `next_try_time`. Transient."""
+    """Being attempted now, or again at `next_try_time`. Transient."""
     CHANNEL_DELIVERY_STATE_DELIVERED: _ChannelDeliveryState.ValueType  # 2
     """Accepted by the receiver. Terminal, unless it is sent again."""
     CHANNEL_DELIVERY_STATE_DEAD: _ChannelDeliveryState.ValueType  # 3
@@ -44,7 +44,7 @@ class ChannelDeliveryState(_ChannelDeliveryState, metaclass=_ChannelDeliveryStat
 CHANNEL_DELIVERY_STATE_UNSPECIFIED: ChannelDeliveryState.ValueType  # 0
 """Never sent."""
 CHANNEL_DELIVERY_STATE_WAITING: ChannelDeliveryState.ValueType  # 1
-"""Being tried, or again at `next_try_time`. Transient."""
+"""Being attempted now, or again at `next_try_time`. Transient."""
 CHANNEL_DELIVERY_STATE_DELIVERED: ChannelDeliveryState.ValueType  # 2
 """Accepted by the receiver. Terminal, unless it is sent again."""
 CHANNEL_DELIVERY_STATE_DEAD: ChannelDeliveryState.ValueType  # 3
@@ -72,30 +72,35 @@ class Channel(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """ID of the channel. Output only."""
+    """Channel ID. Output only."""
     name: _builtins.str
     """Description; at most 200 characters."""
     url: _builtins.str
-    """Destination, at most 2048 characters: an https URL, or `mailto:` and an address. http is allowed for
-    hosts that the deployment has opened by name.
+    """Destination, at most 2048 characters: an https URL, or `mailto:` and an address. http is allowed for hosts
+    that the deployment explicitly allows by name.
     """
     enabled: _builtins.bool
     """Whether the channel sends notifications. Ignored by CreateChannel."""
     disable_reason: _builtins.str
-    """Why it was disabled, if not by its user. Output only."""
+    """Why it was disabled, unless its user disabled it. Output only."""
     after_seconds: _builtins.int
-    """Delay of notifications in seconds, at most a day; default 600 for e-mail, else 0. Deliveries are SKIPPED
-    if by then the user has read the notification or seen the run, or the need is over. 0 sends everything
-    immediately.
+    """Delay before notifications are sent, in seconds, at most a day; default 600 for e-mail, otherwise 0.
+    Deliveries are SKIPPED if by then the user has read the notification or seen the run, or action is no longer
+    needed. 0 sends everything immediately.
     """
     credential_id: _builtins.str
-    """Credential that last changed it. Output only."""
+    """ID of the credential that last changed it. Output only."""
     delegate_user_id: _builtins.str
     """User ID of the delegate that last changed it; empty if the user did. Output only."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
+<<<<<<< HEAD
         """Kinds of notifications to send; empty means all. APPROVAL_NEEDED goes only to users who also get it in
         the inbox (NotifyService).
+=======
+        """Kinds of notifications to send; empty means all. APPROVAL_NEEDED is sent only to users who also get it in
+        their inbox (NotifyService).
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
         """
 
     @_builtins.property
@@ -104,11 +109,11 @@ class Channel(_message.Message):
 
     @_builtins.property
     def failing_since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when no attempt has succeeded; absent if the last one did. Output only."""
+        """Since when every attempt has failed; absent if the last one succeeded. Output only."""
 
     @_builtins.property
     def confirm_time(self) -> _timestamp_pb2.Timestamp:
-        """When its address was confirmed; absent before, and for webhooks. Output only."""
+        """When its address was confirmed; absent until then and for webhooks. Output only."""
 
     def __init__(
         self,
@@ -138,7 +143,9 @@ Global___Channel: _TypeAlias = Channel  # noqa: Y015
 
 @_typing.final
 class ChannelEvent(_message.Message):
-    """End of a delivery, or disabling of a channel, on NATS; see docs/reference/nats.md. Tests and codes have no events."""
+    """Published on NATS when a delivery ends or a channel is disabled; see docs/reference/nats.md. Tests and codes do
+    not cause events.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,13 +160,13 @@ class ChannelEvent(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """ID of the event, the same for every repetition."""
+    """Event ID, the same each time that the event is repeated."""
     type: _builtins.str
     """`delivery.delivered`, `delivery.dead`, or `channel.disabled` (not by its user)."""
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User of the channel."""
+    """The channel's user."""
     channel_id: _builtins.str
     """Channel ID."""
     delivery_id: _builtins.str
@@ -198,7 +205,7 @@ Global___ChannelEvent: _TypeAlias = ChannelEvent  # noqa: Y015
 
 @_typing.final
 class ChannelDelivery(_message.Message):
-    """One message to one channel."""
+    """One message sent to one channel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -215,7 +222,7 @@ class ChannelDelivery(_message.Message):
     LATENCY_MILLISECONDS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     delivery_id: _builtins.str
-    """ID of the delivery: the header webhook-id, and the start of the Message-ID of an e-mail."""
+    """Delivery ID: the value of the webhook-id header, and the start of an e-mail's Message-ID."""
     channel_id: _builtins.str
     """Channel ID."""
     type: _builtins.str
@@ -241,11 +248,11 @@ class ChannelDelivery(_message.Message):
 
     @_builtins.property
     def try_time(self) -> _timestamp_pb2.Timestamp:
-        """End of the last attempt; absent before."""
+        """When the last attempt ended; absent until then."""
 
     @_builtins.property
     def next_try_time(self) -> _timestamp_pb2.Timestamp:
-        """Next attempt or check; only while WAITING."""
+        """Time of the next attempt or check; only while WAITING."""
 
     def __init__(
         self,
@@ -308,8 +315,8 @@ class CreateChannelResponse(_message.Message):
     CHANNEL_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """Secret of a webhook: `whsec_` and 32 bytes in base64. Empty for a repeated request: if the first answer
-    was lost, rotate the secret.
+    """The webhook's secret: `whsec_` followed by 32 bytes in base64. Empty for a repeated request; if the first
+    response was lost, rotate the secret.
     """
     @_builtins.property
     def channel(self) -> Global___Channel:
@@ -433,14 +440,22 @@ class UpdateChannelRequest(_message.Message):
     name: _builtins.str
     """Description; at most 200 characters."""
     url: _builtins.str
+<<<<<<< HEAD
     """New destination: an https URL, or `mailto:` and an address. See Channel.url."""
     enabled: _builtins.bool
     """Whether the channel sends notifications."""
     after_seconds: _builtins.int
     """Delay of notifications in seconds, at most a day. See Channel.after_seconds."""
+=======
+    """New destination: an https URL, or `mailto:` and an address; see Channel.url."""
+    enabled: _builtins.bool
+    """Whether the channel sends notifications."""
+    after_seconds: _builtins.int
+    """Delay before notifications are sent, in seconds, at most a day; see Channel.after_seconds."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     @_builtins.property
     def kinds(self) -> _notify_pb2.NotificationKinds:
-        """New kinds of notifications, replacing the current ones; an empty set means all."""
+        """New kinds of notifications, which replace the current ones; an empty set means all."""
 
     def __init__(
         self,
@@ -588,7 +603,7 @@ class ConfirmChannelRequest(_message.Message):
     channel_id: _builtins.str
     """Channel ID."""
     code: _builtins.str
-    """Code that was sent to its address: eight digits."""
+    """The eight-digit code that was sent to its address."""
     def __init__(
         self,
         *,
@@ -702,7 +717,7 @@ class TestChannelResponse(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delivery(self) -> Global___ChannelDelivery:
-        """The delivery of the test, which is not sent yet."""
+        """The test's delivery, which has not been sent yet."""
 
     def __init__(
         self,
@@ -728,7 +743,11 @@ class ListDeliveriesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
+<<<<<<< HEAD
     """ID of the channel; empty means all channels of the caller."""
+=======
+    """Channel ID; empty means all of the caller's channels."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
@@ -770,7 +789,7 @@ class ListDeliveriesResponse(_message.Message):
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDeliveryCount]:
-        """Deliveries per state over all pages and states, without zeros; only on the first page."""
+        """Number of deliveries in each state, across all pages and states, leaving out zeros; only on the first page."""
 
     def __init__(
         self,
@@ -869,7 +888,7 @@ class UnsubscribeChannelRequest(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    """Token of the link."""
+    """Token from the unsubscribe link."""
     def __init__(
         self,
         *,

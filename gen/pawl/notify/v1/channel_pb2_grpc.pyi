@@ -27,29 +27,30 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ChannelServiceStub:
-    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels.
-    Each notification of an accepted kind that is written while a channel is enabled creates one delivery, in
-    the same transaction. Every attempt of a delivery has the same ID and bytes. Deliveries can arrive twice
+    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels. If
+    a channel is enabled and accepts a notification's kind, writing the notification creates one delivery in the
+    same transaction. Every attempt at a delivery has the same ID and bytes. Deliveries can arrive more than once
     and in any order. PreferenceService controls when and whether they are sent.
 
     Webhooks follow the Standard Webhooks specification: a POST with the headers webhook-id (the delivery ID),
-    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and
-    `data`. An attempt succeeds with a status from 200 to 299 within 15 s. Redirects are not followed. With
-    status 429 or 503, Retry-After delays the next attempt, by up to 4 h. Status 410 disables the webhook.
+    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and `data`.
+    An attempt succeeds if the response arrives within 15 s with a status between 200 and 299. Redirects are not
+    followed. If the status is 429 or 503, Retry-After delays the next attempt by up to 4 h. Status 410 disables
+    the webhook.
 
-    E-mails use the delivery ID as Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the mail server of the deployment accepts it; codes from 400 are retried, those from
-    500 are final. Until its address is confirmed with a code, a channel is disabled. A user gets about 60
-    e-mails an hour; further ones wait.
+    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
+    An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
+    from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
+    e-mails an hour; any more have to wait.
 
-    After a failed attempt, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the
-    first one, each pause varied by up to 10 %; then the delivery is DEAD. Attempts can be later under load
+    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
+    varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    Pawl disables a channel, and notifies the user (CHANNEL_DISABLED), when a delivery is DEAD and the receiver
-    has accepted none for three days, or when an e-mail reader unsubscribes. It also disables a channel if the
-    API key that last saved it is revoked, expired, or may no longer act for users; saving it with another key
-    enables it again. Erasing a conversation removes its content from deliveries.
+    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
+    not accepted any for three days, or when an e-mail's reader unsubscribes. It also disables a channel if the API
+    key that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another
+    key enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     @_typing.overload
@@ -57,13 +58,13 @@ class ChannelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ChannelServiceAsyncStub: ...
     CreateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]
-    """Creates a channel. A user can have 10. A webhook is enabled, and its secret is returned once. An e-mail
-    address gets a code, as with SendChannelCode. Idempotent by request ID: a repeated request returns the
-    channel without the secret and sends no code.
+    """Creates a channel. A user can have 10 channels. A webhook is enabled immediately, and its secret is returned
+    once. An e-mail address is sent a code, as with SendChannelCode. Idempotent by request ID: a repeated request
+    returns the channel without the secret and does not send a code.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
-      allow the URL, or it sends no e-mail.
+      allow the URL, or it does not send e-mail.
     - INVALID_ARGUMENT / INVALID_ID
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -75,15 +76,15 @@ class ChannelServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListChannels: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ListChannelsRequest, _channel_pb2.ListChannelsResponse]
-    """Lists the channels of the caller, oldest first. Read-only.
+    """Lists the caller's channels, oldest first. Read-only.
 
     Errors: only the common ones.
     """
     UpdateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.UpdateChannelRequest, _channel_pb2.UpdateChannelResponse]
-    """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. Waiting deliveries go
-    to a new URL, which starts without failures. A new e-mail address must be confirmed, as in CreateChannel.
-    Deliveries that wait on a disabled channel become DEAD. Idempotent; of concurrent changes, the last
-    writer wins.
+    """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
+    deliveries go to the new one, which starts with no recorded failures. A new e-mail address must be confirmed,
+    as in CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent; of
+    concurrent changes, the last writer wins.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -99,14 +100,14 @@ class ChannelServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     SendChannelCode: _grpc.UnaryUnaryMultiCallable[_channel_pb2.SendChannelCodeRequest, _channel_pb2.SendChannelCodeResponse]
-    """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an
-    hour. At most three codes a day go to an address, ten for a user, and a hundred for a store. Not
+    """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an hour.
+    Per day, at most three codes are sent to an address, ten for a user, and a hundred for a store. Not
     idempotent: each call sends a code.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, already confirmed, or too many codes were
-      sent.
+    - INVALID_ARGUMENT / INVALID_FIELD: The channel is not an e-mail channel or is already confirmed, or too many
+      codes were sent.
     - INVALID_ARGUMENT / INVALID_ID
     """
     ConfirmChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ConfirmChannelRequest, _channel_pb2.ConfirmChannelResponse]
@@ -114,22 +115,23 @@ class ChannelServiceStub:
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, or the code is wrong or expired.
+    - INVALID_ARGUMENT / INVALID_FIELD: The channel is not an e-mail channel, or the code is wrong or has
+      expired.
     - INVALID_ARGUMENT / INVALID_ID
     """
     RotateChannelSecret: _grpc.UnaryUnaryMultiCallable[_channel_pb2.RotateChannelSecretRequest, _channel_pb2.RotateChannelSecretResponse]
-    """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with
-    previous secrets, at most the last four. Not idempotent: if the answer was lost, call it again.
+    """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with previous
+    secrets (up to the last four). Not idempotent: if the response was lost, call it again.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_FIELD: Not a webhook.
+    - INVALID_ARGUMENT / INVALID_FIELD: The channel is not a webhook.
     - INVALID_ARGUMENT / INVALID_ID
     """
     TestChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.TestChannelRequest, _channel_pb2.TestChannelResponse]
-    """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl tries it once;
-    ListDeliveries returns the result. The channel does not change, except that status 410 disables it
-    without a notification. While one test waits, no other is created.
+    """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl makes a single
+    attempt; ListDeliveries returns the result. The channel does not change, except that status 410 disables it,
+    without a notification. While one test is waiting, another cannot be created.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -137,8 +139,8 @@ class ChannelServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListDeliveries: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]
-    """Lists the deliveries of one or all channels of the caller, newest first. Deliveries are kept as long as
-    notifications; of ended tests the newest 20 per channel. Read-only.
+    """Lists the deliveries of one or all of the caller's channels, newest first. Deliveries are kept as long as
+    notifications; of the tests that have ended, the newest 20 per channel are kept. Read-only.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -148,14 +150,14 @@ class ChannelServiceStub:
     """
     ResendDelivery: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]
     """Sends a delivery again with the same ID, ignoring preferences and the channel's state. Its attempts start
-    anew; a waiting delivery is tried now. Codes need SendChannelCode.
+    over; a waiting delivery is attempted now. To resend a code, use SendChannelCode.
 
     Errors:
     - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
     - INVALID_ARGUMENT / INVALID_ID
     """
     ResendDeliveries: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveriesRequest, _channel_pb2.ResendDeliveriesResponse]
-    """Sends 1 to 200 deliveries again, as ResendDelivery. Atomic.
+    """Sends 1 to 200 deliveries again, as ResendDelivery does. Atomic.
 
     Errors:
     - NOT_FOUND / DELIVERY_NOT_FOUND: One does not exist; none is sent.
@@ -163,50 +165,52 @@ class ChannelServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     UnsubscribeChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]
-    """Disables an e-mail channel for a reader of its messages, by the token of their link. For gateways (role
-    gateway), whose credential gives the store; the reader needs no key. The user is notified
-    (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
+    """Disables an e-mail channel at the request of someone who reads its messages, using the token in the
+    unsubscribe link. Used by gateways (gateway role), whose credential determines the store; the reader does not
+    need a key. The user is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries
+    become DEAD. Idempotent.
 
     Errors:
-    - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token is of another store or a former address.
+    - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token belongs to another store or a previous address.
     """
 
 @_typing.type_check_only
 class ChannelServiceAsyncStub(ChannelServiceStub):
-    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels.
-    Each notification of an accepted kind that is written while a channel is enabled creates one delivery, in
-    the same transaction. Every attempt of a delivery has the same ID and bytes. Deliveries can arrive twice
+    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels. If
+    a channel is enabled and accepts a notification's kind, writing the notification creates one delivery in the
+    same transaction. Every attempt at a delivery has the same ID and bytes. Deliveries can arrive more than once
     and in any order. PreferenceService controls when and whether they are sent.
 
     Webhooks follow the Standard Webhooks specification: a POST with the headers webhook-id (the delivery ID),
-    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and
-    `data`. An attempt succeeds with a status from 200 to 299 within 15 s. Redirects are not followed. With
-    status 429 or 503, Retry-After delays the next attempt, by up to 4 h. Status 410 disables the webhook.
+    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and `data`.
+    An attempt succeeds if the response arrives within 15 s with a status between 200 and 299. Redirects are not
+    followed. If the status is 429 or 503, Retry-After delays the next attempt by up to 4 h. Status 410 disables
+    the webhook.
 
-    E-mails use the delivery ID as Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the mail server of the deployment accepts it; codes from 400 are retried, those from
-    500 are final. Until its address is confirmed with a code, a channel is disabled. A user gets about 60
-    e-mails an hour; further ones wait.
+    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
+    An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
+    from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
+    e-mails an hour; any more have to wait.
 
-    After a failed attempt, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the
-    first one, each pause varied by up to 10 %; then the delivery is DEAD. Attempts can be later under load
+    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
+    varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    Pawl disables a channel, and notifies the user (CHANNEL_DISABLED), when a delivery is DEAD and the receiver
-    has accepted none for three days, or when an e-mail reader unsubscribes. It also disables a channel if the
-    API key that last saved it is revoked, expired, or may no longer act for users; saving it with another key
-    enables it again. Erasing a conversation removes its content from deliveries.
+    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
+    not accepted any for three days, or when an e-mail's reader unsubscribes. It also disables a channel if the API
+    key that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another
+    key enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]  # type: ignore[assignment]
-    """Creates a channel. A user can have 10. A webhook is enabled, and its secret is returned once. An e-mail
-    address gets a code, as with SendChannelCode. Idempotent by request ID: a repeated request returns the
-    channel without the secret and sends no code.
+    """Creates a channel. A user can have 10 channels. A webhook is enabled immediately, and its secret is returned
+    once. An e-mail address is sent a code, as with SendChannelCode. Idempotent by request ID: a repeated request
+    returns the channel without the secret and does not send a code.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
-      allow the URL, or it sends no e-mail.
+      allow the URL, or it does not send e-mail.
     - INVALID_ARGUMENT / INVALID_ID
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -218,15 +222,15 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListChannels: _aio.UnaryUnaryMultiCallable[_channel_pb2.ListChannelsRequest, _channel_pb2.ListChannelsResponse]  # type: ignore[assignment]
-    """Lists the channels of the caller, oldest first. Read-only.
+    """Lists the caller's channels, oldest first. Read-only.
 
     Errors: only the common ones.
     """
     UpdateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.UpdateChannelRequest, _channel_pb2.UpdateChannelResponse]  # type: ignore[assignment]
-    """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. Waiting deliveries go
-    to a new URL, which starts without failures. A new e-mail address must be confirmed, as in CreateChannel.
-    Deliveries that wait on a disabled channel become DEAD. Idempotent; of concurrent changes, the last
-    writer wins.
+    """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
+    deliveries go to the new one, which starts with no recorded failures. A new e-mail address must be confirmed,
+    as in CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent; of
+    concurrent changes, the last writer wins.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -242,14 +246,14 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     SendChannelCode: _aio.UnaryUnaryMultiCallable[_channel_pb2.SendChannelCodeRequest, _channel_pb2.SendChannelCodeResponse]  # type: ignore[assignment]
-    """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an
-    hour. At most three codes a day go to an address, ten for a user, and a hundred for a store. Not
+    """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an hour.
+    Per day, at most three codes are sent to an address, ten for a user, and a hundred for a store. Not
     idempotent: each call sends a code.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, already confirmed, or too many codes were
-      sent.
+    - INVALID_ARGUMENT / INVALID_FIELD: The channel is not an e-mail channel or is already confirmed, or too many
+      codes were sent.
     - INVALID_ARGUMENT / INVALID_ID
     """
     ConfirmChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.ConfirmChannelRequest, _channel_pb2.ConfirmChannelResponse]  # type: ignore[assignment]
@@ -257,22 +261,23 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, or the code is wrong or expired.
+    - INVALID_ARGUMENT / INVALID_FIELD: The channel is not an e-mail channel, or the code is wrong or has
+      expired.
     - INVALID_ARGUMENT / INVALID_ID
     """
     RotateChannelSecret: _aio.UnaryUnaryMultiCallable[_channel_pb2.RotateChannelSecretRequest, _channel_pb2.RotateChannelSecretResponse]  # type: ignore[assignment]
-    """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with
-    previous secrets, at most the last four. Not idempotent: if the answer was lost, call it again.
+    """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with previous
+    secrets (up to the last four). Not idempotent: if the response was lost, call it again.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_FIELD: Not a webhook.
+    - INVALID_ARGUMENT / INVALID_FIELD: The channel is not a webhook.
     - INVALID_ARGUMENT / INVALID_ID
     """
     TestChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.TestChannelRequest, _channel_pb2.TestChannelResponse]  # type: ignore[assignment]
-    """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl tries it once;
-    ListDeliveries returns the result. The channel does not change, except that status 410 disables it
-    without a notification. While one test waits, no other is created.
+    """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl makes a single
+    attempt; ListDeliveries returns the result. The channel does not change, except that status 410 disables it,
+    without a notification. While one test is waiting, another cannot be created.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -280,8 +285,8 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     ListDeliveries: _aio.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]  # type: ignore[assignment]
-    """Lists the deliveries of one or all channels of the caller, newest first. Deliveries are kept as long as
-    notifications; of ended tests the newest 20 per channel. Read-only.
+    """Lists the deliveries of one or all of the caller's channels, newest first. Deliveries are kept as long as
+    notifications; of the tests that have ended, the newest 20 per channel are kept. Read-only.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -291,14 +296,14 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     """
     ResendDelivery: _aio.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]  # type: ignore[assignment]
     """Sends a delivery again with the same ID, ignoring preferences and the channel's state. Its attempts start
-    anew; a waiting delivery is tried now. Codes need SendChannelCode.
+    over; a waiting delivery is attempted now. To resend a code, use SendChannelCode.
 
     Errors:
     - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
     - INVALID_ARGUMENT / INVALID_ID
     """
     ResendDeliveries: _aio.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveriesRequest, _channel_pb2.ResendDeliveriesResponse]  # type: ignore[assignment]
-    """Sends 1 to 200 deliveries again, as ResendDelivery. Atomic.
+    """Sends 1 to 200 deliveries again, as ResendDelivery does. Atomic.
 
     Errors:
     - NOT_FOUND / DELIVERY_NOT_FOUND: One does not exist; none is sent.
@@ -306,38 +311,40 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     UnsubscribeChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]  # type: ignore[assignment]
-    """Disables an e-mail channel for a reader of its messages, by the token of their link. For gateways (role
-    gateway), whose credential gives the store; the reader needs no key. The user is notified
-    (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
+    """Disables an e-mail channel at the request of someone who reads its messages, using the token in the
+    unsubscribe link. Used by gateways (gateway role), whose credential determines the store; the reader does not
+    need a key. The user is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries
+    become DEAD. Idempotent.
 
     Errors:
-    - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token is of another store or a former address.
+    - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token belongs to another store or a previous address.
     """
 
 class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels.
-    Each notification of an accepted kind that is written while a channel is enabled creates one delivery, in
-    the same transaction. Every attempt of a delivery has the same ID and bytes. Deliveries can arrive twice
+    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels. If
+    a channel is enabled and accepts a notification's kind, writing the notification creates one delivery in the
+    same transaction. Every attempt at a delivery has the same ID and bytes. Deliveries can arrive more than once
     and in any order. PreferenceService controls when and whether they are sent.
 
     Webhooks follow the Standard Webhooks specification: a POST with the headers webhook-id (the delivery ID),
-    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and
-    `data`. An attempt succeeds with a status from 200 to 299 within 15 s. Redirects are not followed. With
-    status 429 or 503, Retry-After delays the next attempt, by up to 4 h. Status 410 disables the webhook.
+    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and `data`.
+    An attempt succeeds if the response arrives within 15 s with a status between 200 and 299. Redirects are not
+    followed. If the status is 429 or 503, Retry-After delays the next attempt by up to 4 h. Status 410 disables
+    the webhook.
 
-    E-mails use the delivery ID as Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the mail server of the deployment accepts it; codes from 400 are retried, those from
-    500 are final. Until its address is confirmed with a code, a channel is disabled. A user gets about 60
-    e-mails an hour; further ones wait.
+    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
+    An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
+    from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
+    e-mails an hour; any more have to wait.
 
-    After a failed attempt, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the
-    first one, each pause varied by up to 10 %; then the delivery is DEAD. Attempts can be later under load
+    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
+    varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    Pawl disables a channel, and notifies the user (CHANNEL_DISABLED), when a delivery is DEAD and the receiver
-    has accepted none for three days, or when an e-mail reader unsubscribes. It also disables a channel if the
-    API key that last saved it is revoked, expired, or may no longer act for users; saving it with another key
-    enables it again. Erasing a conversation removes its content from deliveries.
+    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
+    not accepted any for three days, or when an e-mail's reader unsubscribes. It also disables a channel if the API
+    key that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another
+    key enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     @_abc_1.abstractmethod
@@ -346,13 +353,13 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.CreateChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.CreateChannelResponse, _abc.Awaitable[_channel_pb2.CreateChannelResponse]]:
-        """Creates a channel. A user can have 10. A webhook is enabled, and its secret is returned once. An e-mail
-        address gets a code, as with SendChannelCode. Idempotent by request ID: a repeated request returns the
-        channel without the secret and sends no code.
+        """Creates a channel. A user can have 10 channels. A webhook is enabled immediately, and its secret is returned
+        once. An e-mail address is sent a code, as with SendChannelCode. Idempotent by request ID: a repeated request
+        returns the channel without the secret and does not send a code.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
-          allow the URL, or it sends no e-mail.
+          allow the URL, or it does not send e-mail.
         - INVALID_ARGUMENT / INVALID_ID
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -376,7 +383,7 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ListChannelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ListChannelsResponse, _abc.Awaitable[_channel_pb2.ListChannelsResponse]]:
-        """Lists the channels of the caller, oldest first. Read-only.
+        """Lists the caller's channels, oldest first. Read-only.
 
         Errors: only the common ones.
         """
@@ -387,10 +394,10 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.UpdateChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.UpdateChannelResponse, _abc.Awaitable[_channel_pb2.UpdateChannelResponse]]:
-        """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. Waiting deliveries go
-        to a new URL, which starts without failures. A new e-mail address must be confirmed, as in CreateChannel.
-        Deliveries that wait on a disabled channel become DEAD. Idempotent; of concurrent changes, the last
-        writer wins.
+        """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
+        deliveries go to the new one, which starts with no recorded failures. A new e-mail address must be confirmed,
+        as in CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent; of
+        concurrent changes, the last writer wins.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -418,14 +425,14 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.SendChannelCodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.SendChannelCodeResponse, _abc.Awaitable[_channel_pb2.SendChannelCodeResponse]]:
-        """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an
-        hour. At most three codes a day go to an address, ten for a user, and a hundred for a store. Not
+        """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an hour.
+        Per day, at most three codes are sent to an address, ten for a user, and a hundred for a store. Not
         idempotent: each call sends a code.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, already confirmed, or too many codes were
-          sent.
+        - INVALID_ARGUMENT / INVALID_FIELD: The channel is not an e-mail channel or is already confirmed, or too many
+          codes were sent.
         - INVALID_ARGUMENT / INVALID_ID
         """
 
@@ -439,7 +446,8 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, or the code is wrong or expired.
+        - INVALID_ARGUMENT / INVALID_FIELD: The channel is not an e-mail channel, or the code is wrong or has
+          expired.
         - INVALID_ARGUMENT / INVALID_ID
         """
 
@@ -449,12 +457,12 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.RotateChannelSecretRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.RotateChannelSecretResponse, _abc.Awaitable[_channel_pb2.RotateChannelSecretResponse]]:
-        """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with
-        previous secrets, at most the last four. Not idempotent: if the answer was lost, call it again.
+        """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with previous
+        secrets (up to the last four). Not idempotent: if the response was lost, call it again.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_FIELD: Not a webhook.
+        - INVALID_ARGUMENT / INVALID_FIELD: The channel is not a webhook.
         - INVALID_ARGUMENT / INVALID_ID
         """
 
@@ -464,9 +472,9 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.TestChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.TestChannelResponse, _abc.Awaitable[_channel_pb2.TestChannelResponse]]:
-        """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl tries it once;
-        ListDeliveries returns the result. The channel does not change, except that status 410 disables it
-        without a notification. While one test waits, no other is created.
+        """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl makes a single
+        attempt; ListDeliveries returns the result. The channel does not change, except that status 410 disables it,
+        without a notification. While one test is waiting, another cannot be created.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -480,8 +488,8 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ListDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ListDeliveriesResponse, _abc.Awaitable[_channel_pb2.ListDeliveriesResponse]]:
-        """Lists the deliveries of one or all channels of the caller, newest first. Deliveries are kept as long as
-        notifications; of ended tests the newest 20 per channel. Read-only.
+        """Lists the deliveries of one or all of the caller's channels, newest first. Deliveries are kept as long as
+        notifications; of the tests that have ended, the newest 20 per channel are kept. Read-only.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -497,7 +505,7 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ResendDeliveryResponse, _abc.Awaitable[_channel_pb2.ResendDeliveryResponse]]:
         """Sends a delivery again with the same ID, ignoring preferences and the channel's state. Its attempts start
-        anew; a waiting delivery is tried now. Codes need SendChannelCode.
+        over; a waiting delivery is attempted now. To resend a code, use SendChannelCode.
 
         Errors:
         - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
@@ -510,7 +518,7 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ResendDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ResendDeliveriesResponse, _abc.Awaitable[_channel_pb2.ResendDeliveriesResponse]]:
-        """Sends 1 to 200 deliveries again, as ResendDelivery. Atomic.
+        """Sends 1 to 200 deliveries again, as ResendDelivery does. Atomic.
 
         Errors:
         - NOT_FOUND / DELIVERY_NOT_FOUND: One does not exist; none is sent.
@@ -524,12 +532,13 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.UnsubscribeChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.UnsubscribeChannelResponse, _abc.Awaitable[_channel_pb2.UnsubscribeChannelResponse]]:
-        """Disables an e-mail channel for a reader of its messages, by the token of their link. For gateways (role
-        gateway), whose credential gives the store; the reader needs no key. The user is notified
-        (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
+        """Disables an e-mail channel at the request of someone who reads its messages, using the token in the
+        unsubscribe link. Used by gateways (gateway role), whose credential determines the store; the reader does not
+        need a key. The user is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries
+        become DEAD. Idempotent.
 
         Errors:
-        - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token is of another store or a former address.
+        - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token belongs to another store or a previous address.
         """
 
 def add_ChannelServiceServicer_to_server(servicer: ChannelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

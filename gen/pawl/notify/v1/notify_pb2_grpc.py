@@ -26,9 +26,15 @@ if _version_not_supported:
 
 
 class NotifyServiceStub(object):
+<<<<<<< HEAD
     """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
+=======
+    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
+    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
+    cannot decide. Only callers with one of these roles see these notifications.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -55,14 +61,20 @@ class NotifyServiceStub(object):
 
 
 class NotifyServiceServicer(object):
+<<<<<<< HEAD
     """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
+=======
+    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
+    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
+    cannot decide. Only callers with one of these roles see these notifications.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def Subscribe(self, request, context):
-        """Streams notifications after `after_number`: past ones first, then new ones. Each comes once per stream,
-        in order of `number`. The stream does not end on its own. Safe to repeat from the last number seen.
+        """Streams notifications after `after_number`: past ones first, then new ones. Each is sent once per stream, in
+        order of `number`. The stream does not end on its own. It is safe to reconnect from the last number seen.
 
         Errors:
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -83,7 +95,7 @@ class NotifyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AcknowledgeNotifications(self, request, context):
-        """Marks notifications as read. Atomic. Idempotent: the first read time stays.
+        """Marks notifications as read. Atomic. Idempotent: the first read time is kept.
 
         Errors:
         - NOT_FOUND / NOTIFICATION_NOT_FOUND: One does not exist; none is marked.
@@ -120,9 +132,15 @@ def add_NotifyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NotifyService(object):
+<<<<<<< HEAD
     """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
     store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
     callers with such a role see these notifications.
+=======
+    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
+    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
+    cannot decide. Only callers with one of these roles see these notifications.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod

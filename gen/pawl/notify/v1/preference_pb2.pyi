@@ -67,7 +67,7 @@ Global___Weekday: _TypeAlias = Weekday  # noqa: Y015
 
 @_typing.final
 class QuietTimes(_message.Message):
-    """Times at which nothing is sent."""
+    """Times when nothing is sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -95,7 +95,7 @@ Global___QuietTimes: _TypeAlias = QuietTimes  # noqa: Y015
 
 @_typing.final
 class QuietHours(_message.Message):
-    """Hours in which nothing is sent, on some days of the week."""
+    """Hours when nothing is sent, on certain days of the week."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,14 +103,14 @@ class QuietHours(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
     start: _builtins.str
-    """Start time, like `22:00`."""
+    """Start time, such as `22:00`."""
     end: _builtins.str
-    """End time, like `07:00`; on the next day unless it is after `start`. A time skipped by clock changes is
-    moved by the same amount; of a repeated time the first counts.
+    """End time, such as `07:00`; on the next day unless it is after `start`. A time that a clock change skips is
+    moved by the same amount; if a time occurs twice, the first one counts.
     """
     @_builtins.property
     def days(self) -> _containers.RepeatedScalarFieldContainer[Global___Weekday.ValueType]:
-        """Days on which they start; empty for every day."""
+        """Days on which the hours start; empty means every day."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Mute(_message.Message):
     """Conversation ID."""
     @_builtins.property
     def until_time(self) -> _timestamp_pb2.Timestamp:
-        """End of the mute; absent for permanent."""
+        """When the mute ends; absent if it is permanent."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ Global___Mute: _TypeAlias = Mute  # noqa: Y015
 
 @_typing.final
 class Preferences(_message.Message):
-    """Preferences of a user."""
+    """A user's preferences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -166,7 +166,11 @@ class Preferences(_message.Message):
     MUTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
+<<<<<<< HEAD
         """Kinds to send; empty means all. A channel with its own kinds sends only kinds in both."""
+=======
+        """Kinds to send; empty means all. A channel that has its own kinds sends only kinds that are in both."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def quiet(self) -> Global___QuietTimes:
@@ -217,7 +221,7 @@ class GetPreferencesResponse(_message.Message):
     PREFERENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def preferences(self) -> Global___Preferences:
-        """The preferences; empty if the user has set none."""
+        """The preferences; empty if the user has not set any."""
 
     def __init__(
         self,
@@ -242,11 +246,11 @@ class UpdatePreferencesRequest(_message.Message):
     QUIET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def kinds(self) -> _notify_pb2.NotificationKinds:
-        """New kinds to send, replacing the current ones; an empty set means all."""
+        """New kinds to send, which replace the current ones; an empty set means all."""
 
     @_builtins.property
     def quiet(self) -> Global___QuietTimes:
-        """New quiet hours, replacing the current ones."""
+        """New quiet hours, which replace the current ones."""
 
     def __init__(
         self,
@@ -295,7 +299,7 @@ class MuteConversationRequest(_message.Message):
     MUTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def mute(self) -> Global___Mute:
-        """Conversation and end of the mute."""
+        """The conversation, and when the mute ends."""
 
     def __init__(
         self,

@@ -27,11 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PreferenceServiceStub:
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
-    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
-    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
-    preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
+    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
+    deliveries ignore preferences.
     """
 
     @_typing.overload
@@ -39,7 +39,7 @@ class PreferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PreferenceServiceAsyncStub: ...
     GetPreferences: _grpc.UnaryUnaryMultiCallable[_preference_pb2.GetPreferencesRequest, _preference_pb2.GetPreferencesResponse]
-    """Returns the preferences of the caller. Read-only.
+    """Returns the caller's preferences. Read-only.
 
     Errors: only the common ones.
     """
@@ -51,15 +51,15 @@ class PreferenceServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _grpc.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]
-    """Stops deliveries of a conversation, until a time or permanently. A user can mute 1000 conversations.
-    Idempotent; the last time wins.
+    """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000
+    conversations. Idempotent; the last time set wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
     """
     UnmuteConversation: _grpc.UnaryUnaryMultiCallable[_preference_pb2.UnmuteConversationRequest, _preference_pb2.UnmuteConversationResponse]
-    """Resumes deliveries of a conversation. Skipped ones stay skipped. Idempotent.
+    """Resumes a conversation's deliveries. Deliveries that were skipped stay skipped. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -67,16 +67,16 @@ class PreferenceServiceStub:
 
 @_typing.type_check_only
 class PreferenceServiceAsyncStub(PreferenceServiceStub):
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
-    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
-    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
-    preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
+    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
+    deliveries ignore preferences.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPreferences: _aio.UnaryUnaryMultiCallable[_preference_pb2.GetPreferencesRequest, _preference_pb2.GetPreferencesResponse]  # type: ignore[assignment]
-    """Returns the preferences of the caller. Read-only.
+    """Returns the caller's preferences. Read-only.
 
     Errors: only the common ones.
     """
@@ -88,26 +88,26 @@ class PreferenceServiceAsyncStub(PreferenceServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _aio.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]  # type: ignore[assignment]
-    """Stops deliveries of a conversation, until a time or permanently. A user can mute 1000 conversations.
-    Idempotent; the last time wins.
+    """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000
+    conversations. Idempotent; the last time set wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
     """
     UnmuteConversation: _aio.UnaryUnaryMultiCallable[_preference_pb2.UnmuteConversationRequest, _preference_pb2.UnmuteConversationResponse]  # type: ignore[assignment]
-    """Resumes deliveries of a conversation. Skipped ones stay skipped. Idempotent.
+    """Resumes a conversation's deliveries. Deliveries that were skipped stay skipped. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
     """
 
 class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
-    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
-    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
-    preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
+    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
+    deliveries ignore preferences.
     """
 
     @_abc_1.abstractmethod
@@ -116,7 +116,7 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.GetPreferencesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.GetPreferencesResponse, _abc.Awaitable[_preference_pb2.GetPreferencesResponse]]:
-        """Returns the preferences of the caller. Read-only.
+        """Returns the caller's preferences. Read-only.
 
         Errors: only the common ones.
         """
@@ -140,8 +140,8 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.MuteConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.MuteConversationResponse, _abc.Awaitable[_preference_pb2.MuteConversationResponse]]:
-        """Stops deliveries of a conversation, until a time or permanently. A user can mute 1000 conversations.
-        Idempotent; the last time wins.
+        """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000
+        conversations. Idempotent; the last time set wins.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID
@@ -154,7 +154,7 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.UnmuteConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.UnmuteConversationResponse, _abc.Awaitable[_preference_pb2.UnmuteConversationResponse]]:
-        """Resumes deliveries of a conversation. Skipped ones stay skipped. Idempotent.
+        """Resumes a conversation's deliveries. Deliveries that were skipped stay skipped. Idempotent.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

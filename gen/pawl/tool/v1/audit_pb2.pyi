@@ -27,66 +27,68 @@ class _AuditKind:
 class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     AUDIT_KIND_UNSPECIFIED: _AuditKind.ValueType  # 0
-    """Never sent. In a filter: any."""
+    """Never sent. In a filter, means any."""
     AUDIT_KIND_PROPOSED: _AuditKind.ValueType  # 1
     """The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and names
     the rule.
     """
     AUDIT_KIND_DECIDED: _AuditKind.ValueType  # 2
-    """A person decided about the call. `verdict` is a DecisionKind, `by_user_id` the person. Each of several
-    approvers has an entry.
+    """A user decided on the call. `verdict` is a DecisionKind, and `by_user_id` is the user. If there are several
+    approvers, each has an entry.
     """
     AUDIT_KIND_EXECUTED: _AuditKind.ValueType  # 3
     """The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (named in
-    `reason`), otherwise empty. Without a later RETURNED, its process crashed during the call.
+    `reason`), otherwise empty. If there is no later RETURNED entry, its process crashed during the call.
     """
     AUDIT_KIND_RETURNED: _AuditKind.ValueType  # 4
-    """The call ended. `verdict` is an ExecutionOutcome. `reason` is that of an error, CACHED for a cached
-    result, COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that
-    ended after their call; their effects happened, and their results are dropped.
+    """The call ended. `verdict` is an ExecutionOutcome. `reason` is an error's reason, CACHED for a cached result,
+    COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that finished
+    after their call had ended; they took effect, but their results are discarded.
 
-    Front-end calls have this entry without EXECUTED: SUCCEEDED or FAILED with `by_user_id` who returned the
-    result; or, if a client held the call and returned none, FAILED with the reason EXPIRED, or CANCELLED.
+    Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with `by_user_id`
+    naming who returned the result. If a client held the call but did not return a result, it is FAILED with the
+    reason EXPIRED, or CANCELLED.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
-    """A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` the rule ID,
-    `arguments_sha256` the digest of the rule.
+    """A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` is the rule ID, and
+    `arguments_sha256` is the rule's digest.
     """
 
 class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper):
     """What an entry records about a call."""
 
 AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
-"""Never sent. In a filter: any."""
+"""Never sent. In a filter, means any."""
 AUDIT_KIND_PROPOSED: AuditKind.ValueType  # 1
 """The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and names
 the rule.
 """
 AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
-"""A person decided about the call. `verdict` is a DecisionKind, `by_user_id` the person. Each of several
-approvers has an entry.
+"""A user decided on the call. `verdict` is a DecisionKind, and `by_user_id` is the user. If there are several
+approvers, each has an entry.
 """
 AUDIT_KIND_EXECUTED: AuditKind.ValueType  # 3
 """The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (named in
-`reason`), otherwise empty. Without a later RETURNED, its process crashed during the call.
+`reason`), otherwise empty. If there is no later RETURNED entry, its process crashed during the call.
 """
 AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
-"""The call ended. `verdict` is an ExecutionOutcome. `reason` is that of an error, CACHED for a cached
-result, COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that
-ended after their call; their effects happened, and their results are dropped.
+"""The call ended. `verdict` is an ExecutionOutcome. `reason` is an error's reason, CACHED for a cached result,
+COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that finished
+after their call had ended; they took effect, but their results are discarded.
 
-Front-end calls have this entry without EXECUTED: SUCCEEDED or FAILED with `by_user_id` who returned the
-result; or, if a client held the call and returned none, FAILED with the reason EXPIRED, or CANCELLED.
+Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with `by_user_id`
+naming who returned the result. If a client held the call but did not return a result, it is FAILED with the
+reason EXPIRED, or CANCELLED.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
-"""A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` the rule ID,
-`arguments_sha256` the digest of the rule.
+"""A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` is the rule ID, and
+`arguments_sha256` is the rule's digest.
 """
 Global___AuditKind: _TypeAlias = AuditKind  # noqa: Y015
 
 @_typing.final
 class AuditEntry(_message.Message):
-    """An entry of the chain."""
+    """An entry in the chain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -113,7 +115,7 @@ class AuditEntry(_message.Message):
     BY_DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
-    """Number in the chain of the store, from 1."""
+    """Number in the store's chain, starting at 1."""
     kind: Global___AuditKind.ValueType
     """What it records."""
     user_id: _builtins.str
@@ -127,43 +129,43 @@ class AuditEntry(_message.Message):
     tool_version: _builtins.int
     """Version of the tool; 0 if it does not exist."""
     verdict: _builtins.str
-    """Verdict; see AuditKind. Names without their prefixes."""
+    """Verdict; see AuditKind. Enum names have no prefix."""
     reason: _builtins.str
     """Reason; see AuditKind. May be empty."""
     by_user_id: _builtins.str
-    """User who decided (DECIDED), returned the result (RETURNED), or changed the rule (RULE). RETURNED: for
-    front-end calls also who held the call, and for calls completed from outside who completed it. Otherwise
-    empty.
+    """User who decided (DECIDED), returned the result (RETURNED), or changed the rule (RULE). For RETURNED, this is
+    also the user who held a front-end call or completed a call from outside. Otherwise empty.
     """
     arguments_sha256: _builtins.str
     """HMAC-SHA-256, in hex, of the SHA-256 of the canonical arguments; empty if they were refused. The key is a
-    secret of the conversation (or rule), deleted with it; then the value reveals nothing.
+    secret that belongs to the conversation (or rule) and is deleted with it; after that, the value reveals
+    nothing.
     """
     result_sha256: _builtins.str
-    """RETURNED: the same digest of the result; otherwise empty."""
+    """RETURNED: digest of the result, made in the same way; otherwise empty."""
     result_bytes: _builtins.int
     """RETURNED: size of the result in bytes."""
     duration_seconds: _builtins.float
-    """RETURNED: duration in seconds, for front ends from the lease on. 0 for a cached result, and for front-end
-    results without a lease.
+    """RETURNED: duration in seconds; for front-end calls, counted from the lease. 0 for cached results and for
+    front-end results without a lease.
     """
     prev_hash: _builtins.str
     """Hash of the previous entry; empty for the first page."""
     hash: _builtins.str
     """SHA-256, in hex, of this entry."""
     credential_id: _builtins.str
-    """ID of the credential that started the run; empty if unknown, and for RULE."""
+    """ID of the credential that started the run; empty if unknown and for RULE."""
     delegate_user_id: _builtins.str
     """User ID of the delegate that started the run for `user_id`, if any."""
     by_credential_id: _builtins.str
-    """ID of the credential of `by_user_id`; empty if unknown."""
+    """ID of the credential that `by_user_id` used; empty if unknown."""
     by_delegate_user_id: _builtins.str
     """User ID of the delegate that acted for `by_user_id`, if any."""
     agent_name: _builtins.str
-    """Agent of the run, `default` if it named none. Empty for RULE and for late results of workers."""
+    """The run's agent; `default` if it did not name one. Empty for RULE and for workers' late results."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was written, by the clock of the process."""
+        """When it was written, according to the process's clock."""
 
     def __init__(
         self,
@@ -216,13 +218,13 @@ class ListAuditRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Only entries of this run."""
+    """Only entries for this run."""
     call_id: _builtins.str
-    """Only entries of this call."""
+    """Only entries for this call."""
     tool_name: _builtins.str
-    """Only entries of this tool."""
+    """Only entries for this tool."""
     user_id: _builtins.str
-    """Only entries of runs of this user."""
+    """Only entries for this user's runs."""
     kind: Global___AuditKind.ValueType
     """Only entries of this kind."""
     page_size: _builtins.int
@@ -230,7 +232,7 @@ class ListAuditRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     agent_name: _builtins.str
-    """Only entries of runs of this agent."""
+    """Only entries for this agent's runs."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
         """Only entries written at or after this time."""
@@ -298,11 +300,11 @@ class VerifyAuditRequest(_message.Message):
     KNOWN_SEQ_FIELD_NUMBER: _builtins.int
     KNOWN_HASH_FIELD_NUMBER: _builtins.int
     known_seq: _builtins.int
-    """Number of an entry whose hash you recorded elsewhere; 0 for none. Needed to detect a chain that was
+    """Number of an entry whose hash you recorded elsewhere; 0 if you have none. Needed to detect a chain that was
     rewritten from some entry to its end.
     """
     known_hash: _builtins.str
-    """Hash of that entry."""
+    """That entry's hash."""
     def __init__(
         self,
         *,
@@ -328,9 +330,9 @@ class VerifyAuditResponse(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     verified_seq: _builtins.int
-    """Last valid entry; 0 if none is."""
+    """Number of the last valid entry; 0 if there is none."""
     verified_hash: _builtins.str
-    """Its hash. Store both out of reach of anyone with write access to the database."""
+    """Its hash. Store both where nobody with write access to the database can reach them."""
     done: _builtins.bool
     """Whether this is the last response."""
     @_builtins.property
@@ -365,9 +367,9 @@ class AuditProblem(_message.Message):
     seq: _builtins.int
     """Number of the entry."""
     kind: _builtins.str
-    """Kind of the problem. HASH_MISMATCH: it was changed. BROKEN_LINK: it or its predecessor was replaced. GAP:
-    it is missing. CUT_TAIL: it and all later entries are missing. BEYOND_HEAD: it is after the recorded end.
-    HEAD_MISMATCH: it is not the entry at the recorded end, or the one known from elsewhere.
+    """Kind of the problem. HASH_MISMATCH: it was changed. BROKEN_LINK: it or its predecessor was replaced. GAP: it
+    is missing. CUT_TAIL: it and all later entries are missing. BEYOND_HEAD: it comes after the recorded end.
+    HEAD_MISMATCH: it is not the entry recorded as the end, or not the one known from elsewhere.
     """
     explanation: _builtins.str
     """Human-readable explanation."""
@@ -398,18 +400,24 @@ class GetToolAnalyticsRequest(_message.Message):
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     BY_AGENT_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
+<<<<<<< HEAD
     """Only this tool; empty means all."""
     agent_name: _builtins.str
     """Only runs of this agent; empty means all."""
+=======
+    """Include only this tool; empty means all."""
+    agent_name: _builtins.str
+    """Include only this agent's runs; empty means all."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     by_agent: _builtins.bool
     """Return separate figures for each agent."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
-        """Start of the time span, inclusive; absent for the first entry."""
+        """Start of the period, inclusive; absent means the first entry."""
 
     @_builtins.property
     def before_time(self) -> _timestamp_pb2.Timestamp:
-        """End of the time span, exclusive; absent for now."""
+        """End of the period, exclusive; absent means now."""
 
     def __init__(
         self,
@@ -437,7 +445,7 @@ class GetToolAnalyticsResponse(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolFigures]:
-        """Figures of each tool by name; with `by_agent` of each agent and tool, by both."""
+        """Figures for each tool, by name; with `by_agent`, for each agent and tool, by both names."""
 
     def __init__(
         self,
@@ -454,7 +462,7 @@ Global___GetToolAnalyticsResponse: _TypeAlias = GetToolAnalyticsResponse  # noqa
 
 @_typing.final
 class ToolFigures(_message.Message):
-    """Figures of a tool in a time span."""
+    """A tool's figures for a period of time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -473,29 +481,29 @@ class ToolFigures(_message.Message):
     tool_name: _builtins.str
     """Tool name."""
     execution_count: _builtins.int
-    """Ended executions in the registry or at a front end. Front-end calls count if a client returned a result,
-    or held the call until it expired or was cancelled.
+    """Number of executions that ended, in the registry or at a front end. A front-end call counts if a client
+    returned a result, or held the call until it expired or was cancelled.
     """
     error_count: _builtins.int
-    """Executions that did not succeed."""
+    """Number of executions that did not succeed."""
     cached_count: _builtins.int
-    """Results from the cache."""
+    """Number of results that came from the cache."""
     p50_seconds: _builtins.float
-    """Median duration of executions in seconds."""
+    """Median execution duration in seconds."""
     p95_seconds: _builtins.float
-    """95th percentile of the duration of executions in seconds."""
+    """95th percentile of execution durations in seconds."""
     result_bytes: _builtins.int
-    """Bytes of all results."""
+    """Total size of all results in bytes."""
     approval_asked_count: _builtins.int
-    """Calls that needed an approval."""
+    """Number of calls that needed approval."""
     approved_count: _builtins.int
-    """Calls approved unchanged, also by one of several people."""
+    """Number of calls approved unchanged, including by one of several approvers."""
     edited_count: _builtins.int
-    """Calls approved with other arguments."""
+    """Number of calls approved with different arguments."""
     rejected_count: _builtins.int
-    """Calls rejected."""
+    """Number of calls rejected."""
     agent_name: _builtins.str
-    """With `by_agent`: agent of the runs; empty for RULE and late results of workers."""
+    """With `by_agent`: the runs' agent; empty for RULE and for workers' late results."""
     def __init__(
         self,
         *,

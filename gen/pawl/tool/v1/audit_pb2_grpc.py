@@ -26,13 +26,18 @@ if _version_not_supported:
 
 
 class AuditServiceStub(object):
+<<<<<<< HEAD
     """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
     or admin role; the store comes from the credential.
+=======
+    """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
+    Requires the operator or admin role; the store comes from the credential.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
-    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
-    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
-    arguments and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
+    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
+    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
+    and results, never the values.
     """
 
     def __init__(self, channel):
@@ -59,13 +64,18 @@ class AuditServiceStub(object):
 
 
 class AuditServiceServicer(object):
+<<<<<<< HEAD
     """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
     or admin role; the store comes from the credential.
+=======
+    """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
+    Requires the operator or admin role; the store comes from the credential.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
-    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
-    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
-    arguments and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
+    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
+    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
+    and results, never the values.
     """
 
     def ListAudit(self, request, context):
@@ -81,8 +91,8 @@ class AuditServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def VerifyAudit(self, request, context):
-        """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
-        10000 entries; the last response has `done`. Read-only.
+        """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
+        entries; the last response has `done` set. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -93,7 +103,7 @@ class AuditServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetToolAnalytics(self, request, context):
-        """Returns figures about each tool in a time span, from the audit chain. Read-only.
+        """Returns figures for each tool over a period of time, from the audit chain. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -130,13 +140,18 @@ def add_AuditServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AuditService(object):
+<<<<<<< HEAD
     """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
     or admin role; the store comes from the credential.
+=======
+    """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
+    Requires the operator or admin role; the store comes from the credential.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
-    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
-    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
-    arguments and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
+    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
+    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
+    and results, never the values.
     """
 
     @staticmethod

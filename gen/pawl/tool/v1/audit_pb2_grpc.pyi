@@ -27,13 +27,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AuditServiceStub:
+<<<<<<< HEAD
     """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
     or admin role; the store comes from the credential.
+=======
+    """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
+    Requires the operator or admin role; the store comes from the credential.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
-    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
-    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
-    arguments and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
+    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
+    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
+    and results, never the values.
     """
 
     @_typing.overload
@@ -49,15 +54,15 @@ class AuditServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _grpc.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]
-    """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
-    10000 entries; the last response has `done`. Read-only.
+    """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
+    entries; the last response has `done` set. Read-only.
 
     Errors:
     - PERMISSION_DENIED
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     GetToolAnalytics: _grpc.UnaryUnaryMultiCallable[_audit_pb2.GetToolAnalyticsRequest, _audit_pb2.GetToolAnalyticsResponse]
-    """Returns figures about each tool in a time span, from the audit chain. Read-only.
+    """Returns figures for each tool over a period of time, from the audit chain. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -66,13 +71,18 @@ class AuditServiceStub:
 
 @_typing.type_check_only
 class AuditServiceAsyncStub(AuditServiceStub):
+<<<<<<< HEAD
     """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
     or admin role; the store comes from the credential.
+=======
+    """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
+    Requires the operator or admin role; the store comes from the credential.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
-    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
-    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
-    arguments and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
+    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
+    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
+    and results, never the values.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -85,15 +95,15 @@ class AuditServiceAsyncStub(AuditServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _aio.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]  # type: ignore[assignment]
-    """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
-    10000 entries; the last response has `done`. Read-only.
+    """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
+    entries; the last response has `done` set. Read-only.
 
     Errors:
     - PERMISSION_DENIED
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     GetToolAnalytics: _aio.UnaryUnaryMultiCallable[_audit_pb2.GetToolAnalyticsRequest, _audit_pb2.GetToolAnalyticsResponse]  # type: ignore[assignment]
-    """Returns figures about each tool in a time span, from the audit chain. Read-only.
+    """Returns figures for each tool over a period of time, from the audit chain. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -101,13 +111,18 @@ class AuditServiceAsyncStub(AuditServiceStub):
     """
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
+<<<<<<< HEAD
     """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
     or admin role; the store comes from the credential.
+=======
+    """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
+    Requires the operator or admin role; the store comes from the credential.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
-    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
-    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
-    arguments and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
+    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
+    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
+    and results, never the values.
     """
 
     @_abc_1.abstractmethod
@@ -130,8 +145,8 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.VerifyAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_audit_pb2.VerifyAuditResponse], _abc.AsyncIterator[_audit_pb2.VerifyAuditResponse]]:
-        """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
-        10000 entries; the last response has `done`. Read-only.
+        """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
+        entries; the last response has `done` set. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -144,7 +159,7 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.GetToolAnalyticsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.GetToolAnalyticsResponse, _abc.Awaitable[_audit_pb2.GetToolAnalyticsResponse]]:
-        """Returns figures about each tool in a time span, from the audit chain. Read-only.
+        """Returns figures for each tool over a period of time, from the audit chain. Read-only.
 
         Errors:
         - PERMISSION_DENIED

@@ -26,9 +26,9 @@ class CompleteCallRequest(_message.Message):
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    """Token of the call."""
+    """The call's completion token."""
     result_json: _builtins.bytes
-    """Result, strict JSON, as the tool would have returned it."""
+    """Result as strict JSON, as the tool would have returned it."""
     error: _builtins.str
     """Error message for the model, 1 to 4000 characters."""
     def __init__(

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class CompletionServiceStub(object):
-    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
-    store comes from the credential; any user of the store with the token may complete the call.
+    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
+    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    store comes from the credential; any user in the store who has the token may complete the call.
     """
 
     def __init__(self, channel):
@@ -45,23 +45,23 @@ class CompletionServiceStub(object):
 
 
 class CompletionServiceServicer(object):
-    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
-    store comes from the credential; any user of the store with the token may complete the call.
+    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
+    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    store comes from the credential; any user in the store who has the token may complete the call.
     """
 
     def CompleteCall(self, request, context):
-        """Completes a call with a result or an error. Durable once it returns, and final: the first completion
-        wins, and the run continues. Idempotent: the same completion again is a duplicate without effect. The
-        gateway offers it as `POST /completions/{store}/{token}`, without a credential.
+        """Completes a call with a result or an error. Durable once it returns, and final: the first completion wins,
+        and the run continues. Idempotent: sending the same completion again is a duplicate and has no effect. The
+        gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
 
         Errors:
         - NOT_FOUND / COMPLETION_NOT_FOUND
-        - FAILED_PRECONDITION / CALL_NOT_PENDING: The call ended otherwise or was cancelled.
+        - FAILED_PRECONDITION / CALL_NOT_PENDING: The call ended in some other way or was cancelled.
         - FAILED_PRECONDITION / DEADLINE_PASSED
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_FIELD
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The result exceeds the limit of the tool.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The result exceeds the tool's limit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,9 +84,9 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService(object):
-    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
-    store comes from the credential; any user of the store with the token may complete the call.
+    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
+    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    store comes from the credential; any user in the store who has the token may complete the call.
     """
 
     @staticmethod

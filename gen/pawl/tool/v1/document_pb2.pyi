@@ -31,7 +31,7 @@ class _DocumentOwnerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Documen
     DOCUMENT_OWNER_USER: _DocumentOwner.ValueType  # 1
     """The calling user."""
     DOCUMENT_OWNER_STORE: _DocumentOwner.ValueType  # 2
-    """The store, for all its users."""
+    """The store, on behalf of all its users."""
 
 class DocumentOwner(_DocumentOwner, metaclass=_DocumentOwnerEnumTypeWrapper):
     """Owner of a document."""
@@ -41,12 +41,12 @@ DOCUMENT_OWNER_UNSPECIFIED: DocumentOwner.ValueType  # 0
 DOCUMENT_OWNER_USER: DocumentOwner.ValueType  # 1
 """The calling user."""
 DOCUMENT_OWNER_STORE: DocumentOwner.ValueType  # 2
-"""The store, for all its users."""
+"""The store, on behalf of all its users."""
 Global___DocumentOwner: _TypeAlias = DocumentOwner  # noqa: Y015
 
 @_typing.final
 class Document(_message.Message):
-    """A named text. A user and the store can have documents with the same name."""
+    """A named piece of text. A user and the store can have documents with the same name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -60,9 +60,9 @@ class Document(_message.Message):
     name: _builtins.str
     """Name, unique per owner and case-sensitive: one line of 1 to 200 characters, no control characters."""
     owner: Global___DocumentOwner.ValueType
-    """Owner of the document."""
+    """The document's owner."""
     language: _builtins.str
-    """Language of the search index: simple, or one that PostgreSQL knows, such as english or german."""
+    """Language of the search index: simple, or one that PostgreSQL supports, such as english or german."""
     text_bytes: _builtins.int
     """Size of the text in UTF-8 bytes."""
     text_sha256: _builtins.str
@@ -109,7 +109,7 @@ class PutDocumentRequest(_message.Message):
     owner: Global___DocumentOwner.ValueType
     """Owner; default USER."""
     text: _builtins.str
-    """The complete text, at most 1 MiB in UTF-8, without NUL."""
+    """The complete text, at most 1 MiB in UTF-8, without NUL characters."""
     language: _builtins.str
     """Language of the search index; default simple, which indexes words unchanged. See Document.language."""
     def __init__(
@@ -237,7 +237,7 @@ class ListDocumentsResponse(_message.Message):
     """Token for the next page; empty on the last page."""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
-        """Documents by name; for the same name, that of the store first."""
+        """Documents by name; if two have the same name, the store's comes first."""
 
     def __init__(
         self,

@@ -26,9 +26,15 @@ if _version_not_supported:
 
 
 class DocumentServiceStub(object):
+<<<<<<< HEAD
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
     admin role. A user's own documents are invisible to others.
+=======
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
+    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
+    user's own documents are not visible to others.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -60,9 +66,15 @@ class DocumentServiceStub(object):
 
 
 class DocumentServiceServicer(object):
+<<<<<<< HEAD
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
     admin role. A user's own documents are invisible to others.
+=======
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
+    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
+    user's own documents are not visible to others.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def PutDocument(self, request, context):
@@ -70,7 +82,7 @@ class DocumentServiceServicer(object):
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The text is too long, or the store already has 10,000 documents or 1 GiB.
         - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -90,7 +102,7 @@ class DocumentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListDocuments(self, request, context):
-        """Lists the documents that the caller can see, by name, without their texts. Read-only.
+        """Lists the documents that the caller can see, by name, without their text. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -143,9 +155,15 @@ def add_DocumentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DocumentService(object):
+<<<<<<< HEAD
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
     admin role. A user's own documents are invisible to others.
+=======
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
+    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
+    user's own documents are not visible to others.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod

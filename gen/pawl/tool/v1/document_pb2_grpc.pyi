@@ -27,9 +27,15 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DocumentServiceStub:
+<<<<<<< HEAD
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
     admin role. A user's own documents are invisible to others.
+=======
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
+    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
+    user's own documents are not visible to others.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_typing.overload
@@ -41,7 +47,7 @@ class DocumentServiceStub:
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The text is too long, or the store already has 10,000 documents or 1 GiB.
     - PERMISSION_DENIED
     """
     DeleteDocument: _grpc.UnaryUnaryMultiCallable[_document_pb2.DeleteDocumentRequest, _document_pb2.DeleteDocumentResponse]
@@ -53,7 +59,7 @@ class DocumentServiceStub:
     - PERMISSION_DENIED
     """
     ListDocuments: _grpc.UnaryUnaryMultiCallable[_document_pb2.ListDocumentsRequest, _document_pb2.ListDocumentsResponse]
-    """Lists the documents that the caller can see, by name, without their texts. Read-only.
+    """Lists the documents that the caller can see, by name, without their text. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -69,9 +75,15 @@ class DocumentServiceStub:
 
 @_typing.type_check_only
 class DocumentServiceAsyncStub(DocumentServiceStub):
+<<<<<<< HEAD
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
     admin role. A user's own documents are invisible to others.
+=======
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
+    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
+    user's own documents are not visible to others.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -80,7 +92,7 @@ class DocumentServiceAsyncStub(DocumentServiceStub):
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The text is too long, or the store already has 10,000 documents or 1 GiB.
     - PERMISSION_DENIED
     """
     DeleteDocument: _aio.UnaryUnaryMultiCallable[_document_pb2.DeleteDocumentRequest, _document_pb2.DeleteDocumentResponse]  # type: ignore[assignment]
@@ -92,7 +104,7 @@ class DocumentServiceAsyncStub(DocumentServiceStub):
     - PERMISSION_DENIED
     """
     ListDocuments: _aio.UnaryUnaryMultiCallable[_document_pb2.ListDocumentsRequest, _document_pb2.ListDocumentsResponse]  # type: ignore[assignment]
-    """Lists the documents that the caller can see, by name, without their texts. Read-only.
+    """Lists the documents that the caller can see, by name, without their text. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -107,9 +119,15 @@ class DocumentServiceAsyncStub(DocumentServiceStub):
     """
 
 class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
+<<<<<<< HEAD
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
     both come from the credential. Every user can read the documents of the store; changing them requires the
     admin role. A user's own documents are invisible to others.
+=======
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
+    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
+    user's own documents are not visible to others.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_abc_1.abstractmethod
@@ -122,7 +140,7 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The text is too long, or the store already has 10,000 documents or 1 GiB.
         - PERMISSION_DENIED
         """
 
@@ -146,7 +164,7 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _document_pb2.ListDocumentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_document_pb2.ListDocumentsResponse, _abc.Awaitable[_document_pb2.ListDocumentsResponse]]:
-        """Lists the documents that the caller can see, by name, without their texts. Read-only.
+        """Lists the documents that the caller can see, by name, without their text. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

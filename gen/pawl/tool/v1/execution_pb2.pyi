@@ -31,31 +31,31 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     DISPOSITION_UNSPECIFIED: _Disposition.ValueType  # 0
     """Never sent."""
     DISPOSITION_RUN: _Disposition.ValueType  # 1
-    """Run it in the registry."""
+    """The registry may run it."""
     DISPOSITION_APPROVE: _Disposition.ValueType  # 2
-    """A person must approve it first; then by its context."""
+    """A user must approve it first; what happens then depends on its context."""
     DISPOSITION_OFFER: _Disposition.ValueType  # 3
     """A front end must run it."""
     DISPOSITION_ASK: _Disposition.ValueType  # 4
-    """A person must answer it."""
+    """A user must answer it."""
     DISPOSITION_REFUSE: _Disposition.ValueType  # 5
     """It must not run; `error_reason` and `error_message` are for the model."""
     DISPOSITION_DELEGATE: _Disposition.ValueType  # 6
     """A child run must execute it."""
 
 class Disposition(_Disposition, metaclass=_DispositionEnumTypeWrapper):
-    """What may happen with a call."""
+    """What may happen to a call."""
 
 DISPOSITION_UNSPECIFIED: Disposition.ValueType  # 0
 """Never sent."""
 DISPOSITION_RUN: Disposition.ValueType  # 1
-"""Run it in the registry."""
+"""The registry may run it."""
 DISPOSITION_APPROVE: Disposition.ValueType  # 2
-"""A person must approve it first; then by its context."""
+"""A user must approve it first; what happens then depends on its context."""
 DISPOSITION_OFFER: Disposition.ValueType  # 3
 """A front end must run it."""
 DISPOSITION_ASK: Disposition.ValueType  # 4
-"""A person must answer it."""
+"""A user must answer it."""
 DISPOSITION_REFUSE: Disposition.ValueType  # 5
 """It must not run; `error_reason` and `error_message` are for the model."""
 DISPOSITION_DELEGATE: Disposition.ValueType  # 6
@@ -75,17 +75,17 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_OUTCOME_FAILED: _ExecutionOutcome.ValueType  # 2
     """The tool failed, timed out (TOOL_TIMEOUT), or returned too much."""
     EXECUTION_OUTCOME_CANCELLED: _ExecutionOutcome.ValueType  # 3
-    """Cancelled. With the reason NOT_STOPPED the tool still runs and may have its effect."""
+    """Cancelled. If the reason is NOT_STOPPED, the tool is still running and may still take effect."""
     EXECUTION_OUTCOME_UNKNOWN: _ExecutionOutcome.ValueType  # 4
-    """Its process crashed during the call; it is unknown whether the effect happened."""
+    """Its process crashed during the call; it is unknown whether the call took effect."""
     EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
-    """Not ended: the tool asks a person `question`. Call ExecuteTool again with all answers so far. READ_ONLY
-    and IDEMPOTENT tools then start again; others continue, and their timeout is suspended until then.
+    """Not ended: the tool is asking a user `question`. Call ExecuteTool again with all answers so far. READ_ONLY
+    and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
     """
     EXECUTION_OUTCOME_AWAITING_COMPLETION: _ExecutionOutcome.ValueType  # 6
-    """Not ended: the call awaits CompletionService, within `completion_seconds_left`. The tool itself has
-    ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it runs
-    nothing and returns how the call ended.
+    """Not ended: the call must be completed through CompletionService within `completion_seconds_left`. The tool
+    itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it
+    does not run the tool again, but returns how the call ended.
     """
 
 class ExecutionOutcome(_ExecutionOutcome, metaclass=_ExecutionOutcomeEnumTypeWrapper):
@@ -98,23 +98,23 @@ EXECUTION_OUTCOME_SUCCEEDED: ExecutionOutcome.ValueType  # 1
 EXECUTION_OUTCOME_FAILED: ExecutionOutcome.ValueType  # 2
 """The tool failed, timed out (TOOL_TIMEOUT), or returned too much."""
 EXECUTION_OUTCOME_CANCELLED: ExecutionOutcome.ValueType  # 3
-"""Cancelled. With the reason NOT_STOPPED the tool still runs and may have its effect."""
+"""Cancelled. If the reason is NOT_STOPPED, the tool is still running and may still take effect."""
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
-"""Its process crashed during the call; it is unknown whether the effect happened."""
+"""Its process crashed during the call; it is unknown whether the call took effect."""
 EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
-"""Not ended: the tool asks a person `question`. Call ExecuteTool again with all answers so far. READ_ONLY
-and IDEMPOTENT tools then start again; others continue, and their timeout is suspended until then.
+"""Not ended: the tool is asking a user `question`. Call ExecuteTool again with all answers so far. READ_ONLY
+and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
 """
 EXECUTION_OUTCOME_AWAITING_COMPLETION: ExecutionOutcome.ValueType  # 6
-"""Not ended: the call awaits CompletionService, within `completion_seconds_left`. The tool itself has
-ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it runs
-nothing and returns how the call ended.
+"""Not ended: the call must be completed through CompletionService within `completion_seconds_left`. The tool
+itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it
+does not run the tool again, but returns how the call ended.
 """
 Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
 @_typing.final
 class CallContext(_message.Message):
-    """On whose behalf a call is made."""
+    """Identifies on whose behalf a call is made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -138,24 +138,29 @@ class CallContext(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     approvals_required: _builtins.int
+<<<<<<< HEAD
     """Number of different users who must approve each gated call; 0 means one. From 2 on, no rule can allow a
     call instead.
+=======
+    """Number of different users who must approve each gated call; 0 means one. If it is 2 or more, rules cannot
+    allow a call instead.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown."""
     delegate_user_id: _builtins.str
     """User ID of the delegate that started the run, if any."""
     agent_name: _builtins.str
-    """Agent of the run, `default` if it named none. Required."""
+    """The run's agent; `default` if it did not name one. Required."""
     in_background: _builtins.bool
-    """Whether the run is a job; ToolDefinition.async_timeout_seconds then applies."""
+    """Whether the run is a job, so that ToolDefinition.async_timeout_seconds applies."""
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of the user at the start of the run."""
+        """The user's roles when the run started."""
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-        """Runs above it. DENY and ASK rules for one of them, its conversation or agent also apply."""
+        """Its ancestors. DENY and ASK rules for any of them, or for its conversation or agent, also apply."""
 
     def __init__(
         self,
@@ -213,25 +218,29 @@ class ResolveToolsRequest(_message.Message):
     SKIP_MISSING_FIELD_NUMBER: _builtins.int
     WITH_OPT_IN_FIELD_NUMBER: _builtins.int
     tools_max: _builtins.int
-    """Maximum tools; 0 for no limit. Named tools are kept in order. Otherwise first those of the deployment,
-    then the user's front-end tools, then those of sources and workers, then other front-end tools; oldest
-    first.
+    """Maximum number of tools; 0 means no limit. Named tools are kept in order. Otherwise the deployment's tools
+    come first, then the user's front-end tools, then those of sources and workers, then other front-end tools,
+    each oldest first.
     """
     skip_missing: _builtins.bool
-    """Leave out named tools that are missing or not allowed, instead of TOOL_NOT_FOUND."""
+    """Leave out named tools that are missing or not allowed, instead of failing with TOOL_NOT_FOUND."""
     with_opt_in: _builtins.bool
-    """Without names: include tools that runs must normally name (remember, recall, forget)."""
+    """If there are no names: include tools that runs must normally name (remember, recall, forget)."""
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf."""
+        """On whose behalf the calls are made."""
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+<<<<<<< HEAD
         """Names; empty means all that the user may call."""
+=======
+        """Tool names; empty means all tools that the user may call."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def pinned_versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Previously pinned versions (name to version), returned even if unregistered since."""
+        """Previously pinned versions (name to version), returned even if they have since been unregistered."""
 
     def __init__(
         self,
@@ -260,7 +269,7 @@ class ResolveToolsResponse(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_COUNT_FIELD_NUMBER: _builtins.int
     left_out_count: _builtins.int
-    """Number of further tools beyond `tools_max`."""
+    """Number of tools left out because of `tools_max`."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
         """Tools by name."""
@@ -293,7 +302,7 @@ class CheckOwnToolsRequest(_message.Message):
 
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Definitions, 1 to 64, with different names. An unspecified `context` means FRONTEND."""
+        """1 to 64 definitions with different names. An unspecified `context` means FRONTEND."""
 
     def __init__(
         self,
@@ -347,7 +356,7 @@ class CheckAnswerRequest(_message.Message):
     answer: _builtins.str
     """The answer."""
     store_id: _builtins.str
-    """Store of the question; slow checks delay only others of the same store."""
+    """Store that the question belongs to; slow checks delay only other checks in the same store."""
     def __init__(
         self,
         *,
@@ -365,7 +374,11 @@ Global___CheckAnswerRequest: _TypeAlias = CheckAnswerRequest  # noqa: Y015
 
 @_typing.final
 class CheckAnswerResponse(_message.Message):
+<<<<<<< HEAD
     """Response from CheckAnswer: the answer is valid."""
+=======
+    """Response from CheckAnswer, which means that the answer is valid."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -390,11 +403,11 @@ class CheckOutputRequest(_message.Message):
     SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store of the run; slow checks delay only others of the same store."""
+    """Store that the run belongs to; slow checks delay only other checks in the same store."""
     schema_json: _builtins.bytes
     """The ResponseFormat.schema_json."""
     output: _builtins.bytes
-    """Answer, JSON of at most 256 KiB; absent to check only the schema."""
+    """Answer as JSON of at most 256 KiB; absent to check only the schema."""
     def __init__(
         self,
         *,
@@ -421,10 +434,10 @@ class CheckOutputResponse(_message.Message):
     OUTPUT_JSON_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     output_json: _builtins.bytes
-    """Answer as canonical JSON if it is valid; otherwise empty."""
+    """The answer as canonical JSON if it is valid; otherwise empty."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Violations, each as `path: what`; at most 21."""
+        """Violations, each in the form `path: what`; at most 21."""
 
     def __init__(
         self,
@@ -453,11 +466,11 @@ class ReadDocumentRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """Owner of the document, or reader of a document of the store."""
+    """The document's owner, or the reader of a document that belongs to the store."""
     name: _builtins.str
     """Document name."""
     shared: _builtins.bool
-    """Whether it is a document of the store."""
+    """Whether the document belongs to the store."""
     def __init__(
         self,
         *,
@@ -514,14 +527,14 @@ class ProposedCall(_message.Message):
     tool_name: _builtins.str
     """Name as the model wrote it."""
     tool_version: _builtins.int
-    """Version pinned by the run; 0 if the run has no such tool."""
+    """Version that the run pinned; 0 if the run has no such tool."""
     arguments_json: _builtins.bytes
     """Arguments as the model wrote them; empty means an empty object."""
     edited: _builtins.bool
-    """Whether a reviewer wrote the arguments; then no rule can allow the call."""
+    """Whether a reviewer wrote the arguments, in which case rules cannot allow the call."""
     @_builtins.property
     def own_tool(self) -> _tool_pb2.OwnTool:
-        """The tool, if it came with the run; then the register is not used."""
+        """The tool, if it came with the run; the registry is then not consulted."""
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
@@ -558,7 +571,7 @@ class CheckCallsRequest(_message.Message):
     EXECUTE_READS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf."""
+        """On whose behalf the calls are made."""
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposedCall]:
@@ -566,7 +579,7 @@ class CheckCallsRequest(_message.Message):
 
     @_builtins.property
     def known_tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of all tools of the run, to suggest near matches."""
+        """Names of all of the run's tools, used to suggest near matches."""
 
     @_builtins.property
     def execute_reads(self) -> Global___ExecuteReads:
@@ -590,9 +603,9 @@ Global___CheckCallsRequest: _TypeAlias = CheckCallsRequest  # noqa: Y015
 
 @_typing.final
 class ExecuteReads(_message.Message):
-    """Executes the calls of a batch right after their check, if all allowed calls only read. Applies to loaded
-    tools that need no approval, rule, lock or rate limit and call nothing outside the registry. Fast results
-    come with the verdict; for the others, call ExecuteTool.
+    """Executes a batch's calls right after checking them, if all allowed calls only read. Applies to loaded tools
+    that do not need an approval, rule, lock or rate limit and do not call anything outside the registry. Fast
+    results are returned with the verdict; for the others, call ExecuteTool.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -600,7 +613,7 @@ class ExecuteReads(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_MAX_FIELD_NUMBER: _builtins.int
     timeout_seconds: _builtins.float
-    """Timeout in seconds of tools without their own."""
+    """Timeout in seconds for tools that do not have their own."""
     timeout_seconds_max: _builtins.float
     """Maximum timeout in seconds."""
     def __init__(
@@ -655,7 +668,7 @@ class RecordDecisionsRequest(_message.Message):
 
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedDecision]:
-        """1 to 1000 decisions about calls of one run."""
+        """1 to 1000 decisions on one run's calls."""
 
     def __init__(
         self,
@@ -673,7 +686,7 @@ Global___RecordDecisionsRequest: _TypeAlias = RecordDecisionsRequest  # noqa: Y0
 
 @_typing.final
 class RecordedDecision(_message.Message):
-    """A decision about a call."""
+    """A decision on a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -699,17 +712,17 @@ class RecordedDecision(_message.Message):
     user_id: _builtins.str
     """User who decided."""
     arguments_json: _builtins.bytes
-    """Arguments decided about: the edited ones of an EDIT."""
+    """Arguments that were decided on; for an EDIT, the edited ones."""
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of arguments that have changed since; `arguments_json` is then empty."""
     credential_id: _builtins.str
-    """ID of the credential that decided; empty if unknown."""
+    """ID of the credential used to decide; empty if unknown."""
     delegate_user_id: _builtins.str
     """User ID of the delegate that decided for `user_id`, if any."""
     definition_sha256: _builtins.str
     """Same as PinnedTool.definition_sha256."""
     for_series: _builtins.bool
-    """Whether it is about the series; each use is then audited with this call ID."""
+    """Whether it applies to the series; each use is then audited with this call ID."""
     def __init__(
         self,
         *,
@@ -764,7 +777,7 @@ class RecordResultsRequest(_message.Message):
 
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedResult]:
-        """1 to 1000 ends of front-end calls of one run."""
+        """How 1 to 1000 of one run's front-end calls ended."""
 
     def __init__(
         self,
@@ -782,7 +795,7 @@ Global___RecordResultsRequest: _TypeAlias = RecordResultsRequest  # noqa: Y015
 
 @_typing.final
 class RecordedResult(_message.Message):
-    """End of a front-end call."""
+    """How a front-end call ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -805,7 +818,7 @@ class RecordedResult(_message.Message):
     tool_version: _builtins.int
     """Tool version."""
     user_id: _builtins.str
-    """User who returned the result, or held the call."""
+    """User who returned the result or held the call."""
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of the canonical arguments."""
     state: _call_pb2.CallState.ValueType
@@ -815,9 +828,9 @@ class RecordedResult(_message.Message):
     result_bytes: _builtins.int
     """Size of the result in bytes."""
     duration_seconds: _builtins.float
-    """Seconds from the client's lease to the end, up to 1e10; 0 without a lease."""
+    """Seconds from the client's lease to the end, up to 1e10; 0 if there was no lease."""
     credential_id: _builtins.str
-    """ID of the credential that returned the result; empty if unknown."""
+    """ID of the credential used to return the result; empty if unknown."""
     delegate_user_id: _builtins.str
     """User ID of the delegate that returned it for `user_id`, if any."""
     definition_sha256: _builtins.str
@@ -904,7 +917,7 @@ class Verdict(_message.Message):
     arguments_json: _builtins.bytes
     """Canonical arguments with defaults and coercions; empty if refused."""
     note: _builtins.str
-    """Coercions, for the model; empty if there were none."""
+    """Description of coercions for the model; empty if there were none."""
     context: _call_pb2.ExecutionContext.ValueType
     """Where the tool runs."""
     category: _call_pb2.ToolCategory.ValueType
@@ -912,27 +925,27 @@ class Verdict(_message.Message):
     effect_class: _call_pb2.EffectClass.ValueType
     """Its effect class."""
     timeout_seconds: _builtins.float
-    """Timeout of the tool in seconds, for jobs its background timeout; 0 without one."""
+    """The tool's timeout in seconds (for jobs, its background timeout); 0 if it has none."""
     parallel: _builtins.bool
     """Whether it may run in parallel with others."""
     digest: _builtins.str
     """APPROVE: SHA-256, in hex, of store, run, call, tool, version and canonical arguments."""
     preview: _builtins.str
-    """APPROVE: what it would do, in the words of the tool; may be empty."""
+    """APPROVE: what it would do, in the tool's own words; may be empty."""
     approval_cause: _builtins.str
     """APPROVE: why it is gated."""
     offer_fallback: _call_pb2.OfferFallback.ValueType
-    """OFFER (or APPROVE then offer): what happens if no client runs it."""
+    """OFFER, or APPROVE if it is then offered: what happens if no client runs it."""
     fallback_tool_name: _builtins.str
-    """OFFER: tool that runs instead."""
+    """OFFER: the tool that runs instead."""
     error_reason: _builtins.str
     """REFUSE: machine-readable reason. More values may be added. TOOL_NOT_FOUND, INVALID_JSON,
     INVALID_ARGUMENTS, DUPLICATE_CALL, NOT_ALLOWED (a rule denies it).
     """
     error_message: _builtins.str
-    """REFUSE: every violation, and near matches of unknown names."""
+    """REFUSE: every violation, and near matches for unknown names."""
     rule_id: _builtins.str
-    """Rule that decided; empty if none did. An ALLOW rule has counted the call, once."""
+    """Rule that decided; empty if none did. An ALLOW rule has already counted the call, once."""
     approvals_required: _builtins.int
     """APPROVE: number of different users who must approve, from the tool definition; 0 means one."""
     without_background: _builtins.bool
@@ -940,8 +953,8 @@ class Verdict(_message.Message):
     async_timeout_seconds: _builtins.float
     """Same as ToolDefinition.async_timeout_seconds."""
     series_digest: _builtins.str
-    """APPROVE: digest to grant the series; empty if each iteration needs approval. RUN and DELEGATE: digest of
-    the grant that covers the call and has counted it, once.
+    """APPROVE: digest with which the series can be granted; empty if each iteration needs approval. RUN and
+    DELEGATE: digest of the grant that covers the call and has already counted it, once.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1016,7 +1029,7 @@ class ExecuteToolRequest(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """ID of the call, also the idempotency key."""
+    """Call ID, which is also the idempotency key."""
     tool_name: _builtins.str
     """Tool name."""
     tool_version: _builtins.int
@@ -1026,18 +1039,18 @@ class ExecuteToolRequest(_message.Message):
     earlier_attempts: _builtins.int
     """Number of earlier executions, including those that may not have started; 0 for the first."""
     timeout_seconds: _builtins.float
-    """Timeout in seconds, at most 86400; 0 means the tool's own, or 10."""
+    """Timeout in seconds, at most 86400; 0 means the tool's own, or 10 if it has none."""
     approved_digest: _builtins.str
     """Digest of the approval, if any."""
     unknowns_resolved: _builtins.int
-    """Number of UNKNOWN outcomes that an operator resolved as not happened. If it covers all unknown outcomes
-    of the call, the call runs again; otherwise the stored result is returned.
+    """Number of UNKNOWN outcomes that an operator has resolved as not having taken effect. If it covers all of the
+    call's unknown outcomes, the call runs again; otherwise the stored result is returned.
     """
     rule_id: _builtins.str
-    """Rule that the verdict named. If it no longer applies: APPROVAL_REQUIRED."""
+    """Rule that the verdict named. If it no longer applies, the request fails with APPROVAL_REQUIRED."""
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf."""
+        """On whose behalf the calls are made."""
 
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
@@ -1046,7 +1059,7 @@ class ExecuteToolRequest(_message.Message):
     @_builtins.property
     def series(self) -> _call_pb2.Series:
         """Series whose grant covers the call, with its digest, if any. It must match this call and have uses left;
-        otherwise APPROVAL_REQUIRED.
+        otherwise the request fails with APPROVAL_REQUIRED.
         """
 
     def __init__(
@@ -1075,7 +1088,7 @@ Global___ExecuteToolRequest: _TypeAlias = ExecuteToolRequest  # noqa: Y015
 
 @_typing.final
 class Answer(_message.Message):
-    """Outcome of a question of a running tool."""
+    """Outcome of a running tool's question."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1117,7 +1130,7 @@ class ExecuteToolResponse(_message.Message):
 
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """The result; the last response."""
+        """The result, which is the last response."""
 
     def __init__(
         self,
@@ -1144,7 +1157,7 @@ class ExecutionProgress(_message.Message):
     FRACTION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     fraction: _builtins.float
-    """Fraction done, 0 to 1; absent if unknown."""
+    """Fraction completed, 0 to 1; absent if unknown."""
     message: _builtins.str
     """Human-readable message, at most 1 KiB."""
     def __init__(
@@ -1217,10 +1230,10 @@ class CancelExecutionRequest(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     wait_seconds: _builtins.float
-    """Seconds to wait for its end, 0 to 10."""
+    """Seconds to wait for it to end, 0 to 10."""
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf."""
+        """On whose behalf the calls are made."""
 
     def __init__(
         self,
@@ -1246,13 +1259,13 @@ class CancelExecutionResponse(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     stopped: _builtins.bool
-    """Whether nothing of the call is running. False if that is not known in time, or if the tool still runs
-    despite the cancel (`result` has NOT_STOPPED).
+    """Whether the call is no longer running. False if that is not known in time, or if the tool is still running
+    despite the cancellation (`result` has NOT_STOPPED).
     """
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """Final result of the call. That from before the stop, CANCELLED, or UNKNOWN if its process crashed. Absent
-        if the call never started or is not known.
+        """The call's final result: the one from before the stop, CANCELLED, or UNKNOWN if its process crashed. Absent
+        if the call never started or is unknown.
         """
 
     def __init__(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExecutionServiceStub(object):
-    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run.
+    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's.
     """
 
     def __init__(self, channel):
@@ -88,11 +88,11 @@ class ExecutionServiceStub(object):
 
 
 class ExecutionServiceServicer(object):
-    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run.
+    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's.
     """
 
     def ResolveTools(self, request, context):
-        """Returns the tools and versions that a run may use, to be pinned. Read-only.
+        """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
@@ -103,9 +103,9 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckOwnTools(self, request, context):
-        """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
-        user can call no other tool with these names, except a front-end tool with the same definition. Stores
-        nothing.
+        """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
+        already call other tools with these names, except front-end tools with the same definition. Read-only: the
+        tools are not stored.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -117,11 +117,11 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckCalls(self, request, context):
-        """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
-        (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
-        (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
-        with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
-        stop the others. Idempotent by call ID.
+        """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
+        schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+        rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
+        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
+        bad call does not stop the others. Idempotent by call ID.
 
         Errors: only the common ones.
         """
@@ -130,31 +130,31 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckAnswer(self, request, context):
-        """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
+        """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
         long.
-        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckOutput(self, request, context):
-        """Validates the schema of a response format, and with `output` an answer. Read-only.
+        """Validates a response format's schema and, if there is `output`, an answer. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
-        `faults`.
-        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+        - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,
+        this is one of the `faults` instead.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadDocument(self, request, context):
-        """Returns a document for a message of its user. Read-only.
+        """Returns a document for a user's message. Read-only.
 
         Errors:
         - NOT_FOUND / DOCUMENT_NOT_FOUND
@@ -165,8 +165,8 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RecordDecisions(self, request, context):
-        """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
-        call, kind and person.
+        """Records decisions on calls in the audit chain. Call it before a decision takes effect. Idempotent by call,
+        kind and user.
 
         Errors: only the common ones.
         """
@@ -175,8 +175,8 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RecordResults(self, request, context):
-        """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
-        is used. Idempotent by call, state and person.
+        """Records in the audit chain how front-end calls ended, for auditing and analytics. Call it before a result is
+        used. Idempotent by call, state and user.
 
         Errors: only the common ones.
         """
@@ -185,20 +185,20 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExecuteTool(self, request, context):
-        """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
-        an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-        calls are journaled by call ID: a repeated request attaches to the running execution or returns the
-        stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
-        caller and may run again with the same key.
+        """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
+        needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+        calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
+        result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
+        disconnects, and may run again with the same key.
 
-        Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
-        cache, with a note.
+        Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+        cache, in which case it has a note.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_ARGUMENTS
-        - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
-        the call has ended.
+        - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed the
+        call no longer applies.
         - PERMISSION_DENIED: A rule now denies the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -206,9 +206,9 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
-        execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-        that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+        """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
+        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
+        replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
         Returns `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.
@@ -279,7 +279,7 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutionService(object):
-    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run.
+    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's.
     """
 
     @staticmethod

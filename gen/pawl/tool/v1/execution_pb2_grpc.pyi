@@ -27,23 +27,23 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutionServiceStub:
-    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run."""
+    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExecutionServiceAsyncStub: ...
     ResolveTools: _grpc.UnaryUnaryMultiCallable[_execution_pb2.ResolveToolsRequest, _execution_pb2.ResolveToolsResponse]
-    """Returns the tools and versions that a run may use, to be pinned. Read-only.
+    """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
       `tool_name`.
     """
     CheckOwnTools: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]
-    """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
-    user can call no other tool with these names, except a front-end tool with the same definition. Stores
-    nothing.
+    """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
+    already call other tools with these names, except front-end tools with the same definition. Read-only: the
+    tools are not stored.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -51,70 +51,70 @@ class ExecutionServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
-    """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
-    (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
-    (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
-    with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
-    stop the others. Idempotent by call ID.
+    """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
+    schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+    rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
+    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
+    bad call does not stop the others. Idempotent by call ID.
 
     Errors: only the common ones.
     """
     CheckAnswer: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckAnswerRequest, _execution_pb2.CheckAnswerResponse]
-    """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
+    """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
       long.
-    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]
-    """Validates the schema of a response format, and with `output` an answer. Read-only.
+    """Validates a response format's schema and, if there is `output`, an answer. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
-      `faults`.
-    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+    - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,
+      this is one of the `faults` instead.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     ReadDocument: _grpc.UnaryUnaryMultiCallable[_execution_pb2.ReadDocumentRequest, _execution_pb2.ReadDocumentResponse]
-    """Returns a document for a message of its user. Read-only.
+    """Returns a document for a user's message. Read-only.
 
     Errors:
     - NOT_FOUND / DOCUMENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
-    """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
-    call, kind and person.
+    """Records decisions on calls in the audit chain. Call it before a decision takes effect. Idempotent by call,
+    kind and user.
 
     Errors: only the common ones.
     """
     RecordResults: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]
-    """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
-    is used. Idempotent by call, state and person.
+    """Records in the audit chain how front-end calls ended, for auditing and analytics. Call it before a result is
+    used. Idempotent by call, state and user.
 
     Errors: only the common ones.
     """
     ExecuteTool: _grpc.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]
-    """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
-    an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-    calls are journaled by call ID: a repeated request attaches to the running execution or returns the
-    stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
-    caller and may run again with the same key.
+    """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
+    needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+    calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
+    result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
+    disconnects, and may run again with the same key.
 
-    Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
-    cache, with a note.
+    Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+    cache, in which case it has a note.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_ARGUMENTS
-    - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
-      the call has ended.
+    - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed the
+      call no longer applies.
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
-    """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
-    execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-    that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+    """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
+    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
+    replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
     Returns `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
@@ -122,20 +122,20 @@ class ExecutionServiceStub:
 
 @_typing.type_check_only
 class ExecutionServiceAsyncStub(ExecutionServiceStub):
-    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run."""
+    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ResolveTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.ResolveToolsRequest, _execution_pb2.ResolveToolsResponse]  # type: ignore[assignment]
-    """Returns the tools and versions that a run may use, to be pinned. Read-only.
+    """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
       `tool_name`.
     """
     CheckOwnTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]  # type: ignore[assignment]
-    """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
-    user can call no other tool with these names, except a front-end tool with the same definition. Stores
-    nothing.
+    """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
+    already call other tools with these names, except front-end tools with the same definition. Read-only: the
+    tools are not stored.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -143,77 +143,77 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
-    """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
-    (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
-    (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
-    with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
-    stop the others. Idempotent by call ID.
+    """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
+    schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+    rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
+    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
+    bad call does not stop the others. Idempotent by call ID.
 
     Errors: only the common ones.
     """
     CheckAnswer: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckAnswerRequest, _execution_pb2.CheckAnswerResponse]  # type: ignore[assignment]
-    """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
+    """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
       long.
-    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]  # type: ignore[assignment]
-    """Validates the schema of a response format, and with `output` an answer. Read-only.
+    """Validates a response format's schema and, if there is `output`, an answer. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
-      `faults`.
-    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+    - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,
+      this is one of the `faults` instead.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     ReadDocument: _aio.UnaryUnaryMultiCallable[_execution_pb2.ReadDocumentRequest, _execution_pb2.ReadDocumentResponse]  # type: ignore[assignment]
-    """Returns a document for a message of its user. Read-only.
+    """Returns a document for a user's message. Read-only.
 
     Errors:
     - NOT_FOUND / DOCUMENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
-    """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
-    call, kind and person.
+    """Records decisions on calls in the audit chain. Call it before a decision takes effect. Idempotent by call,
+    kind and user.
 
     Errors: only the common ones.
     """
     RecordResults: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]  # type: ignore[assignment]
-    """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
-    is used. Idempotent by call, state and person.
+    """Records in the audit chain how front-end calls ended, for auditing and analytics. Call it before a result is
+    used. Idempotent by call, state and user.
 
     Errors: only the common ones.
     """
     ExecuteTool: _aio.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]  # type: ignore[assignment]
-    """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
-    an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-    calls are journaled by call ID: a repeated request attaches to the running execution or returns the
-    stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
-    caller and may run again with the same key.
+    """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
+    needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+    calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
+    result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
+    disconnects, and may run again with the same key.
 
-    Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
-    cache, with a note.
+    Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+    cache, in which case it has a note.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_ARGUMENTS
-    - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
-      the call has ended.
+    - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed the
+      call no longer applies.
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
-    execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-    that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+    """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
+    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
+    replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
     Returns `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
     """
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run."""
+    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's."""
 
     @_abc_1.abstractmethod
     def ResolveTools(
@@ -221,7 +221,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.ResolveToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.ResolveToolsResponse, _abc.Awaitable[_execution_pb2.ResolveToolsResponse]]:
-        """Returns the tools and versions that a run may use, to be pinned. Read-only.
+        """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
@@ -234,9 +234,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckOwnToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckOwnToolsResponse, _abc.Awaitable[_execution_pb2.CheckOwnToolsResponse]]:
-        """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
-        user can call no other tool with these names, except a front-end tool with the same definition. Stores
-        nothing.
+        """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
+        already call other tools with these names, except front-end tools with the same definition. Read-only: the
+        tools are not stored.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -250,11 +250,11 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckCallsResponse, _abc.Awaitable[_execution_pb2.CheckCallsResponse]]:
-        """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
-        (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
-        (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
-        with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
-        stop the others. Idempotent by call ID.
+        """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
+        schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+        rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
+        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
+        bad call does not stop the others. Idempotent by call ID.
 
         Errors: only the common ones.
         """
@@ -265,12 +265,12 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckAnswerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckAnswerResponse, _abc.Awaitable[_execution_pb2.CheckAnswerResponse]]:
-        """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
+        """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
           long.
-        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
 
     @_abc_1.abstractmethod
@@ -279,12 +279,12 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckOutputRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckOutputResponse, _abc.Awaitable[_execution_pb2.CheckOutputResponse]]:
-        """Validates the schema of a response format, and with `output` an answer. Read-only.
+        """Validates a response format's schema and, if there is `output`, an answer. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
-          `faults`.
-        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
+        - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,
+          this is one of the `faults` instead.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
 
     @_abc_1.abstractmethod
@@ -293,7 +293,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.ReadDocumentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.ReadDocumentResponse, _abc.Awaitable[_execution_pb2.ReadDocumentResponse]]:
-        """Returns a document for a message of its user. Read-only.
+        """Returns a document for a user's message. Read-only.
 
         Errors:
         - NOT_FOUND / DOCUMENT_NOT_FOUND
@@ -306,8 +306,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.RecordDecisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.RecordDecisionsResponse, _abc.Awaitable[_execution_pb2.RecordDecisionsResponse]]:
-        """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
-        call, kind and person.
+        """Records decisions on calls in the audit chain. Call it before a decision takes effect. Idempotent by call,
+        kind and user.
 
         Errors: only the common ones.
         """
@@ -318,8 +318,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.RecordResultsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.RecordResultsResponse, _abc.Awaitable[_execution_pb2.RecordResultsResponse]]:
-        """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
-        is used. Idempotent by call, state and person.
+        """Records in the audit chain how front-end calls ended, for auditing and analytics. Call it before a result is
+        used. Idempotent by call, state and user.
 
         Errors: only the common ones.
         """
@@ -330,20 +330,20 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.ExecuteToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_execution_pb2.ExecuteToolResponse], _abc.AsyncIterator[_execution_pb2.ExecuteToolResponse]]:
-        """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
-        an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-        calls are journaled by call ID: a repeated request attaches to the running execution or returns the
-        stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
-        caller and may run again with the same key.
+        """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
+        needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+        calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
+        result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
+        disconnects, and may run again with the same key.
 
-        Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
-        cache, with a note.
+        Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+        cache, in which case it has a note.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_ARGUMENTS
-        - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
-          the call has ended.
+        - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed the
+          call no longer applies.
         - PERMISSION_DENIED: A rule now denies the call.
         """
 
@@ -353,9 +353,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CancelExecutionResponse, _abc.Awaitable[_execution_pb2.CancelExecutionResponse]]:
-        """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
-        execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-        that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+        """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
+        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
+        replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
         Returns `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.

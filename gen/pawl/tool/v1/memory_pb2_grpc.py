@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class MemoryServiceStub(object):
-    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
-    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
-    from the credential.
+    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
+    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
     """
 
     def __init__(self, channel):
@@ -50,13 +49,12 @@ class MemoryServiceStub(object):
 
 
 class MemoryServiceServicer(object):
-    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
-    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
-    from the credential.
+    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
+    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
     """
 
     def ListMemories(self, request, context):
-        """Lists memories about the caller, by agent, then oldest first. Read-only.
+        """Lists memories about the caller, by agent and then oldest first. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -67,8 +65,8 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EraseMemories(self, request, context):
-        """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
-        Idempotent.
+        """Erases memories about the caller permanently. Messages in conversations are not affected. Durable once it
+        returns. Idempotent.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -99,9 +97,8 @@ def add_MemoryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MemoryService(object):
-    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
-    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
-    from the credential.
+    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
+    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
     """
 
     @staticmethod

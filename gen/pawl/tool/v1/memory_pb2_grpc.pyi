@@ -27,9 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MemoryServiceStub:
-    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
-    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
-    from the credential.
+    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
+    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
     """
 
     @_typing.overload
@@ -37,15 +36,15 @@ class MemoryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MemoryServiceAsyncStub: ...
     ListMemories: _grpc.UnaryUnaryMultiCallable[_memory_pb2.ListMemoriesRequest, _memory_pb2.ListMemoriesResponse]
-    """Lists memories about the caller, by agent, then oldest first. Read-only.
+    """Lists memories about the caller, by agent and then oldest first. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     EraseMemories: _grpc.UnaryUnaryMultiCallable[_memory_pb2.EraseMemoriesRequest, _memory_pb2.EraseMemoriesResponse]
-    """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
-    Idempotent.
+    """Erases memories about the caller permanently. Messages in conversations are not affected. Durable once it
+    returns. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -53,31 +52,29 @@ class MemoryServiceStub:
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
-    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
-    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
-    from the credential.
+    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
+    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListMemories: _aio.UnaryUnaryMultiCallable[_memory_pb2.ListMemoriesRequest, _memory_pb2.ListMemoriesResponse]  # type: ignore[assignment]
-    """Lists memories about the caller, by agent, then oldest first. Read-only.
+    """Lists memories about the caller, by agent and then oldest first. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     EraseMemories: _aio.UnaryUnaryMultiCallable[_memory_pb2.EraseMemoriesRequest, _memory_pb2.EraseMemoriesResponse]  # type: ignore[assignment]
-    """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
-    Idempotent.
+    """Erases memories about the caller permanently. Messages in conversations are not affected. Durable once it
+    returns. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
-    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
-    from the credential.
+    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
+    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
     """
 
     @_abc_1.abstractmethod
@@ -86,7 +83,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.ListMemoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.ListMemoriesResponse, _abc.Awaitable[_memory_pb2.ListMemoriesResponse]]:
-        """Lists memories about the caller, by agent, then oldest first. Read-only.
+        """Lists memories about the caller, by agent and then oldest first. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -99,8 +96,8 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.EraseMemoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.EraseMemoriesResponse, _abc.Awaitable[_memory_pb2.EraseMemoriesResponse]]:
-        """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
-        Idempotent.
+        """Erases memories about the caller permanently. Messages in conversations are not affected. Durable once it
+        returns. Idempotent.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

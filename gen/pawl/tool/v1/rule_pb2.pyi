@@ -36,7 +36,7 @@ class _RuleEffectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleEffect
     """The call does not run."""
 
 class RuleEffect(_RuleEffect, metaclass=_RuleEffectEnumTypeWrapper):
-    """Effect of a rule on a call."""
+    """A rule's effect on a call."""
 
 RULE_EFFECT_UNSPECIFIED: RuleEffect.ValueType  # 0
 """Rejected with INVALID_ARGUMENT."""
@@ -57,16 +57,16 @@ class _RuleScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleScope.V
     RULE_SCOPE_UNSPECIFIED: _RuleScope.ValueType  # 0
     """Rejected with INVALID_ARGUMENT."""
     RULE_SCOPE_RUN: _RuleScope.ValueType  # 1
-    """In one run."""
+    """Applies in one run."""
     RULE_SCOPE_CONVERSATION: _RuleScope.ValueType  # 2
-    """In one conversation."""
+    """Applies in one conversation."""
     RULE_SCOPE_USER: _RuleScope.ValueType  # 3
-    """In all runs of its creator."""
+    """Applies in all of its creator's runs."""
     RULE_SCOPE_STORE: _RuleScope.ValueType  # 4
-    """In all runs of the store."""
+    """Applies in all of the store's runs."""
     RULE_SCOPE_AGENT: _RuleScope.ValueType  # 5
-    """In all runs of one agent of the store, in every version and for every user. DENY and ASK also apply to
-    runs that such a run delegates to; ALLOW does not.
+    """Applies in all runs of one of the store's agents, for every version and user. DENY and ASK also apply to runs
+    that such a run delegates to; ALLOW does not.
     """
 
 class RuleScope(_RuleScope, metaclass=_RuleScopeEnumTypeWrapper):
@@ -75,28 +75,28 @@ class RuleScope(_RuleScope, metaclass=_RuleScopeEnumTypeWrapper):
 RULE_SCOPE_UNSPECIFIED: RuleScope.ValueType  # 0
 """Rejected with INVALID_ARGUMENT."""
 RULE_SCOPE_RUN: RuleScope.ValueType  # 1
-"""In one run."""
+"""Applies in one run."""
 RULE_SCOPE_CONVERSATION: RuleScope.ValueType  # 2
-"""In one conversation."""
+"""Applies in one conversation."""
 RULE_SCOPE_USER: RuleScope.ValueType  # 3
-"""In all runs of its creator."""
+"""Applies in all of its creator's runs."""
 RULE_SCOPE_STORE: RuleScope.ValueType  # 4
-"""In all runs of the store."""
+"""Applies in all of the store's runs."""
 RULE_SCOPE_AGENT: RuleScope.ValueType  # 5
-"""In all runs of one agent of the store, in every version and for every user. DENY and ASK also apply to
-runs that such a run delegates to; ALLOW does not.
+"""Applies in all runs of one of the store's agents, for every version and user. DENY and ASK also apply to runs
+that such a run delegates to; ALLOW does not.
 """
 Global___RuleScope: _TypeAlias = RuleScope  # noqa: Y015
 
 @_typing.final
 class ArgumentPattern(_message.Message):
     """Pattern for a top-level argument of a call. An absent argument or empty array does not match. For an array,
-    ALLOW requires every item to match, ASK and DENY one.
+    ALLOW requires every item to match; for ASK and DENY, one is enough.
 
-    A text has several readings: unchanged; without surrounding white space and invisible characters; in
-    Unicode NFKC; as a URL, normalised as by browsers; and as a path or recipient, if the tool declares it so.
-    For ALLOW all readings must match, for ASK and DENY one. A text with over 100 combining marks in a row is
-    refused.
+    A string is matched in several forms: unchanged; without surrounding white space and invisible characters; in
+    Unicode NFKC; as a URL, normalised as browsers do; and as a path or recipient, if the tool declares it as one.
+    For ALLOW, all forms must match; for ASK and DENY, one is enough. A string with over 100 combining marks in a
+    row is refused.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -107,9 +107,9 @@ class ArgumentPattern(_message.Message):
     argument: _builtins.str
     """Name of a top-level argument."""
     equals_json: _builtins.bytes
-    """Equal to this value, strict JSON; 1.0 and 1 are equal."""
+    """Must equal this value, given as strict JSON; 1.0 and 1 are equal."""
     glob: _builtins.str
-    """Text pattern, case-sensitive: * matches any characters, including slashes and none; ? matches one."""
+    """Glob pattern, case-sensitive: * matches any number of characters, including slashes; ? matches exactly one."""
     def __init__(
         self,
         *,
@@ -129,7 +129,7 @@ Global___ArgumentPattern: _TypeAlias = ArgumentPattern  # noqa: Y015
 
 @_typing.final
 class Rule(_message.Message):
-    """A rule about calls."""
+    """A rule that decides on calls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,28 +153,31 @@ class Rule(_message.Message):
     REVOKE_USER_ID_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     rule_id: _builtins.str
-    """ID of the rule. Output only."""
+    """Rule ID. Output only."""
     effect: Global___RuleEffect.ValueType
-    """Effect of the rule."""
+    """The rule's effect."""
     scope: Global___RuleScope.ValueType
     """Where it applies."""
     scope_id: _builtins.str
-    """RUN, CONVERSATION: its ID. AGENT: its name, `default` for runs without an agent. A run must exist and
-    belong to the caller; a conversation may be created later. The rule stays when its agent is deleted.
+    """RUN and CONVERSATION: its ID. AGENT: its name; `default` matches runs that did not name an agent. A run must
+    exist and belong to the caller; a conversation may be created later. The rule remains if its agent is
+    deleted.
     """
     tool_name: _builtins.str
-    """Name of a tool; "*" for all, "name.*" for all of a source."""
+    """Name of a tool; "*" means all tools, "name.*" means all of a source's tools."""
     items_max: _builtins.int
-    """ALLOW: maximum items of a bulk call; default 2, so that bulk calls need approval."""
+    """ALLOW: maximum number of items in a call; default 2, so that bulk calls need approval."""
     includes_destructive: _builtins.bool
-    """ALLOW with a tool pattern: also allow DESTRUCTIVE tools. A rule for a single tool always includes it."""
+    """ALLOW with a tool pattern: also allow DESTRUCTIVE tools. A rule for a single tool always applies, even if it
+    is DESTRUCTIVE.
+    """
     uses_max: _builtins.int
-    """ALLOW: maximum number of calls; default 0, unlimited."""
+    """ALLOW: maximum number of calls; default 0, which means unlimited."""
     uses: _builtins.int
     """Number of calls that it has allowed. Output only."""
     tool_version: _builtins.int
-    """ALLOW for one tool: version of the tool. Output only. A newer version suspends the rule, also for runs
-    with the older one. With a tool pattern, ALLOW does not apply to versions registered after the rule was
+    """ALLOW for one tool: the tool's version. Output only. A newer version suspends the rule, even for runs that
+    use the older one. With a tool pattern, ALLOW does not apply to versions registered after the rule was
     created.
     """
     suspended: _builtins.bool
@@ -186,16 +189,23 @@ class Rule(_message.Message):
     revoke_user_id: _builtins.str
     """User who revoked it. Output only."""
     call_id: _builtins.str
+<<<<<<< HEAD
     """Call of the caller whose approval led to the rule; empty if there is none. The call must have needed
     approval, and match the tool name of the rule.
+=======
+    """The caller's call whose approval led to the rule; empty if there is none. The call must have needed approval
+    and match the rule's tool name.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
-        """Argument patterns, all of which must match. At most 20 and 4096 bytes."""
+        """Argument patterns, all of which must match. At most 20 patterns and 4096 bytes in total."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it expires; absent for never. ALLOW with a tool pattern requires it, within 30 days."""
+        """When it expires; absent if it never does. Required for ALLOW with a tool pattern, and then at most 30 days
+        away.
+        """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -203,7 +213,7 @@ class Rule(_message.Message):
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was revoked; absent if it was not. Output only."""
+        """When it was revoked; absent if it has not been. Output only."""
 
     def __init__(
         self,
@@ -349,9 +359,13 @@ class ListRulesRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     include_ended: _builtins.bool
-    """Include revoked, expired and used up rules."""
+    """Include revoked, expired and used-up rules."""
     all_users: _builtins.bool
+<<<<<<< HEAD
     """Include the rules of all the store's users; requires the admin role."""
+=======
+    """Include all users' rules in the store; requires the admin role."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     def __init__(
         self,
         *,

@@ -26,15 +26,22 @@ if _version_not_supported:
 
 
 class RuleServiceStub(object):
-    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
-    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
-    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
-    category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
+    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
+    the tool category and the bulk rule decide.
 
+<<<<<<< HEAD
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
     one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
     role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
+=======
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
+    an ALLOW rule for tool "*" that expires.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -61,29 +68,36 @@ class RuleServiceStub(object):
 
 
 class RuleServiceServicer(object):
-    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
-    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
-    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
-    category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
+    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
+    the tool category and the bulk rule decide.
 
+<<<<<<< HEAD
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
     one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
     role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
+=======
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
+    an ALLOW rule for tool "*" that expires.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def CreateRule(self, request, context):
-        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others.
-        A store can have 1000 rules with scope STORE and AGENT in force, and 1000 others, at most 100 per user.
-        Idempotent by request ID.
+        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
+        store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
+        by request ID.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
         - PERMISSION_DENIED
         - NOT_FOUND / TOOL_NOT_FOUND
-        - NOT_FOUND / RUN_NOT_FOUND: The caller has no run `scope_id`.
-        - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation `scope_id`.
-        - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent `scope_id`.
+        - NOT_FOUND / RUN_NOT_FOUND: The caller has no run with ID `scope_id`.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation with ID `scope_id`.
+        - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent named `scope_id`.
         - NOT_FOUND / CALL_NOT_FOUND: `call_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED: Also for a repeated request.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
@@ -93,7 +107,7 @@ class RuleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeRule(self, request, context):
-        """Revokes a rule permanently. Calls that it allowed and that have not started do not start. Idempotent.
+        """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
 
         Errors:
         - NOT_FOUND / RULE_NOT_FOUND
@@ -104,8 +118,7 @@ class RuleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRules(self, request, context):
-        """Lists the rules of the caller and the store, newest first. Read-only. An admin can list those of all
-        users.
+        """Lists the caller's and the store's rules, newest first. An admin can list all users' rules. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -142,15 +155,22 @@ def add_RuleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RuleService(object):
-    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
-    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
-    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
-    category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
+    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
+    the tool category and the bulk rule decide.
 
+<<<<<<< HEAD
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
     one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
     role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
+=======
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
+    an ALLOW rule for tool "*" that expires.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod

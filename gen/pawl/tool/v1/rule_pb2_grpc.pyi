@@ -27,15 +27,22 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RuleServiceStub:
-    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
-    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
-    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
-    category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
+    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
+    the tool category and the bulk rule decide.
 
+<<<<<<< HEAD
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
     one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
     role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
+=======
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
+    an ALLOW rule for tool "*" that expires.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_typing.overload
@@ -43,31 +50,30 @@ class RuleServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RuleServiceAsyncStub: ...
     CreateRule: _grpc.UnaryUnaryMultiCallable[_rule_pb2.CreateRuleRequest, _rule_pb2.CreateRuleResponse]
-    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others.
-    A store can have 1000 rules with scope STORE and AGENT in force, and 1000 others, at most 100 per user.
-    Idempotent by request ID.
+    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
+    store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
+    by request ID.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
     - PERMISSION_DENIED
     - NOT_FOUND / TOOL_NOT_FOUND
-    - NOT_FOUND / RUN_NOT_FOUND: The caller has no run `scope_id`.
-    - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation `scope_id`.
-    - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent `scope_id`.
+    - NOT_FOUND / RUN_NOT_FOUND: The caller has no run with ID `scope_id`.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation with ID `scope_id`.
+    - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent named `scope_id`.
     - NOT_FOUND / CALL_NOT_FOUND: `call_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED: Also for a repeated request.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     RevokeRule: _grpc.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]
-    """Revokes a rule permanently. Calls that it allowed and that have not started do not start. Idempotent.
+    """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
 
     Errors:
     - NOT_FOUND / RULE_NOT_FOUND
     - PERMISSION_DENIED
     """
     ListRules: _grpc.UnaryUnaryMultiCallable[_rule_pb2.ListRulesRequest, _rule_pb2.ListRulesResponse]
-    """Lists the rules of the caller and the store, newest first. Read-only. An admin can list those of all
-    users.
+    """Lists the caller's and the store's rules, newest first. An admin can list all users' rules. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -76,44 +82,50 @@ class RuleServiceStub:
 
 @_typing.type_check_only
 class RuleServiceAsyncStub(RuleServiceStub):
-    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
-    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
-    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
-    category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
+    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
+    the tool category and the bulk rule decide.
 
+<<<<<<< HEAD
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
     one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
     role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
+=======
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
+    an ALLOW rule for tool "*" that expires.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateRule: _aio.UnaryUnaryMultiCallable[_rule_pb2.CreateRuleRequest, _rule_pb2.CreateRuleResponse]  # type: ignore[assignment]
-    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others.
-    A store can have 1000 rules with scope STORE and AGENT in force, and 1000 others, at most 100 per user.
-    Idempotent by request ID.
+    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
+    store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
+    by request ID.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
     - PERMISSION_DENIED
     - NOT_FOUND / TOOL_NOT_FOUND
-    - NOT_FOUND / RUN_NOT_FOUND: The caller has no run `scope_id`.
-    - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation `scope_id`.
-    - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent `scope_id`.
+    - NOT_FOUND / RUN_NOT_FOUND: The caller has no run with ID `scope_id`.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation with ID `scope_id`.
+    - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent named `scope_id`.
     - NOT_FOUND / CALL_NOT_FOUND: `call_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED: Also for a repeated request.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     RevokeRule: _aio.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]  # type: ignore[assignment]
-    """Revokes a rule permanently. Calls that it allowed and that have not started do not start. Idempotent.
+    """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
 
     Errors:
     - NOT_FOUND / RULE_NOT_FOUND
     - PERMISSION_DENIED
     """
     ListRules: _aio.UnaryUnaryMultiCallable[_rule_pb2.ListRulesRequest, _rule_pb2.ListRulesResponse]  # type: ignore[assignment]
-    """Lists the rules of the caller and the store, newest first. Read-only. An admin can list those of all
-    users.
+    """Lists the caller's and the store's rules, newest first. An admin can list all users' rules. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -121,15 +133,22 @@ class RuleServiceAsyncStub(RuleServiceStub):
     """
 
 class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
-    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
-    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
-    category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
+    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
+    the tool category and the bulk rule decide.
 
+<<<<<<< HEAD
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
     one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
     role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
     rule: ALLOW, tool "*", with an expiry.
+=======
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
+    an ALLOW rule for tool "*" that expires.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_abc_1.abstractmethod
@@ -138,17 +157,17 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_pb2.CreateRuleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rule_pb2.CreateRuleResponse, _abc.Awaitable[_rule_pb2.CreateRuleResponse]]:
-        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others.
-        A store can have 1000 rules with scope STORE and AGENT in force, and 1000 others, at most 100 per user.
-        Idempotent by request ID.
+        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
+        store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
+        by request ID.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
         - PERMISSION_DENIED
         - NOT_FOUND / TOOL_NOT_FOUND
-        - NOT_FOUND / RUN_NOT_FOUND: The caller has no run `scope_id`.
-        - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation `scope_id`.
-        - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent `scope_id`.
+        - NOT_FOUND / RUN_NOT_FOUND: The caller has no run with ID `scope_id`.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation with ID `scope_id`.
+        - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent named `scope_id`.
         - NOT_FOUND / CALL_NOT_FOUND: `call_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED: Also for a repeated request.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
@@ -160,7 +179,7 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_pb2.RevokeRuleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rule_pb2.RevokeRuleResponse, _abc.Awaitable[_rule_pb2.RevokeRuleResponse]]:
-        """Revokes a rule permanently. Calls that it allowed and that have not started do not start. Idempotent.
+        """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
 
         Errors:
         - NOT_FOUND / RULE_NOT_FOUND
@@ -173,8 +192,7 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_pb2.ListRulesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rule_pb2.ListRulesResponse, _abc.Awaitable[_rule_pb2.ListRulesResponse]]:
-        """Lists the rules of the caller and the store, newest first. Read-only. An admin can list those of all
-        users.
+        """Lists the caller's and the store's rules, newest first. An admin can list all users' rules. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN

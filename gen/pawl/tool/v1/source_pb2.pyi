@@ -32,23 +32,23 @@ class _SourceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourceSta
     SOURCE_STATE_UNSPECIFIED: _SourceState.ValueType  # 0
     """Never sent."""
     SOURCE_STATE_READY: _SourceState.ValueType  # 1
-    """It answers, and its tools are as approved. Transient."""
+    """It responds, and its tools are as approved. Transient."""
     SOURCE_STATE_CHANGED: _SourceState.ValueType  # 2
     """Its tools have changed; call ApproveSource. Interrupted."""
     SOURCE_STATE_UNREACHABLE: _SourceState.ValueType  # 3
-    """It does not answer; see `problem`. Interrupted."""
+    """It does not respond; see `problem`. Interrupted."""
 
 class SourceState(_SourceState, metaclass=_SourceStateEnumTypeWrapper):
-    """State of a source at its last check."""
+    """A source's state at its last check."""
 
 SOURCE_STATE_UNSPECIFIED: SourceState.ValueType  # 0
 """Never sent."""
 SOURCE_STATE_READY: SourceState.ValueType  # 1
-"""It answers, and its tools are as approved. Transient."""
+"""It responds, and its tools are as approved. Transient."""
 SOURCE_STATE_CHANGED: SourceState.ValueType  # 2
 """Its tools have changed; call ApproveSource. Interrupted."""
 SOURCE_STATE_UNREACHABLE: SourceState.ValueType  # 3
-"""It does not answer; see `problem`. Interrupted."""
+"""It does not respond; see `problem`. Interrupted."""
 Global___SourceState: _TypeAlias = SourceState  # noqa: Y015
 
 @_typing.final
@@ -83,7 +83,7 @@ class SourceConfig(_message.Message):
 
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceToolPolicy]:
-        """Policies of the store's admin for single tools."""
+        """The store admin's policies for individual tools."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ Global___SourceConfig: _TypeAlias = SourceConfig  # noqa: Y015
 
 @_typing.final
 class SourceToolPolicy(_message.Message):
-    """Policy for a tool of a source, which its source cannot set itself."""
+    """Policy for a source's tool, which the source cannot set itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -122,7 +122,7 @@ class SourceToolPolicy(_message.Message):
     PERMITS_GRANTS_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Name of the tool without the source; "*" for all tools without their own policy."""
+    """Name of the tool, without the source; "*" for all tools without their own policy."""
     category: _call_pb2.ToolCategory.ValueType
     """Category; default SENSITIVE, or DESTRUCTIVE if the source says so."""
     effect_class: _call_pb2.EffectClass.ValueType
@@ -132,9 +132,9 @@ class SourceToolPolicy(_message.Message):
     excluded: _builtins.bool
     """Do not register the tool."""
     bulk_count: _builtins.str
-    """Path to the items of a call, for the rule that gates calls with three or more items. Names separated by
-    dots, with [*] for each item of an array, like $.body.orders[*].lines. Default: the longest array at any
-    depth.
+    """Path to a call's items, for the rule that gates calls with three or more items. It consists of names
+    separated by dots, with [*] for each item of an array, for example $.body.orders[*].lines. Default: the
+    longest array at any depth.
     """
     without_background: _builtins.bool
     """Same as ToolDefinition.without_background."""
@@ -170,9 +170,9 @@ Global___SourceToolPolicy: _TypeAlias = SourceToolPolicy  # noqa: Y015
 
 @_typing.final
 class McpStdioConfig(_message.Message):
-    """An MCP server that runs as a program. Its environment has only PATH, HOME and TMPDIR (an empty folder,
-    deleted afterwards), LANG and the variables below. Pawl kills it with all child processes after 5 idle
-    minutes, when the source is removed, and when the registry ends.
+    """An MCP server that runs as a program. Its environment contains only PATH, HOME and TMPDIR (an empty folder,
+    deleted afterwards), LANG and the variables below. Pawl kills it and all its child processes after 5 idle
+    minutes, when the source is removed, and when the registry stops.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -226,12 +226,12 @@ class McpStdioConfig(_message.Message):
     PROCESSES_MAX_FIELD_NUMBER: _builtins.int
     STATELESS_FIELD_NUMBER: _builtins.int
     memory_bytes_max: _builtins.int
-    """Memory limit in bytes with child processes, at least 33554432; default 1073741824. Linux only."""
+    """Memory limit in bytes, including child processes, at least 33554432; default 1073741824. Linux only."""
     processes_max: _builtins.int
-    """Maximum processes, 1 to 1000; default 64. Linux only."""
+    """Maximum number of processes, 1 to 1000; default 64. Linux only."""
     stateless: _builtins.bool
-    """Whether it keeps no state between calls, so that all users can share one process. Otherwise each user has
-    a process.
+    """Whether it is stateless between calls, so that all users can share one process. Otherwise each user gets
+    their own.
     """
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -243,19 +243,20 @@ class McpStdioConfig(_message.Message):
 
     @_builtins.property
     def secret_environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Environment variables with secrets: variable name to secret name."""
+        """Environment variables that hold secrets: variable name to secret name."""
 
     @_builtins.property
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. Without
-        these and `writable_paths` nothing more, except in a deployment without API keys: then what the
-        registry's user may read. Private folders of the deployment (keys, secrets, data) are SOURCE_UNREACHABLE.
+        """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. If neither
+        these nor `writable_paths` are set, it can read nothing else, except in a deployment without API keys, where
+        it can read whatever the registry's user may read. The deployment's private folders (keys, secrets, data) are
+        SOURCE_UNREACHABLE.
         """
 
     @_builtins.property
     def writable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Absolute folders that it may read and write, in addition to HOME. Private folders of the deployment are
-        not allowed. The kernel enforces this; where it cannot, the source is SOURCE_UNREACHABLE.
+        """Absolute folders that it may read and write, in addition to HOME. The deployment's private folders are not
+        allowed. The kernel enforces this; where it cannot, the source is SOURCE_UNREACHABLE.
         """
 
     def __init__(
@@ -331,16 +332,16 @@ class McpHttpConfig(_message.Message):
     url: _builtins.str
     """URL: https, or http if the deployment's egress rules allow the host."""
     stateless: _builtins.bool
-    """Whether it keeps no state between calls, so that all users can share one session. Otherwise each user has
-    a session.
+    """Whether it is stateless between calls, so that all users can share one session. Otherwise each user gets
+    their own.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers of every request."""
+        """Headers sent with every request."""
 
     @_builtins.property
     def secret_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers with secrets: header name to secret name."""
+        """Headers that hold secrets: header name to secret name."""
 
     def __init__(
         self,
@@ -411,22 +412,22 @@ class OpenApiConfig(_message.Message):
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
     OPERATION_IDS_FIELD_NUMBER: _builtins.int
     document: _builtins.bytes
-    """The document, JSON or YAML. Either this or `document_url`. Of a document over 1 MiB only the selected
-    operations and what they refer to are kept, at most 1 MiB.
+    """The document, as JSON or YAML. Set either this or `document_url`. If the document is over 1 MiB, only the
+    selected operations and what they refer to are kept, at most 1 MiB.
     """
     document_url: _builtins.str
-    """URL of the document, at most 16 MiB."""
+    """URL of the document, which may be at most 16 MiB."""
     base_url: _builtins.str
-    """Base URL; default the first server of the document. Required for secret headers if a fetched document
-    names a server other than its own.
+    """Base URL; default: the document's first server. Required for secret headers if a fetched document names a
+    server other than its own.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers of every request."""
+        """Headers sent with every request."""
 
     @_builtins.property
     def secret_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers with secrets: header name to secret name."""
+        """Headers that hold secrets: header name to secret name."""
 
     @_builtins.property
     def operation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -504,26 +505,30 @@ class HttpEndpointConfig(_message.Message):
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_HEADER_FIELD_NUMBER: _builtins.int
     url: _builtins.str
-    """URL with {argument} placeholders in path and query."""
+    """URL with {argument} placeholders in its path and query."""
     method: _builtins.str
-    """GET, POST, PUT, PATCH or DELETE. Other arguments go into the query for GET and DELETE, otherwise into the
-    body as JSON.
+    """GET, POST, PUT, PATCH or DELETE. Arguments without a placeholder go into the query for GET and DELETE,
+    otherwise into the body as JSON.
     """
     description: _builtins.str
     """Description for the model, 1 to 4096 bytes."""
     arguments_schema_json: _builtins.bytes
+<<<<<<< HEAD
     """JSON Schema of the arguments; see ToolDefinition.arguments_schema_json."""
+=======
+    """JSON Schema for the arguments; see ToolDefinition.arguments_schema_json."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     idempotency_header: _builtins.str
     """Header that carries the idempotency key; empty if there is none. Required for the effect class
     IDEMPOTENT.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers of every request."""
+        """Headers sent with every request."""
 
     @_builtins.property
     def secret_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers with secrets: header name to secret name."""
+        """Headers that hold secrets: header name to secret name."""
 
     def __init__(
         self,
@@ -546,7 +551,7 @@ Global___HttpEndpointConfig: _TypeAlias = HttpEndpointConfig  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):
-    """A tool source of a store."""
+    """A store's tool source."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -559,12 +564,12 @@ class Source(_message.Message):
     state: Global___SourceState.ValueType
     """State at the last check."""
     problem: _builtins.str
-    """What is wrong, for people; empty if nothing is."""
+    """Human-readable description of what is wrong; empty if nothing is."""
     definitions_hash: _builtins.str
     """SHA-256, in hex, of the approved definitions."""
     @_builtins.property
     def config(self) -> Global___SourceConfig:
-        """Its configuration. Values of `environment` and `headers` and URL queries are visible only to users who
+        """Its configuration. URL queries and the values of `environment` and `headers` are visible only to users who
         may change the source. Secrets are shown by name only.
         """
 
@@ -604,7 +609,7 @@ class SourceChange(_message.Message):
     APPROVED_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Name of the tool, with the source."""
+    """Name of the tool, including the source."""
     @_builtins.property
     def approved(self) -> _tool_pb2.ToolDefinition:
         """Approved definition; absent for a new tool."""
@@ -695,7 +700,7 @@ class LeftOutTool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The source's name of the tool."""
+    """The source's name for the tool."""
     reason: _builtins.str
     """Human-readable reason."""
     def __init__(
@@ -825,7 +830,7 @@ class CheckSourceResponse(_message.Message):
     FOUND_HASH_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     found_hash: _builtins.str
-    """SHA-256, in hex, of the current definitions; empty if the source does not answer."""
+    """SHA-256, in hex, of the current definitions; empty if the source does not respond."""
     @_builtins.property
     def source(self) -> Global___Source:
         """The source."""

@@ -27,15 +27,22 @@ if _version_not_supported:
 
 class SourceServiceStub(object):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+<<<<<<< HEAD
     from the credential. Reading requires the admin or operator role (every user can see the tools with
     ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
     require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+=======
+    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
+    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
+    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
+    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
-    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
-    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
-    requests until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
+    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
+    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
+    then.
     """
 
     def __init__(self, channel):
@@ -73,21 +80,28 @@ class SourceServiceStub(object):
 
 class SourceServiceServicer(object):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+<<<<<<< HEAD
     from the credential. Reading requires the admin or operator role (every user can see the tools with
     ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
     require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+=======
+    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
+    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
+    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
+    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
-    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
-    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
-    requests until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
+    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
+    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
+    then.
     """
 
     def AddSource(self, request, context):
-        """Connects a source and registers its tools. The same request again changes nothing; another one for an
-        existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
-        Idempotent.
+        """Connects a source and registers its tools. Sending the same request again has no effect; a different request
+        for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
+        calls. Idempotent.
 
         Errors:
         - ALREADY_EXISTS / SOURCE_EXISTS
@@ -114,7 +128,7 @@ class SourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSources(self, request, context):
-        """Lists the sources of the store by name, as of their last check. Read-only.
+        """Lists the store's sources by name, as of their last check. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -124,7 +138,7 @@ class SourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckSource(self, request, context):
-        """Fetches the tools of a source and returns the changes. Read-only.
+        """Fetches a source's tools and returns the changes. Read-only.
 
         Errors:
         - NOT_FOUND / SOURCE_NOT_FOUND
@@ -135,9 +149,9 @@ class SourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ApproveSource(self, request, context):
-        """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
-        missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
-        cannot decide are refused.
+        """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
+        ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
+        are refused.
 
         Errors:
         - NOT_FOUND / SOURCE_NOT_FOUND
@@ -187,15 +201,22 @@ def add_SourceServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SourceService(object):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+<<<<<<< HEAD
     from the credential. Reading requires the admin or operator role (every user can see the tools with
     ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
     require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+=======
+    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
+    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
+    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
+    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
-    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
-    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
-    requests until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
+    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
+    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
+    then.
     """
 
     @staticmethod

@@ -28,15 +28,22 @@ GRPC_VERSION: str
 
 class SourceServiceStub:
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+<<<<<<< HEAD
     from the credential. Reading requires the admin or operator role (every user can see the tools with
     ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
     require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+=======
+    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
+    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
+    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
+    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
-    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
-    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
-    requests until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
+    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
+    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
+    then.
     """
 
     @_typing.overload
@@ -44,9 +51,9 @@ class SourceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SourceServiceAsyncStub: ...
     AddSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]
-    """Connects a source and registers its tools. The same request again changes nothing; another one for an
-    existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
-    Idempotent.
+    """Connects a source and registers its tools. Sending the same request again has no effect; a different request
+    for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
+    calls. Idempotent.
 
     Errors:
     - ALREADY_EXISTS / SOURCE_EXISTS
@@ -65,22 +72,22 @@ class SourceServiceStub:
     - PERMISSION_DENIED
     """
     ListSources: _grpc.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]
-    """Lists the sources of the store by name, as of their last check. Read-only.
+    """Lists the store's sources by name, as of their last check. Read-only.
 
     Errors:
     - PERMISSION_DENIED
     """
     CheckSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]
-    """Fetches the tools of a source and returns the changes. Read-only.
+    """Fetches a source's tools and returns the changes. Read-only.
 
     Errors:
     - NOT_FOUND / SOURCE_NOT_FOUND
     - PERMISSION_DENIED
     """
     ApproveSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]
-    """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
-    missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
-    cannot decide are refused.
+    """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
+    ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
+    are refused.
 
     Errors:
     - NOT_FOUND / SOURCE_NOT_FOUND
@@ -92,22 +99,29 @@ class SourceServiceStub:
 @_typing.type_check_only
 class SourceServiceAsyncStub(SourceServiceStub):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+<<<<<<< HEAD
     from the credential. Reading requires the admin or operator role (every user can see the tools with
     ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
     require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+=======
+    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
+    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
+    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
+    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
-    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
-    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
-    requests until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
+    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
+    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
+    then.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AddSource: _aio.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]  # type: ignore[assignment]
-    """Connects a source and registers its tools. The same request again changes nothing; another one for an
-    existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
-    Idempotent.
+    """Connects a source and registers its tools. Sending the same request again has no effect; a different request
+    for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
+    calls. Idempotent.
 
     Errors:
     - ALREADY_EXISTS / SOURCE_EXISTS
@@ -126,22 +140,22 @@ class SourceServiceAsyncStub(SourceServiceStub):
     - PERMISSION_DENIED
     """
     ListSources: _aio.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]  # type: ignore[assignment]
-    """Lists the sources of the store by name, as of their last check. Read-only.
+    """Lists the store's sources by name, as of their last check. Read-only.
 
     Errors:
     - PERMISSION_DENIED
     """
     CheckSource: _aio.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]  # type: ignore[assignment]
-    """Fetches the tools of a source and returns the changes. Read-only.
+    """Fetches a source's tools and returns the changes. Read-only.
 
     Errors:
     - NOT_FOUND / SOURCE_NOT_FOUND
     - PERMISSION_DENIED
     """
     ApproveSource: _aio.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]  # type: ignore[assignment]
-    """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
-    missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
-    cannot decide are refused.
+    """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
+    ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
+    are refused.
 
     Errors:
     - NOT_FOUND / SOURCE_NOT_FOUND
@@ -152,15 +166,22 @@ class SourceServiceAsyncStub(SourceServiceStub):
 
 class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+<<<<<<< HEAD
     from the credential. Reading requires the admin or operator role (every user can see the tools with
     ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
     require the operator role, and a deployment that allows the program to the store. If that permission ends,
     calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+=======
+    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
+    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
+    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
+    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
-    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
-    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
-    requests until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
+    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
+    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
+    then.
     """
 
     @_abc_1.abstractmethod
@@ -169,9 +190,9 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.AddSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.AddSourceResponse, _abc.Awaitable[_source_pb2.AddSourceResponse]]:
-        """Connects a source and registers its tools. The same request again changes nothing; another one for an
-        existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
-        Idempotent.
+        """Connects a source and registers its tools. Sending the same request again has no effect; a different request
+        for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
+        calls. Idempotent.
 
         Errors:
         - ALREADY_EXISTS / SOURCE_EXISTS
@@ -202,7 +223,7 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.ListSourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.ListSourcesResponse, _abc.Awaitable[_source_pb2.ListSourcesResponse]]:
-        """Lists the sources of the store by name, as of their last check. Read-only.
+        """Lists the store's sources by name, as of their last check. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -214,7 +235,7 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.CheckSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.CheckSourceResponse, _abc.Awaitable[_source_pb2.CheckSourceResponse]]:
-        """Fetches the tools of a source and returns the changes. Read-only.
+        """Fetches a source's tools and returns the changes. Read-only.
 
         Errors:
         - NOT_FOUND / SOURCE_NOT_FOUND
@@ -227,9 +248,9 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.ApproveSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.ApproveSourceResponse, _abc.Awaitable[_source_pb2.ApproveSourceResponse]]:
-        """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
-        missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
-        cannot decide are refused.
+        """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
+        ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
+        are refused.
 
         Errors:
         - NOT_FOUND / SOURCE_NOT_FOUND

@@ -55,17 +55,19 @@ class ToolDefinition(_message.Message):
     description: _builtins.str
     """Description for the model, 1 to 4096 bytes."""
     arguments_schema_json: _builtins.bytes
-    """JSON Schema 2020-12 of the arguments: an object, strict JSON, without remote references. At most 64 KiB."""
+    """JSON Schema 2020-12 for the arguments, which must be an object. Strict JSON, without remote references, at
+    most 64 KiB.
+    """
     context: _call_pb2.ExecutionContext.ValueType
     """Where it runs."""
     category: _call_pb2.ToolCategory.ValueType
-    """How much harm it can do; SENSITIVE and DESTRUCTIVE tools need approval."""
+    """How much harm it can do. SENSITIVE and DESTRUCTIVE tools need approval."""
     effect_class: _call_pb2.EffectClass.ValueType
-    """What Pawl may do if the outcome of a call is unknown."""
+    """What Pawl may do if a call's outcome is unknown."""
     timeout_seconds: _builtins.float
-    """Timeout of one execution in seconds, 0.1 to 3600; 0 means the run's limit."""
+    """Timeout of each execution in seconds, 0.1 to 3600; 0 means the run's limit."""
     parallel: _builtins.bool
-    """Whether calls may run in parallel with others of the batch. READ_ONLY tools always may."""
+    """Whether calls may run in parallel with others in the batch. READ_ONLY tools always may."""
     result_bytes_max: _builtins.int
     """BACKEND tools: maximum size of a result in bytes, 1 to 1048576; default 1048576. A larger result becomes
     an error.
@@ -75,37 +77,47 @@ class ToolDefinition(_message.Message):
     fallback_tool_name: _builtins.str
     """With BACKEND_TOOL: name of the tool that runs instead."""
     rate_per_minute: _builtins.int
-    """BACKEND tools: average executions per minute and store, 0 to 100000; 0 for no limit. After a quiet
-    minute, that many may start together. Further ones get an error result RATE_LIMITED with the time to
-    retry.
+    """BACKEND tools: average executions per minute and store, 0 to 100000; 0 means no limit. After a quiet minute,
+    that many may start at once. Any more get a RATE_LIMITED error result that says when to retry.
     """
     cache_seconds: _builtins.float
-    """READ_ONLY BACKEND tools: seconds to cache results per user and arguments, 0 to 86400; default 0. Results
-    that involve questions to the user are not cached.
+    """READ_ONLY BACKEND tools: seconds for which results are cached, per user and arguments, 0 to 86400; default 0.
+    Results that involved questions to the user are not cached.
     """
     approvals_required: _builtins.int
+<<<<<<< HEAD
     """Number of different users who must approve a gated call, 0 to 5; 0 means one. From 2 on, the user who
     started or steered the run cannot approve. Not for HUMAN tools.
+=======
+    """Number of different users who must approve a gated call, 0 to 5; 0 means one. If it is 2 or more, the user
+    who started or steered the run cannot approve. Not allowed for HUMAN tools.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     without_background: _builtins.bool
-    """Run calls immediately, with a note, if the model requests the background (docs/guides/background.md)."""
+    """If the model asks to run calls in the background (docs/guides/background.md), run them immediately instead,
+    with a note.
+    """
     async_timeout_seconds: _builtins.float
-    """BACKEND tools: timeout of one background execution in seconds, 0.1 to 86400; default 3600. Replaces
+    """BACKEND tools: timeout of each background execution in seconds, 0.1 to 86400; default 3600. Replaces
     `timeout_seconds` in the background.
     """
     permits_grants: _builtins.bool
-    """DESTRUCTIVE tools: whether one approval may cover a series of background calls. Tools of other categories
+    """DESTRUCTIVE tools: whether one approval may cover a series of background calls. Tools in other categories
     always permit this.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Templates of resource keys over the arguments, such as "path:{path}". Calls with a common key run one at
-        a time in the store.
+        """Templates that build resource keys from the arguments, such as "path:{path}". Calls that share a key run one
+        at a time within the store.
         """
 
     @_builtins.property
     def allowed_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+<<<<<<< HEAD
         """Users who may call it; empty means all of the store."""
+=======
+        """Users who may call it; empty means all users in the store."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -113,9 +125,9 @@ class ToolDefinition(_message.Message):
 
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
-        """BACKEND and AGENT tools: default reports of their jobs; absent for every iteration. Applies if neither
-        the model nor the user specifies reports. For single calls only NONE has an effect, for jobs with
-        conditions nothing has.
+        """BACKEND and AGENT tools: default reporting for their jobs; absent means every iteration. Applies if neither
+        the model nor the user specifies it. For single calls, only NONE has an effect; for jobs with conditions,
+        this is ignored.
         """
 
     def __init__(
@@ -162,9 +174,9 @@ class Tool(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version, from 1; increases with every change."""
+    """Version, starting at 1; increases with every change."""
     source: _builtins.str
-    """Origin: "builtin", "module:<name>", "store" (front-end tools), "worker:<name>", "mcp:<name>" or
+    """Where it comes from: "builtin", "module:<name>", "store" (front-end tools), "worker:<name>", "mcp:<name>" or
     "http:<name>".
     """
     @_builtins.property
@@ -193,15 +205,15 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class OwnTool(_message.Message):
-    """A front-end tool that came with a run or its session, and exists for that run only."""
+    """A front-end tool that came with a run or its session and exists only for that run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
     definition_sha256: _builtins.str
-    """SHA-256, in hex, of the definition. The audit chain and analytics name the tool by its name, `@` and the
-    first 12 digits.
+    """SHA-256, in hex, of the definition. The audit chain and analytics identify the tool by its name, `@` and the
+    first 12 digits of this.
     """
     @_builtins.property
     def definition(self) -> Global___ToolDefinition:
@@ -323,7 +335,7 @@ class GetToolRequest(_message.Message):
     name: _builtins.str
     """Tool name."""
     version: _builtins.int
-    """Version; 0 for the current one."""
+    """Version; 0 means the current one."""
     def __init__(
         self,
         *,

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class ToolServiceStub(object):
-    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
-    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
-    its workers (WorkerService) and sources (SourceService).
+    """Manages a store's tools. The store comes from the credential. Loaded tools (built-in tools and Python modules)
+    are the same in every store. In addition, each store has front-end tools, which are registered here, and the
+    tools of its workers (WorkerService) and sources (SourceService).
     """
 
     def __init__(self, channel):
@@ -60,18 +60,25 @@ class ToolServiceStub(object):
 
 
 class ToolServiceServicer(object):
-    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
-    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
-    its workers (WorkerService) and sources (SourceService).
+    """Manages a store's tools. The store comes from the credential. Loaded tools (built-in tools and Python modules)
+    are the same in every store. In addition, each store has front-end tools, which are registered here, and the
+    tools of its workers (WorkerService) and sources (SourceService).
     """
 
     def RegisterTool(self, request, context):
-        """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
-        Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
+        """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
+        version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
+        Idempotent.
 
+<<<<<<< HEAD
         Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
         Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
         one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
+=======
+        Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
+        Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
+        with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -84,10 +91,10 @@ class ToolServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterTool(self, request, context):
-        """Removes a tool from the store. Running runs keep it. Not idempotent: a repeated request returns
-        TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group,
-        and any tool by an admin. Only an admin can remove a front-end tool that needs approval or is limited to
-        some users.
+        """Removes a tool from the store. Runs in progress keep it. Not idempotent: a repeated request returns
+        TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group, and
+        any tool by an admin. Only an admin can remove a front-end tool that needs approval or is restricted to
+        certain users.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND: Also for loaded tools, which cannot be removed.
@@ -108,7 +115,7 @@ class ToolServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTools(self, request, context):
-        """Lists the tools of the store by name. Read-only.
+        """Lists the store's tools by name. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -149,9 +156,9 @@ def add_ToolServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolService(object):
-    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
-    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
-    its workers (WorkerService) and sources (SourceService).
+    """Manages a store's tools. The store comes from the credential. Loaded tools (built-in tools and Python modules)
+    are the same in every store. In addition, each store has front-end tools, which are registered here, and the
+    tools of its workers (WorkerService) and sources (SourceService).
     """
 
     @staticmethod

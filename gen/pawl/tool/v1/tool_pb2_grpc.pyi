@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ToolServiceStub:
-    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
-    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
-    its workers (WorkerService) and sources (SourceService).
+    """Manages a store's tools. The store comes from the credential. Loaded tools (built-in tools and Python modules)
+    are the same in every store. In addition, each store has front-end tools, which are registered here, and the
+    tools of its workers (WorkerService) and sources (SourceService).
     """
 
     @_typing.overload
@@ -37,12 +37,19 @@ class ToolServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ToolServiceAsyncStub: ...
     RegisterTool: _grpc.UnaryUnaryMultiCallable[_tool_pb2.RegisterToolRequest, _tool_pb2.RegisterToolResponse]
-    """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
-    Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
+    """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
+    version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
+    Idempotent.
 
+<<<<<<< HEAD
     Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
     Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
     one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
+=======
+    Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
+    Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
+    with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -51,10 +58,10 @@ class ToolServiceStub:
     - PERMISSION_DENIED
     """
     UnregisterTool: _grpc.UnaryUnaryMultiCallable[_tool_pb2.UnregisterToolRequest, _tool_pb2.UnregisterToolResponse]
-    """Removes a tool from the store. Running runs keep it. Not idempotent: a repeated request returns
-    TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group,
-    and any tool by an admin. Only an admin can remove a front-end tool that needs approval or is limited to
-    some users.
+    """Removes a tool from the store. Runs in progress keep it. Not idempotent: a repeated request returns
+    TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group, and
+    any tool by an admin. Only an admin can remove a front-end tool that needs approval or is restricted to
+    certain users.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND: Also for loaded tools, which cannot be removed.
@@ -67,7 +74,7 @@ class ToolServiceStub:
     - NOT_FOUND / TOOL_NOT_FOUND
     """
     ListTools: _grpc.UnaryUnaryMultiCallable[_tool_pb2.ListToolsRequest, _tool_pb2.ListToolsResponse]
-    """Lists the tools of the store by name. Read-only.
+    """Lists the store's tools by name. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -75,19 +82,26 @@ class ToolServiceStub:
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
-    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
-    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
-    its workers (WorkerService) and sources (SourceService).
+    """Manages a store's tools. The store comes from the credential. Loaded tools (built-in tools and Python modules)
+    are the same in every store. In addition, each store has front-end tools, which are registered here, and the
+    tools of its workers (WorkerService) and sources (SourceService).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterTool: _aio.UnaryUnaryMultiCallable[_tool_pb2.RegisterToolRequest, _tool_pb2.RegisterToolResponse]  # type: ignore[assignment]
-    """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
-    Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
+    """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
+    version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
+    Idempotent.
 
+<<<<<<< HEAD
     Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
     Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
     one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
+=======
+    Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
+    Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
+    with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -96,10 +110,10 @@ class ToolServiceAsyncStub(ToolServiceStub):
     - PERMISSION_DENIED
     """
     UnregisterTool: _aio.UnaryUnaryMultiCallable[_tool_pb2.UnregisterToolRequest, _tool_pb2.UnregisterToolResponse]  # type: ignore[assignment]
-    """Removes a tool from the store. Running runs keep it. Not idempotent: a repeated request returns
-    TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group,
-    and any tool by an admin. Only an admin can remove a front-end tool that needs approval or is limited to
-    some users.
+    """Removes a tool from the store. Runs in progress keep it. Not idempotent: a repeated request returns
+    TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group, and
+    any tool by an admin. Only an admin can remove a front-end tool that needs approval or is restricted to
+    certain users.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND: Also for loaded tools, which cannot be removed.
@@ -112,16 +126,16 @@ class ToolServiceAsyncStub(ToolServiceStub):
     - NOT_FOUND / TOOL_NOT_FOUND
     """
     ListTools: _aio.UnaryUnaryMultiCallable[_tool_pb2.ListToolsRequest, _tool_pb2.ListToolsResponse]  # type: ignore[assignment]
-    """Lists the tools of the store by name. Read-only.
+    """Lists the store's tools by name. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
-    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
-    its workers (WorkerService) and sources (SourceService).
+    """Manages a store's tools. The store comes from the credential. Loaded tools (built-in tools and Python modules)
+    are the same in every store. In addition, each store has front-end tools, which are registered here, and the
+    tools of its workers (WorkerService) and sources (SourceService).
     """
 
     @_abc_1.abstractmethod
@@ -130,12 +144,19 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_pb2.RegisterToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_pb2.RegisterToolResponse, _abc.Awaitable[_tool_pb2.RegisterToolResponse]]:
-        """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
-        Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
+        """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
+        version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
+        Idempotent.
 
+<<<<<<< HEAD
         Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
         Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
         one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
+=======
+        Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
+        Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
+        with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -150,10 +171,10 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_pb2.UnregisterToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_pb2.UnregisterToolResponse, _abc.Awaitable[_tool_pb2.UnregisterToolResponse]]:
-        """Removes a tool from the store. Running runs keep it. Not idempotent: a repeated request returns
-        TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group,
-        and any tool by an admin. Only an admin can remove a front-end tool that needs approval or is limited to
-        some users.
+        """Removes a tool from the store. Runs in progress keep it. Not idempotent: a repeated request returns
+        TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group, and
+        any tool by an admin. Only an admin can remove a front-end tool that needs approval or is restricted to
+        certain users.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND: Also for loaded tools, which cannot be removed.
@@ -178,7 +199,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_pb2.ListToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_pb2.ListToolsResponse, _abc.Awaitable[_tool_pb2.ListToolsResponse]]:
-        """Lists the tools of the store by name. Read-only.
+        """Lists the store's tools by name. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN

@@ -33,8 +33,8 @@ class _InvocationPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Inv
     INVOCATION_PURPOSE_RUN: _InvocationPurpose.ValueType  # 1
     """Run it."""
     INVOCATION_PURPOSE_RECONCILE: _InvocationPurpose.ValueType  # 2
-    """Find out whether an earlier execution had its effect, without running it. RECONCILABLE tools only. A
-    worker that still runs the call, or cannot find out, answers `outcome_unknown`.
+    """Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. A worker
+    that is still running the call, or cannot find out, answers `outcome_unknown`.
     """
 
 class InvocationPurpose(_InvocationPurpose, metaclass=_InvocationPurposeEnumTypeWrapper):
@@ -45,8 +45,8 @@ INVOCATION_PURPOSE_UNSPECIFIED: InvocationPurpose.ValueType  # 0
 INVOCATION_PURPOSE_RUN: InvocationPurpose.ValueType  # 1
 """Run it."""
 INVOCATION_PURPOSE_RECONCILE: InvocationPurpose.ValueType  # 2
-"""Find out whether an earlier execution had its effect, without running it. RECONCILABLE tools only. A
-worker that still runs the call, or cannot find out, answers `outcome_unknown`.
+"""Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. A worker
+that is still running the call, or cannot find out, answers `outcome_unknown`.
 """
 Global___InvocationPurpose: _TypeAlias = InvocationPurpose  # noqa: Y015
 
@@ -59,11 +59,11 @@ class _ResultStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResultSt
     RESULT_STATUS_UNSPECIFIED: _ResultStatus.ValueType  # 0
     """Never sent."""
     RESULT_STATUS_ACCEPTED: _ResultStatus.ValueType  # 1
-    """Accepted as the result of the call. The same result again is also ACCEPTED."""
+    """Accepted as the call's result. Sending the same result again also gets ACCEPTED."""
     RESULT_STATUS_LATE: _ResultStatus.ValueType  # 2
-    """The call was cancelled, timed out or given to another worker. Only recorded in the audit chain."""
+    """The call was cancelled, timed out or given to another worker. The result is only recorded in the audit chain."""
     RESULT_STATUS_UNKNOWN: _ResultStatus.ValueType  # 3
-    """The store has no such call, or no longer; nothing changed."""
+    """The store does not have the call, or no longer has it; nothing changed."""
 
 class ResultStatus(_ResultStatus, metaclass=_ResultStatusEnumTypeWrapper):
     """Outcome of a result."""
@@ -71,16 +71,16 @@ class ResultStatus(_ResultStatus, metaclass=_ResultStatusEnumTypeWrapper):
 RESULT_STATUS_UNSPECIFIED: ResultStatus.ValueType  # 0
 """Never sent."""
 RESULT_STATUS_ACCEPTED: ResultStatus.ValueType  # 1
-"""Accepted as the result of the call. The same result again is also ACCEPTED."""
+"""Accepted as the call's result. Sending the same result again also gets ACCEPTED."""
 RESULT_STATUS_LATE: ResultStatus.ValueType  # 2
-"""The call was cancelled, timed out or given to another worker. Only recorded in the audit chain."""
+"""The call was cancelled, timed out or given to another worker. The result is only recorded in the audit chain."""
 RESULT_STATUS_UNKNOWN: ResultStatus.ValueType  # 3
-"""The store has no such call, or no longer; nothing changed."""
+"""The store does not have the call, or no longer has it; nothing changed."""
 Global___ResultStatus: _TypeAlias = ResultStatus  # noqa: Y015
 
 @_typing.final
 class AttachWorkerRequest(_message.Message):
-    """A frame from the worker."""
+    """A frame sent by the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -96,7 +96,7 @@ class AttachWorkerRequest(_message.Message):
 
     @_builtins.property
     def progress(self) -> Global___WorkerProgress:
-        """Reports progress of a call."""
+        """Reports a call's progress."""
 
     @_builtins.property
     def result(self) -> Global___WorkerResult:
@@ -108,11 +108,11 @@ class AttachWorkerRequest(_message.Message):
 
     @_builtins.property
     def drain(self) -> Global___WorkerDrain:
-        """Requests no new calls: the stream ends when the current ones are done."""
+        """Asks the server not to send any new calls: the stream ends when the current ones are done."""
 
     @_builtins.property
     def checkpoint(self) -> Global___WorkerCheckpoint:
-        """Saves the state of a call."""
+        """Saves a call's state."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ Global___AttachWorkerRequest: _TypeAlias = AttachWorkerRequest  # noqa: Y015
 
 @_typing.final
 class AttachWorkerResponse(_message.Message):
-    """A frame to the worker."""
+    """A frame sent to the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -204,20 +204,20 @@ class WorkerHello(_message.Message):
     group_name: _builtins.str
     """Name of the worker group; matches ^[A-Za-z0-9_-]{1,64}$."""
     worker_id: _builtins.str
-    """ID of the worker, unique in its group and kept over reconnects; matches ^[A-Za-z0-9_-]{1,64}$. A newer
+    """ID of the worker, unique in its group and kept across reconnects; matches ^[A-Za-z0-9_-]{1,64}$. A newer
     stream ends the older one with CANCELLED.
     """
     calls_max: _builtins.int
-    """Maximum concurrent calls, 1 to 256; default 1."""
+    """Maximum number of concurrent calls, 1 to 256; default 1."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Tools of the worker, 1 to 200, with context BACKEND. Unspecified categories mean SENSITIVE, unspecified
-        effect classes AT_MOST_ONCE.
+        """The worker's tools, 1 to 200, with context BACKEND. An unspecified category means SENSITIVE, and an
+        unspecified effect class means AT_MOST_ONCE.
         """
 
     @_builtins.property
     def held_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldCall]:
-        """Calls still held from before a reconnect, at most 256. Calls not named here are lost."""
+        """Calls that the worker still holds from before a reconnect, at most 256. It loses any calls not named here."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ Global___HeldCall: _TypeAlias = HeldCall  # noqa: Y015
 
 @_typing.final
 class WorkerProgress(_message.Message):
-    """Progress of a call. The latest report wins."""
+    """A call's progress. The latest report wins."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,9 +277,13 @@ class WorkerProgress(_message.Message):
     lease_epoch: _builtins.int
     """Lease number from the invocation; reports under an older one are ignored."""
     fraction: _builtins.float
-    """Fraction done, 0 to 1; absent if unknown."""
+    """Fraction completed, 0 to 1; absent if unknown."""
     message: _builtins.str
+<<<<<<< HEAD
     """Human-readable message; cut to 1 KiB."""
+=======
+    """Human-readable message; truncated to 1 KiB."""
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     def __init__(
         self,
         *,
@@ -300,8 +304,8 @@ Global___WorkerProgress: _TypeAlias = WorkerProgress  # noqa: Y015
 
 @_typing.final
 class WorkerCheckpoint(_message.Message):
-    """A value for the next execution of the call. The latest one wins. It gets exactly one receipt. Without a
-    receipt it may be sent again, also after a reconnect.
+    """A value that is passed to the call's next execution. The latest one wins. Each checkpoint gets exactly one
+    receipt. If no receipt arrives, it may be sent again, even after a reconnect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -315,9 +319,9 @@ class WorkerCheckpoint(_message.Message):
     lease_epoch: _builtins.int
     """Lease number from the invocation."""
     number: _builtins.int
-    """Number for the receipt, chosen by the worker."""
+    """Number that identifies the checkpoint in its receipt, chosen by the worker."""
     content_json: _builtins.bytes
-    """Value, strict JSON, at most WorkerWelcome.checkpoint_bytes_max."""
+    """Value as strict JSON, at most WorkerWelcome.checkpoint_bytes_max."""
     def __init__(
         self,
         *,
@@ -336,8 +340,8 @@ Global___WorkerCheckpoint: _TypeAlias = WorkerCheckpoint  # noqa: Y015
 
 @_typing.final
 class WorkerResult(_message.Message):
-    """Ends a call. It gets exactly one receipt. Without a receipt it may be sent again, also after a reconnect;
-    it takes effect once.
+    """Ends a call. Each result gets exactly one receipt. If no receipt arrives, it may be sent again, even after a
+    reconnect; it takes effect once.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -354,20 +358,20 @@ class WorkerResult(_message.Message):
     lease_epoch: _builtins.int
     """Lease number from the invocation."""
     content_json: _builtins.bytes
-    """Result, strict JSON, at most 1 MiB. With RECONCILE: the call had its effect and returned this."""
+    """Result as strict JSON, at most 1 MiB. With RECONCILE: the call took effect and returned this."""
     error_message: _builtins.str
-    """The call failed. The text is for the model and must not contain secrets."""
+    """The call failed. This message goes to the model and must not contain secrets."""
     @_builtins.property
     def outcome_unknown(self) -> Global___OutcomeUnknown:
-        """It is unknown whether the call had its effect."""
+        """It is unknown whether the call took effect."""
 
     @_builtins.property
     def did_not_happen(self) -> Global___DidNotHappen:
-        """RECONCILE only: the call had no effect and never will."""
+        """RECONCILE only: the call did not take effect and never will."""
 
     @_builtins.property
     def inverse(self) -> _call_pb2.Inverse:
-        """With `content_json`: call that reverses the effect, if any."""
+        """With `content_json`: the call that reverses the effect, if there is one."""
 
     def __init__(
         self,
@@ -392,7 +396,7 @@ Global___WorkerResult: _TypeAlias = WorkerResult  # noqa: Y015
 
 @_typing.final
 class OutcomeUnknown(_message.Message):
-    """It is unknown whether a call had its effect."""
+    """It is unknown whether a call took effect."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -409,7 +413,7 @@ Global___OutcomeUnknown: _TypeAlias = OutcomeUnknown  # noqa: Y015
 
 @_typing.final
 class DidNotHappen(_message.Message):
-    """A call had no effect and never will."""
+    """A call did not take effect and never will."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -443,7 +447,7 @@ Global___WorkerHeartbeat: _TypeAlias = WorkerHeartbeat  # noqa: Y015
 
 @_typing.final
 class WorkerDrain(_message.Message):
-    """Requests no new calls."""
+    """Asks the server not to send any new calls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -468,8 +472,8 @@ class WorkerWelcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BYTES_MAX_FIELD_NUMBER: _builtins.int
     lease_seconds: _builtins.float
-    """Seconds after the worker's last frame at which it loses its calls. A worker that gets no answer for this
-    long must stop its RECONCILABLE calls: another worker may be asked about them.
+    """Seconds after its last frame until a worker loses its calls. A worker that gets no answer for this long must
+    stop its RECONCILABLE calls, because another worker may be asked about them.
     """
     heartbeat_seconds: _builtins.float
     """Seconds between heartbeats."""
@@ -511,7 +515,7 @@ class Invocation(_message.Message):
     purpose: Global___InvocationPurpose.ValueType
     """What to do with the call."""
     call_id: _builtins.str
-    """ID of the call, also its idempotency key."""
+    """Call ID, which is also its idempotency key."""
     lease_epoch: _builtins.int
     """Lease number; a result under an older one is LATE."""
     store_id: _builtins.str
@@ -525,11 +529,11 @@ class Invocation(_message.Message):
     tool_name: _builtins.str
     """Tool name."""
     arguments_json: _builtins.bytes
-    """RUN: canonical, valid arguments, at most 256 KiB. RECONCILE: empty."""
+    """RUN: valid arguments as canonical JSON, at most 256 KiB. RECONCILE: empty."""
     attempt: _builtins.int
     """Number of executions started, including this one."""
     last_checkpoint_json: _builtins.bytes
-    """Latest checkpoint of earlier executions, if any."""
+    """Latest checkpoint from earlier executions, if any."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """When the call times out."""
@@ -560,7 +564,7 @@ Global___Invocation: _TypeAlias = Invocation  # noqa: Y015
 
 @_typing.final
 class InvocationCancel(_message.Message):
-    """Cancels a call. The worker stops it and still sends a result."""
+    """Cancels a call. The worker stops it, but still sends a result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -631,8 +635,8 @@ class CheckpointReceipt(_message.Message):
     number: _builtins.int
     """Number from the checkpoint."""
     kept: _builtins.bool
-    """Whether it is durable. If false, stop the call. It was cancelled, lost under this epoch, or the content
-    cannot be stored.
+    """Whether it is durable. If false, stop the call: it was cancelled, its lease was lost, or the content cannot
+    be stored.
     """
     def __init__(
         self,

@@ -26,8 +26,13 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
+<<<<<<< HEAD
     """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
     worker or admin role.
+=======
+    """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
+    admin role.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -44,42 +49,48 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
+<<<<<<< HEAD
     """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
     worker or admin role.
+=======
+    """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
+    admin role.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def AttachWorker(self, request_iterator, context):
-        """Attaches a worker while the stream is open. The first frame, and only the first, must be `hello`;
-        `welcome` answers it.
+        """Attaches a worker for as long as the stream is open. The first frame, and only the first, must be `hello`;
+        the server answers it with `welcome`.
 
-        Worker groups: the tools of a group become tools of the store with the source "worker:<group>". They stay
-        when the last worker detaches, until UnregisterTool. A new definition becomes the next version. During a
-        deploy, workers of two versions can be attached; calls go to those with the current definition. A
-        replaced definition becomes current again when no worker with the newer one is left: at its next attach,
-        or within a third of a lease if attached.
+        Worker groups: a group's tools become tools of the store with the source "worker:<group>". They remain after
+        the last worker detaches, until UnregisterTool is called. A new definition becomes the next version. During a
+        deployment, workers of two versions can be attached; calls go to those with the current definition. A
+        replaced definition becomes current again once no workers with the newer one are left: when a worker with the
+        old one next attaches, or within a third of a lease if one is already attached.
 
         Ownership: a group belongs to the user whose worker attached first, until all its tools are unregistered.
-        Only that user and admins can attach to it. Only an admin can attach a tool that needs fewer approvals,
-        or allows more users, than the last one with its name. The workers of a user who is no admin can have 500
-        tools, those of a store 2000.
+        Only that user and admins can attach to it. Only an admin can attach a tool that needs fewer approvals, or
+        allows more users, than the last one with its name. The workers of a user who is not an admin can have 500
+        tools; all of a store's workers can have 2000.
 
-        Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps
-        the calls that its hello names. Otherwise the effect class decides: READ_ONLY and IDEMPOTENT calls go to
-        another worker with the same call ID, workers are asked about RECONCILABLE ones, and AT_MOST_ONCE ones
-        have an unknown outcome.
+        Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps the
+        calls that its hello names. Otherwise it depends on the effect class: READ_ONLY and IDEMPOTENT calls go to
+        another worker with the same call ID, workers are asked about RECONCILABLE calls, and AT_MOST_ONCE calls have
+        an unknown outcome.
 
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
-        - PERMISSION_DENIED: The role, the group, or a tool with fewer restrictions.
+        - PERMISSION_DENIED: The caller lacks the role, the group belongs to another user, or a tool has fewer
+        restrictions than before.
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many tools.
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_SCHEMA
-        - ALREADY_EXISTS / TOOL_EXISTS: The name belongs to another source; nothing is registered.
+        - ALREADY_EXISTS / TOOL_EXISTS: A name belongs to another source; no tools are registered.
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - RESOURCE_EXHAUSTED / OVERLOADED: The worker does not read its frames.
         - DEADLINE_EXCEEDED: The worker was silent for three leases.
         - CANCELLED: The worker attached again.
-        - UNAVAILABLE / SHUTTING_DOWN: Attach again, to another replica.
+        - UNAVAILABLE / SHUTTING_DOWN: Attach again to another replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,8 +113,13 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
+<<<<<<< HEAD
     """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
     worker or admin role.
+=======
+    """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
+    admin role.
+>>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod
