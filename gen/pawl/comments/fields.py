@@ -228,11 +228,7 @@ COMMENTS: dict[str, str] = {
     'pawl.batch.v1.Call.id': 'ID, chosen by the client and unique on the stream.',
     'pawl.batch.v1.Call.method': 'Full method name, such as "/pawl.job.v1.LedgerService/CommitRun".',
     'pawl.batch.v1.Call.request': 'The serialised request message.',
-<<<<<<< HEAD
-    'pawl.batch.v1.Call.timeout_seconds': 'Timeout in seconds; 0 for none.',
-=======
     'pawl.batch.v1.Call.timeout_seconds': 'Timeout in seconds; 0 means no timeout.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.event.v1.AgentCard.avatar_url': 'URL of a picture: https, at most 2000 characters, without credentials; empty if there is none.',
     'pawl.event.v1.AgentCard.description': 'Description, at most 2000 characters.',
     'pawl.event.v1.AgentCard.example_prompts': 'Example prompts; at most 10, each up to 1000 characters.',
@@ -369,20 +365,6 @@ COMMENTS: dict[str, str] = {
     'pawl.identity.v1.CreateKeyRequest.key': 'The key.',
     'pawl.identity.v1.Key.create_credential_id': 'ID of the credential used to create it.',
     'pawl.identity.v1.Key.create_time': 'Creation time.',
-<<<<<<< HEAD
-    'pawl.identity.v1.Key.create_user_id': 'Who created it; empty for the first key, from `pawl keys bootstrap`.',
-    'pawl.identity.v1.Key.decides_for_users': 'With the delegate role: whether it may decide for the users it acts for.',
-    'pawl.identity.v1.Key.expire_time': 'When it expires; absent for never.',
-    'pawl.identity.v1.Key.key_id': 'ID of the key; the credential ID in logs and in the audit.',
-    'pawl.identity.v1.Key.last_use_time': 'When it was last used, to within two minutes; absent if never.',
-    'pawl.identity.v1.Key.maker_user_ids': 'Users who created it, and the keys with which it was created, at most 7.',
-    'pawl.identity.v1.Key.name': 'Description by its creator; at most 200 characters.',
-    'pawl.identity.v1.Key.revoke_credential_id': 'Credential with which it was revoked.',
-    'pawl.identity.v1.Key.revoke_time': 'When it was revoked; absent if it was not.',
-    'pawl.identity.v1.Key.revoke_user_id': 'Who revoked it.',
-    'pawl.identity.v1.Key.roles': "Roles, at most 32: Pawl's roles, and with one of them any others that tools require.",
-    'pawl.identity.v1.Key.store_id': 'Store of the key; empty for a key with the deployment role.',
-=======
     'pawl.identity.v1.Key.create_user_id': 'User who created it; empty for the first key, which `pawl keys bootstrap` creates.',
     'pawl.identity.v1.Key.decides_for_users': 'With the delegate role: whether it may decide on behalf of the users it acts for.',
     'pawl.identity.v1.Key.expire_time': 'When it expires; absent if it never does.',
@@ -395,7 +377,6 @@ COMMENTS: dict[str, str] = {
     'pawl.identity.v1.Key.revoke_user_id': 'User who revoked it.',
     'pawl.identity.v1.Key.roles': "Roles, at most 32: one or more of Pawl's roles, and optionally any others that tools require.",
     'pawl.identity.v1.Key.store_id': "The key's store; empty for a key with the deployment role.",
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.identity.v1.Key.user_id': 'User that the key represents.',
     'pawl.identity.v1.ListKeyEventsRequest.key_id': 'Only events of this key.',
     'pawl.identity.v1.ListKeyEventsRequest.kind': 'Only events of this kind.',
@@ -410,19 +391,11 @@ COMMENTS: dict[str, str] = {
     'pawl.notify.v1.Channel.channel_id': 'Channel ID.',
     'pawl.notify.v1.Channel.confirm_time': 'When its address was confirmed; absent until then and for webhooks.',
     'pawl.notify.v1.Channel.create_time': 'Creation time.',
-<<<<<<< HEAD
-    'pawl.notify.v1.Channel.credential_id': 'Credential that last changed it.',
-    'pawl.notify.v1.Channel.delegate_user_id': 'User ID of the delegate that last changed it; empty if the user did.',
-    'pawl.notify.v1.Channel.disable_reason': 'Why it was disabled, if not by its user.',
-    'pawl.notify.v1.Channel.enabled': 'Whether the channel sends notifications.',
-    'pawl.notify.v1.Channel.failing_since_time': 'Since when no attempt has succeeded; absent if the last one did.',
-=======
     'pawl.notify.v1.Channel.credential_id': 'ID of the credential that last changed it.',
     'pawl.notify.v1.Channel.delegate_user_id': 'User ID of the delegate that last changed it; empty if the user did.',
     'pawl.notify.v1.Channel.disable_reason': 'Why it was disabled, unless its user disabled it.',
     'pawl.notify.v1.Channel.enabled': 'Whether the channel sends notifications.',
     'pawl.notify.v1.Channel.failing_since_time': 'Since when every attempt has failed; absent if the last one succeeded.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.notify.v1.Channel.kinds': 'Kinds of notifications to send; empty means all.',
     'pawl.notify.v1.Channel.name': 'Description; at most 200 characters.',
     'pawl.notify.v1.Channel.url': 'Destination, at most 2048 characters: an https URL, or `mailto:` and an address. http is allowed for hosts that the deployment explicitly allows by name.',
@@ -431,11 +404,7 @@ COMMENTS: dict[str, str] = {
     'pawl.notify.v1.CreateChannelRequest.channel': 'The channel.',
     'pawl.notify.v1.DeleteChannelRequest.channel_id': 'Channel ID.',
     'pawl.notify.v1.GetChannelRequest.channel_id': 'Channel ID.',
-<<<<<<< HEAD
-    'pawl.notify.v1.ListDeliveriesRequest.channel_id': 'ID of the channel; empty means all channels of the caller.',
-=======
     'pawl.notify.v1.ListDeliveriesRequest.channel_id': "Channel ID; empty means all of the caller's channels.",
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.notify.v1.ListDeliveriesRequest.states': 'Only deliveries in these states; empty means all.',
     'pawl.notify.v1.ListNotificationsRequest.only_unread': 'Only unread notifications.',
     'pawl.notify.v1.Mute.conversation_id': 'Conversation ID.',
@@ -480,30 +449,17 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.AttachWorkerRequest.hello': 'Introduces the worker and its tools.',
     'pawl.tool.v1.AttachWorkerRequest.progress': "Reports a call's progress.",
     'pawl.tool.v1.AttachWorkerRequest.result': 'Ends a call.',
-<<<<<<< HEAD
-    'pawl.tool.v1.CallContext.above': 'Runs above it.',
-    'pawl.tool.v1.CallContext.agent_name': 'Agent of the run, `default` if it named none.',
-=======
     'pawl.tool.v1.CallContext.above': 'Its ancestors.',
     'pawl.tool.v1.CallContext.agent_name': "The run's agent; `default` if it did not name one.",
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.CallContext.approvals_required': 'Number of different users who must approve each gated call; 0 means one.',
     'pawl.tool.v1.CallContext.conversation_id': "The run's conversation.",
     'pawl.tool.v1.CallContext.credential_id': 'ID of the credential that started the run; empty if unknown.',
     'pawl.tool.v1.CallContext.delegate_user_id': 'User ID of the delegate that started the run, if any.',
-<<<<<<< HEAD
-    'pawl.tool.v1.CallContext.in_background': 'Whether the run is a job; ToolDefinition.async_timeout_seconds then applies.',
-    'pawl.tool.v1.CallContext.run_id': 'Run ID.',
-    'pawl.tool.v1.CallContext.store_id': 'Store ID.',
-    'pawl.tool.v1.CallContext.user_id': "The run's user.",
-    'pawl.tool.v1.CallContext.user_roles': 'Roles of the user at the start of the run.',
-=======
     'pawl.tool.v1.CallContext.in_background': 'Whether the run is a job, so that ToolDefinition.async_timeout_seconds applies.',
     'pawl.tool.v1.CallContext.run_id': 'Run ID.',
     'pawl.tool.v1.CallContext.store_id': 'Store ID.',
     'pawl.tool.v1.CallContext.user_id': "The run's user.",
     'pawl.tool.v1.CallContext.user_roles': "The user's roles when the run started.",
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.CancelExecutionRequest.call_id': 'Call ID.',
     'pawl.tool.v1.CancelExecutionRequest.context': 'On whose behalf the calls are made.',
     'pawl.tool.v1.CancelExecutionRequest.wait_seconds': 'Seconds to wait for it to end, 0 to 10.',
@@ -526,15 +482,9 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.CreateRuleRequest.rule': 'The new rule.',
     'pawl.tool.v1.DeleteDocumentRequest.name': 'Document name.',
     'pawl.tool.v1.DeleteDocumentRequest.owner': 'Owner; default USER.',
-<<<<<<< HEAD
-    'pawl.tool.v1.EraseMemoriesRequest.agent_name': 'Only memories of this agent; empty means all.',
-    'pawl.tool.v1.EraseMemoriesRequest.memory_id': 'Only this memory; empty means all.',
-    'pawl.tool.v1.ExecuteReads.timeout_seconds': 'Timeout in seconds of tools without their own.',
-=======
     'pawl.tool.v1.EraseMemoriesRequest.agent_name': "Only this agent's memories; empty means all.",
     'pawl.tool.v1.EraseMemoriesRequest.memory_id': 'Only this memory; empty means all.',
     'pawl.tool.v1.ExecuteReads.timeout_seconds': 'Timeout in seconds for tools that do not have their own.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.ExecuteReads.timeout_seconds_max': 'Maximum timeout in seconds.',
     'pawl.tool.v1.ExecuteToolRequest.answers': "Answers to the tool's questions so far, in order; see EXECUTION_OUTCOME_INPUT_REQUIRED.",
     'pawl.tool.v1.ExecuteToolRequest.approved_digest': 'Digest of the approval, if any.',
@@ -550,32 +500,18 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.ExecuteToolRequest.unknowns_resolved': 'Number of UNKNOWN outcomes that an operator has resolved as not having taken effect.',
     'pawl.tool.v1.GetDocumentRequest.name': 'Document name.',
     'pawl.tool.v1.GetDocumentRequest.owner': 'Owner; default USER.',
-<<<<<<< HEAD
-    'pawl.tool.v1.GetToolAnalyticsRequest.agent_name': 'Only runs of this agent; empty means all.',
-    'pawl.tool.v1.GetToolAnalyticsRequest.before_time': 'End of the time span, exclusive; absent for now.',
-    'pawl.tool.v1.GetToolAnalyticsRequest.by_agent': 'Return separate figures for each agent.',
-    'pawl.tool.v1.GetToolAnalyticsRequest.since_time': 'Start of the time span, inclusive; absent for the first entry.',
-    'pawl.tool.v1.GetToolAnalyticsRequest.tool_name': 'Only this tool; empty means all.',
-=======
     'pawl.tool.v1.GetToolAnalyticsRequest.agent_name': "Include only this agent's runs; empty means all.",
     'pawl.tool.v1.GetToolAnalyticsRequest.before_time': 'End of the period, exclusive; absent means now.',
     'pawl.tool.v1.GetToolAnalyticsRequest.by_agent': 'Return separate figures for each agent.',
     'pawl.tool.v1.GetToolAnalyticsRequest.since_time': 'Start of the period, inclusive; absent means the first entry.',
     'pawl.tool.v1.GetToolAnalyticsRequest.tool_name': 'Include only this tool; empty means all.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.GetToolRequest.name': 'Tool name.',
     'pawl.tool.v1.GetToolRequest.version': 'Version; 0 means the current one.',
     'pawl.tool.v1.HeldCall.call_id': 'Call ID.',
     'pawl.tool.v1.HeldCall.lease_epoch': 'Lease number from the invocation.',
-<<<<<<< HEAD
-    'pawl.tool.v1.HttpEndpointConfig.arguments_schema_json': 'JSON Schema of the arguments; see ToolDefinition.arguments_schema_json.',
-    'pawl.tool.v1.HttpEndpointConfig.description': 'Description for the model, 1 to 4096 bytes.',
-    'pawl.tool.v1.HttpEndpointConfig.headers': 'Headers of every request.',
-=======
     'pawl.tool.v1.HttpEndpointConfig.arguments_schema_json': 'JSON Schema for the arguments; see ToolDefinition.arguments_schema_json.',
     'pawl.tool.v1.HttpEndpointConfig.description': 'Description for the model, 1 to 4096 bytes.',
     'pawl.tool.v1.HttpEndpointConfig.headers': 'Headers sent with every request.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.HttpEndpointConfig.idempotency_header': 'Header that carries the idempotency key; empty if there is none.',
     'pawl.tool.v1.HttpEndpointConfig.method': 'GET, POST, PUT, PATCH or DELETE.',
     'pawl.tool.v1.HttpEndpointConfig.secret_headers': 'Headers that hold secrets: header name to secret name.',
@@ -586,16 +522,6 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.ListAuditRequest.kind': 'Only entries of this kind.',
     'pawl.tool.v1.ListAuditRequest.run_id': 'Only entries for this run.',
     'pawl.tool.v1.ListAuditRequest.since_time': 'Only entries written at or after this time.',
-<<<<<<< HEAD
-    'pawl.tool.v1.ListAuditRequest.tool_name': 'Only entries of this tool.',
-    'pawl.tool.v1.ListAuditRequest.user_id': 'Only entries of runs of this user.',
-    'pawl.tool.v1.ListMemoriesRequest.agent_name': 'Only memories of this agent; empty means all.',
-    'pawl.tool.v1.ListRulesRequest.all_users': "Include the rules of all the store's users; requires the admin role.",
-    'pawl.tool.v1.ListRulesRequest.include_ended': 'Include revoked, expired and used up rules.',
-    'pawl.tool.v1.McpHttpConfig.headers': 'Headers of every request.',
-    'pawl.tool.v1.McpHttpConfig.secret_headers': 'Headers with secrets: header name to secret name.',
-    'pawl.tool.v1.McpHttpConfig.stateless': 'Whether it keeps no state between calls, so that all users can share one session.',
-=======
     'pawl.tool.v1.ListAuditRequest.tool_name': 'Only entries for this tool.',
     'pawl.tool.v1.ListAuditRequest.user_id': "Only entries for this user's runs.",
     'pawl.tool.v1.ListMemoriesRequest.agent_name': "Only this agent's memories; empty means all.",
@@ -604,7 +530,6 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.McpHttpConfig.headers': 'Headers sent with every request.',
     'pawl.tool.v1.McpHttpConfig.secret_headers': 'Headers that hold secrets: header name to secret name.',
     'pawl.tool.v1.McpHttpConfig.stateless': 'Whether it is stateless between calls, so that all users can share one session.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.McpHttpConfig.url': "URL: https, or http if the deployment's egress rules allow the host.",
     'pawl.tool.v1.McpStdioConfig.command': 'Program and arguments; 1 to 64.',
     'pawl.tool.v1.McpStdioConfig.environment': 'Environment variables.',
@@ -614,21 +539,12 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.McpStdioConfig.secret_environment': 'Environment variables that hold secrets: variable name to secret name.',
     'pawl.tool.v1.McpStdioConfig.stateless': 'Whether it is stateless between calls, so that all users can share one process.',
     'pawl.tool.v1.McpStdioConfig.writable_paths': 'Absolute folders that it may read and write, in addition to HOME.',
-<<<<<<< HEAD
-    'pawl.tool.v1.OpenApiConfig.base_url': 'Base URL; default the first server of the document.',
-    'pawl.tool.v1.OpenApiConfig.document': 'The document, JSON or YAML.',
-    'pawl.tool.v1.OpenApiConfig.document_url': 'URL of the document, at most 16 MiB.',
-    'pawl.tool.v1.OpenApiConfig.headers': 'Headers of every request.',
-    'pawl.tool.v1.OpenApiConfig.operation_ids': 'IDs of the operations to use; empty means all.',
-    'pawl.tool.v1.OpenApiConfig.secret_headers': 'Headers with secrets: header name to secret name.',
-=======
     'pawl.tool.v1.OpenApiConfig.base_url': "Base URL; default: the document's first server.",
     'pawl.tool.v1.OpenApiConfig.document': 'The document, as JSON or YAML.',
     'pawl.tool.v1.OpenApiConfig.document_url': 'URL of the document, which may be at most 16 MiB.',
     'pawl.tool.v1.OpenApiConfig.headers': 'Headers sent with every request.',
     'pawl.tool.v1.OpenApiConfig.operation_ids': 'IDs of the operations to use; empty means all.',
     'pawl.tool.v1.OpenApiConfig.secret_headers': 'Headers that hold secrets: header name to secret name.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.OwnTool.definition': 'The definition.',
     'pawl.tool.v1.OwnTool.definition_sha256': 'SHA-256, in hex, of the definition.',
     'pawl.tool.v1.ProposedCall.arguments_json': 'Arguments as the model wrote them; empty means an empty object.',
@@ -653,34 +569,20 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.RecordedDecision.arguments_json': 'Arguments that were decided on; for an EDIT, the edited ones.',
     'pawl.tool.v1.RecordedDecision.arguments_sha256': 'SHA-256, in hex, of arguments that have changed since; `arguments_json` is then empty.',
     'pawl.tool.v1.RecordedDecision.call_id': 'Call ID.',
-<<<<<<< HEAD
-    'pawl.tool.v1.RecordedDecision.credential_id': 'ID of the credential that decided; empty if unknown.',
-    'pawl.tool.v1.RecordedDecision.definition_sha256': 'Same as PinnedTool.definition_sha256.',
-    'pawl.tool.v1.RecordedDecision.delegate_user_id': 'User ID of the delegate that decided for `user_id`, if any.',
-    'pawl.tool.v1.RecordedDecision.for_series': 'Whether it is about the series; each use is then audited with this call ID.',
-=======
     'pawl.tool.v1.RecordedDecision.credential_id': 'ID of the credential used to decide; empty if unknown.',
     'pawl.tool.v1.RecordedDecision.definition_sha256': 'Same as PinnedTool.definition_sha256.',
     'pawl.tool.v1.RecordedDecision.delegate_user_id': 'User ID of the delegate that decided for `user_id`, if any.',
     'pawl.tool.v1.RecordedDecision.for_series': 'Whether it applies to the series; each use is then audited with this call ID.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.RecordedDecision.kind': 'The decision.',
     'pawl.tool.v1.RecordedDecision.tool_name': 'Tool name.',
     'pawl.tool.v1.RecordedDecision.tool_version': 'Tool version.',
     'pawl.tool.v1.RecordedDecision.user_id': 'User who decided.',
     'pawl.tool.v1.RecordedResult.arguments_sha256': 'SHA-256, in hex, of the canonical arguments.',
     'pawl.tool.v1.RecordedResult.call_id': 'Call ID.',
-<<<<<<< HEAD
-    'pawl.tool.v1.RecordedResult.credential_id': 'ID of the credential that returned the result; empty if unknown.',
-    'pawl.tool.v1.RecordedResult.definition_sha256': 'Same as PinnedTool.definition_sha256.',
-    'pawl.tool.v1.RecordedResult.delegate_user_id': 'User ID of the delegate that returned it for `user_id`, if any.',
-    'pawl.tool.v1.RecordedResult.duration_seconds': "Seconds from the client's lease to the end, up to 1e10; 0 without a lease.",
-=======
     'pawl.tool.v1.RecordedResult.credential_id': 'ID of the credential used to return the result; empty if unknown.',
     'pawl.tool.v1.RecordedResult.definition_sha256': 'Same as PinnedTool.definition_sha256.',
     'pawl.tool.v1.RecordedResult.delegate_user_id': 'User ID of the delegate that returned it for `user_id`, if any.',
     'pawl.tool.v1.RecordedResult.duration_seconds': "Seconds from the client's lease to the end, up to 1e10; 0 if there was no lease.",
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.RecordedResult.result_bytes': 'Size of the result in bytes.',
     'pawl.tool.v1.RecordedResult.result_sha256': 'SHA-256, in hex, of the result.',
     'pawl.tool.v1.RecordedResult.state': 'SUCCEEDED or FAILED as reported; EXPIRED or CANCELLED if the client held the call without a result.',
@@ -690,17 +592,6 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.RegisterToolRequest.definition': 'The definition.',
     'pawl.tool.v1.RegisterToolRequest.replace': 'Replace an existing tool with a new version.',
     'pawl.tool.v1.RemoveSourceRequest.name': 'Source name.',
-<<<<<<< HEAD
-    'pawl.tool.v1.ResolveToolsRequest.context': 'On whose behalf.',
-    'pawl.tool.v1.ResolveToolsRequest.pinned_versions': 'Previously pinned versions (name to version), returned even if unregistered since.',
-    'pawl.tool.v1.ResolveToolsRequest.skip_missing': 'Leave out named tools that are missing or not allowed, instead of TOOL_NOT_FOUND.',
-    'pawl.tool.v1.ResolveToolsRequest.tool_names': 'Names; empty means all that the user may call.',
-    'pawl.tool.v1.ResolveToolsRequest.tools_max': 'Maximum tools; 0 for no limit.',
-    'pawl.tool.v1.ResolveToolsRequest.with_opt_in': 'Without names: include tools that runs must normally name (remember, recall, forget).',
-    'pawl.tool.v1.RevokeRuleRequest.rule_id': 'Rule ID.',
-    'pawl.tool.v1.Rule.arguments': 'Argument patterns, all of which must match.',
-    'pawl.tool.v1.Rule.call_id': 'Call of the caller whose approval led to the rule; empty if there is none.',
-=======
     'pawl.tool.v1.ResolveToolsRequest.context': 'On whose behalf the calls are made.',
     'pawl.tool.v1.ResolveToolsRequest.pinned_versions': 'Previously pinned versions (name to version), returned even if they have since been unregistered.',
     'pawl.tool.v1.ResolveToolsRequest.skip_missing': 'Leave out named tools that are missing or not allowed, instead of failing with TOOL_NOT_FOUND.',
@@ -710,7 +601,6 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.RevokeRuleRequest.rule_id': 'Rule ID.',
     'pawl.tool.v1.Rule.arguments': 'Argument patterns, all of which must match.',
     'pawl.tool.v1.Rule.call_id': "The caller's call whose approval led to the rule; empty if there is none.",
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.Rule.create_time': 'Creation time.',
     'pawl.tool.v1.Rule.effect': "The rule's effect.",
     'pawl.tool.v1.Rule.expire_time': 'When it expires; absent if it never does.',
@@ -733,32 +623,15 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.SourceConfig.mcp_stdio': 'An MCP server that the registry starts as a program.',
     'pawl.tool.v1.SourceConfig.name': 'Name, unique in its store; matches ^[a-z0-9][a-z0-9_-]{0,31}$.',
     'pawl.tool.v1.SourceConfig.open_api': 'The operations of an OpenAPI document.',
-<<<<<<< HEAD
-    'pawl.tool.v1.SourceConfig.policies': "Policies of the store's admin for single tools.",
-    'pawl.tool.v1.SourceToolPolicy.async_timeout_seconds': 'Background timeout in seconds; see ToolDefinition.async_timeout_seconds.',
-    'pawl.tool.v1.SourceToolPolicy.bulk_count': 'Path to the items of a call, for the rule that gates calls with three or more items.',
-=======
     'pawl.tool.v1.SourceConfig.policies': "The store admin's policies for individual tools.",
     'pawl.tool.v1.SourceToolPolicy.async_timeout_seconds': 'Background timeout in seconds; see ToolDefinition.async_timeout_seconds.',
     'pawl.tool.v1.SourceToolPolicy.bulk_count': "Path to a call's items, for the rule that gates calls with three or more items.",
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.SourceToolPolicy.category': 'Category; default SENSITIVE, or DESTRUCTIVE if the source says so.',
     'pawl.tool.v1.SourceToolPolicy.effect_class': 'Effect class; default AT_MOST_ONCE.',
     'pawl.tool.v1.SourceToolPolicy.excluded': 'Do not register the tool.',
     'pawl.tool.v1.SourceToolPolicy.permits_grants': 'Same as ToolDefinition.permits_grants.',
     'pawl.tool.v1.SourceToolPolicy.reports': 'Default reports of its jobs; see ToolDefinition.reports.',
     'pawl.tool.v1.SourceToolPolicy.timeout_seconds': 'Timeout in seconds; see ToolDefinition.timeout_seconds.',
-<<<<<<< HEAD
-    'pawl.tool.v1.SourceToolPolicy.tool_name': 'Name of the tool without the source; "*" for all tools without their own policy.',
-    'pawl.tool.v1.SourceToolPolicy.without_background': 'Same as ToolDefinition.without_background.',
-    'pawl.tool.v1.ToolDefinition.allowed_roles': 'The user must have one of these roles; empty means any.',
-    'pawl.tool.v1.ToolDefinition.allowed_user_ids': 'Users who may call it; empty means all of the store.',
-    'pawl.tool.v1.ToolDefinition.approvals_required': 'Number of different users who must approve a gated call, 0 to 5; 0 means one.',
-    'pawl.tool.v1.ToolDefinition.arguments_schema_json': 'JSON Schema 2020-12 of the arguments: an object, strict JSON, without remote references.',
-    'pawl.tool.v1.ToolDefinition.async_timeout_seconds': 'BACKEND tools: timeout of one background execution in seconds, 0.1 to 86400; default 3600.',
-    'pawl.tool.v1.ToolDefinition.cache_seconds': 'READ_ONLY BACKEND tools: seconds to cache results per user and arguments, 0 to 86400; default 0.',
-    'pawl.tool.v1.ToolDefinition.category': 'How much harm it can do; SENSITIVE and DESTRUCTIVE tools need approval.',
-=======
     'pawl.tool.v1.SourceToolPolicy.tool_name': 'Name of the tool, without the source; "*" for all tools without their own policy.',
     'pawl.tool.v1.SourceToolPolicy.without_background': 'Same as ToolDefinition.without_background.',
     'pawl.tool.v1.ToolDefinition.allowed_roles': 'The user must have one of these roles; empty means any.',
@@ -768,7 +641,6 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.ToolDefinition.async_timeout_seconds': 'BACKEND tools: timeout of each background execution in seconds, 0.1 to 86400; default 3600.',
     'pawl.tool.v1.ToolDefinition.cache_seconds': 'READ_ONLY BACKEND tools: seconds for which results are cached, per user and arguments, 0 to 86400; default 0.',
     'pawl.tool.v1.ToolDefinition.category': 'How much harm it can do.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.ToolDefinition.context': 'Where it runs.',
     'pawl.tool.v1.ToolDefinition.description': 'Description for the model, 1 to 4096 bytes.',
     'pawl.tool.v1.ToolDefinition.effect_class': "What Pawl may do if a call's outcome is unknown.",
@@ -798,11 +670,7 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.WorkerProgress.call_id': 'Call ID.',
     'pawl.tool.v1.WorkerProgress.fraction': 'Fraction completed, 0 to 1; absent if unknown.',
     'pawl.tool.v1.WorkerProgress.lease_epoch': 'Lease number from the invocation; reports under an older one are ignored.',
-<<<<<<< HEAD
-    'pawl.tool.v1.WorkerProgress.message': 'Human-readable message; cut to 1 KiB.',
-=======
     'pawl.tool.v1.WorkerProgress.message': 'Human-readable message; truncated to 1 KiB.',
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     'pawl.tool.v1.WorkerResult.call_id': 'Call ID.',
     'pawl.tool.v1.WorkerResult.content_json': 'Result as strict JSON, at most 1 MiB.',
     'pawl.tool.v1.WorkerResult.did_not_happen': 'RECONCILE only: the call did not take effect and never will.',

@@ -112,17 +112,10 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForkConversation(self, request, context):
-<<<<<<< HEAD
-        """Creates a conversation that shares another conversation's history up to a given message. That message
-        must be an answer, or the last result of its calls; a run may be active after it. Nothing is copied or
-        run again: past runs and calls belong to the original conversation, where they can be undone. The fork
-        keeps the original title until it gets its own. Idempotent by request ID.
-=======
         """Creates a conversation that shares another conversation's history up to a given message. The fork point must
         come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
         again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
         original title until it gets its own. Idempotent by request ID.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND

@@ -62,17 +62,10 @@ class ConversationServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ForkConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ForkConversationRequest, _conversation_pb2.ForkConversationResponse]
-<<<<<<< HEAD
-    """Creates a conversation that shares another conversation's history up to a given message. That message
-    must be an answer, or the last result of its calls; a run may be active after it. Nothing is copied or
-    run again: past runs and calls belong to the original conversation, where they can be undone. The fork
-    keeps the original title until it gets its own. Idempotent by request ID.
-=======
     """Creates a conversation that shares another conversation's history up to a given message. The fork point must
     come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
     again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
     original title until it gets its own. Idempotent by request ID.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -138,17 +131,10 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ForkConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ForkConversationRequest, _conversation_pb2.ForkConversationResponse]  # type: ignore[assignment]
-<<<<<<< HEAD
-    """Creates a conversation that shares another conversation's history up to a given message. That message
-    must be an answer, or the last result of its calls; a run may be active after it. Nothing is copied or
-    run again: past runs and calls belong to the original conversation, where they can be undone. The fork
-    keeps the original title until it gets its own. Idempotent by request ID.
-=======
     """Creates a conversation that shares another conversation's history up to a given message. The fork point must
     come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
     again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
     original title until it gets its own. Idempotent by request ID.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -235,17 +221,10 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.ForkConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.ForkConversationResponse, _abc.Awaitable[_conversation_pb2.ForkConversationResponse]]:
-<<<<<<< HEAD
-        """Creates a conversation that shares another conversation's history up to a given message. That message
-        must be an answer, or the last result of its calls; a run may be active after it. Nothing is copied or
-        run again: past runs and calls belong to the original conversation, where they can be undone. The fork
-        keeps the original title until it gets its own. Idempotent by request ID.
-=======
         """Creates a conversation that shares another conversation's history up to a given message. The fork point must
         come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
         again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
         original title until it gets its own. Idempotent by request ID.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND

@@ -74,19 +74,11 @@ class Key(_message.Message):
     name: _builtins.str
     """Description, given by its creator; at most 200 characters."""
     store_id: _builtins.str
-<<<<<<< HEAD
-    """Store of the key; empty for a key with the deployment role. In CreateKey, empty means the caller's store."""
-    user_id: _builtins.str
-    """User that the key represents."""
-    decides_for_users: _builtins.bool
-    """With the delegate role: whether it may decide for the users it acts for."""
-=======
     """The key's store; empty for a key with the deployment role. In CreateKey, empty means the caller's store."""
     user_id: _builtins.str
     """User that the key represents."""
     decides_for_users: _builtins.bool
     """With the delegate role: whether it may decide on behalf of the users it acts for."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     create_user_id: _builtins.str
     """User who created it; empty for the first key, which `pawl keys bootstrap` creates."""
     create_credential_id: _builtins.str

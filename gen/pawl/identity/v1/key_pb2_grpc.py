@@ -26,15 +26,9 @@ if _version_not_supported:
 
 
 class KeyServiceStub(object):
-<<<<<<< HEAD
-    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
-    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
-=======
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
     credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
     every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
@@ -67,15 +61,9 @@ class KeyServiceStub(object):
 
 
 class KeyServiceServicer(object):
-<<<<<<< HEAD
-    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
-    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
-=======
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
     credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
     every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
@@ -171,15 +159,9 @@ def add_KeyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeyService(object):
-<<<<<<< HEAD
-    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
-    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
-=======
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
     credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
     every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 

@@ -27,15 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KeyServiceStub:
-<<<<<<< HEAD
-    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
-    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
-=======
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
     credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
     every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
@@ -90,15 +84,9 @@ class KeyServiceStub:
 
 @_typing.type_check_only
 class KeyServiceAsyncStub(KeyServiceStub):
-<<<<<<< HEAD
-    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
-    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
-=======
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
     credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
     every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 
@@ -149,15 +137,9 @@ class KeyServiceAsyncStub(KeyServiceStub):
     """
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
-<<<<<<< HEAD
-    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
-    store; a credential with the deployment role manages those of all stores and its own. Changes apply on
-    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
-=======
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
     credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
     every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     decide get PERMISSION_DENIED.
     """
 

@@ -37,11 +37,7 @@ Global___ListErasuresRequest: _TypeAlias = ListErasuresRequest  # noqa: Y015
 
 @_typing.final
 class ListErasuresResponse(_message.Message):
-<<<<<<< HEAD
-    """Response from ListErasures: a part of the IDs of a conversation."""
-=======
     """Response from ListErasures: some of a conversation's IDs."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -135,11 +135,7 @@ class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decisio
     DECISION_RIGHT_OWN_RUNS: _DecisionRight.ValueType  # 1
     """Gated calls and questions in the user's own runs."""
     DECISION_RIGHT_STORE: _DecisionRight.ValueType  # 2
-<<<<<<< HEAD
-    """Also gated calls of all the store's users."""
-=======
     """Also all gated calls in the store, whichever user they belong to."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     DECISION_RIGHT_QUESTIONS: _DecisionRight.ValueType  # 3
     """Questions in the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
 
@@ -151,11 +147,7 @@ DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
 DECISION_RIGHT_OWN_RUNS: DecisionRight.ValueType  # 1
 """Gated calls and questions in the user's own runs."""
 DECISION_RIGHT_STORE: DecisionRight.ValueType  # 2
-<<<<<<< HEAD
-"""Also gated calls of all the store's users."""
-=======
 """Also all gated calls in the store, whichever user they belong to."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 DECISION_RIGHT_QUESTIONS: DecisionRight.ValueType  # 3
 """Questions in the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
 Global___DecisionRight: _TypeAlias = DecisionRight  # noqa: Y015
@@ -256,11 +248,7 @@ class SubmitMessageRequest(_message.Message):
     request_id: _builtins.str
     """Optional idempotency key."""
     conversation_id: _builtins.str
-<<<<<<< HEAD
-    """The conversation; empty to create one."""
-=======
     """Conversation ID; empty to create a new conversation."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     conversation_must_exist: _builtins.bool
     """Refuse an unknown conversation instead of creating one with this ID. Another user's conversation is always
     refused.
@@ -280,11 +268,7 @@ class SubmitMessageRequest(_message.Message):
     asked_agent: _builtins.str
     """Name of the agent that the user specified; empty means `default`."""
     client_id: _builtins.str
-<<<<<<< HEAD
-    """The only client that may lease their calls; empty means any of the user (not compared)."""
-=======
     """The only client that may lease those tools' calls; empty means any of the user's clients (not compared)."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     asked_tools_sha256: _builtins.bytes
     """SHA-256 of the tools as the client sent them, which is compared in their place; empty if there are no tools."""
     only_repeat: _builtins.bool
@@ -309,13 +293,8 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-<<<<<<< HEAD
-        """Other users who count as actors if several must approve, at most 8 (not compared). The delegate's user,
-        and the makers of the key.
-=======
         """Other users who count as acting if several must approve, at most 8 (not compared): the delegate's user and
         the key's creators.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
         """
 
     @_builtins.property
@@ -415,11 +394,7 @@ class StartJobRequest(_message.Message):
     run_id: _builtins.str
     """ID for the run."""
     new_conversation_id: _builtins.str
-<<<<<<< HEAD
-    """ID for a conversation that is created to report to; empty means any."""
-=======
     """ID for the conversation to report to, if one is created; empty means any ID."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     asked_sha256: _builtins.bytes
     """SHA-256 of the job as the user specified it, which is compared instead of its times."""
     @_builtins.property
@@ -601,13 +576,8 @@ Global___LoadRunRequest: _TypeAlias = LoadRunRequest  # noqa: Y015
 
 @_typing.final
 class LoadRunResponse(_message.Message):
-<<<<<<< HEAD
-    """Response from LoadRun: a part of the state of a run. Repeated fields continue from part to part; other
-    fields are in the first part.
-=======
     """Response from LoadRun: part of a run's state. Repeated fields continue from one part to the next; other fields
     are in the first part.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1130,11 +1100,7 @@ class Delegation(_message.Message):
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-<<<<<<< HEAD
-        """Runs above it, its parent last; see Run.above."""
-=======
         """Its ancestors, with its parent last; see Run.above."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:
@@ -1238,11 +1204,7 @@ class Command(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that sent it, set by the ledger; empty if unknown."""
     delegate_user_id: _builtins.str
-<<<<<<< HEAD
-    """User ID of the delegate that sent it for `user_id`; as `credential_id`."""
-=======
     """User ID of the delegate that sent it for `user_id`, set by the ledger; empty if there is none."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -1682,14 +1644,9 @@ class SendCommandRequest(_message.Message):
     the call is or was gated.
     """
     session_id: _builtins.str
-<<<<<<< HEAD
-    """Session that leased the call, for results and progress; empty means any session of the client. If it no
-    longer holds the call: WRONG_HOLDER, and nothing is stored. Not part of the fingerprint.
-=======
     """Session that leased the call, for results and progress; empty means any of the client's sessions. If it no
     longer holds the call, the outcome is WRONG_HOLDER, and the command is not stored. Not part of the
     fingerprint.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     credential_id: _builtins.str
     """ID of the user's credential. Not part of the fingerprint. If several users must approve, each needs a
@@ -1703,13 +1660,8 @@ class SendCommandRequest(_message.Message):
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-<<<<<<< HEAD
-        """Other users who count as actors if several must approve, at most 8. Not part of the fingerprint. The
-        delegate's user, and the makers of the key.
-=======
         """Other users who count as acting if several must approve, at most 8: the delegate's user and the key's
         creators. Not part of the fingerprint.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
         """
 
     def __init__(
@@ -1911,11 +1863,7 @@ Global___ListCommandsRequest: _TypeAlias = ListCommandsRequest  # noqa: Y015
 
 @_typing.final
 class ListCommandsResponse(_message.Message):
-<<<<<<< HEAD
-    """Response from ListCommands: a part of the inbox; there is at least one."""
-=======
     """Response from ListCommands: part of the inbox; there is at least one part."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2237,22 +2185,12 @@ class ListJobsRequest(_message.Message):
     reports_to_conversation_id: _builtins.str
     """Only jobs that report to this conversation; empty means all."""
     running_jobs_of_store: _builtins.bool
-<<<<<<< HEAD
-    """List the running jobs of all the store's users: open and not being stopped. Other filters are then
-    ignored.
-    """
-    stopped_by_command_id: _builtins.str
-    """Also jobs that this command stopped; empty if there is none. With `running_jobs_of_store` a command of an
-    operator: also ended jobs, while the ledger keeps them. With `reports_to_conversation_id` a command of
-    the user: open jobs that nobody else has stopped.
-=======
     """List all users' running jobs in the store (open and not being stopped). Other filters are then ignored."""
     stopped_by_command_id: _builtins.str
     """Also list jobs that this command stopped; empty if there is none. With `running_jobs_of_store`, this is an
     operator's command, and the list includes ended jobs for as long as the ledger keeps them. With
     `reports_to_conversation_id`, it is the user's command, and the list has open jobs that nobody else has
     stopped.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
@@ -2324,13 +2262,8 @@ class GetCallRequest(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     for_approval: _builtins.bool
-<<<<<<< HEAD
-    """Also return gated calls of all the store's users, complete, to check an edit. Only for users who can
-    decide them.
-=======
     """Also return any user's gated call in the store, in full, so that an edit can be checked. Only for users who
     can decide on such calls.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     def __init__(
         self,
@@ -2395,18 +2328,6 @@ class ListPendingCallsRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     of_all_users: _builtins.bool
-<<<<<<< HEAD
-    """List calls of all the store's users that await approval, and runs that wait for tokens. As approvers may
-    see them: without content of the conversation.
-    """
-    tool_name: _builtins.str
-    """Only calls of this tool, and no runs; empty means all."""
-    conversation_id: _builtins.str
-    """Only calls and runs of this conversation; empty means all. Not with `of_all_users`."""
-    @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
-        """Only calls in these states, and no runs; empty means all."""
-=======
     """List all users' calls in the store that await approval, and runs that are waiting for tokens. They appear as
     approvers may see them: without the conversation's content.
     """
@@ -2417,7 +2338,6 @@ class ListPendingCallsRequest(_message.Message):
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
         """List only calls in these states, and no runs; empty means all."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     def __init__(
         self,
@@ -2627,11 +2547,7 @@ class ImportConversationRequest(_message.Message):
     title: _builtins.str
     """Title; empty to use the first line of the first message."""
     conversation_key: _builtins.str
-<<<<<<< HEAD
-    """Same as SubmitMessageRequest.conversation_key; CONVERSATION_EXISTS if it is in use."""
-=======
     """Same as SubmitMessageRequest.conversation_key. If it is in use, the request fails with CONVERSATION_EXISTS."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """Messages in order, marked as imported, without IDs and numbers."""

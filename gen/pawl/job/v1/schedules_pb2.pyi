@@ -86,11 +86,7 @@ class GetDueScheduleRequest(_message.Message):
     """Schedule name."""
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
-<<<<<<< HEAD
-        """Start of a range of due times, inclusive; absent if there is none."""
-=======
         """Start of a range of scheduled times, inclusive; absent if there is none."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -183,11 +179,7 @@ class DueSchedule(_message.Message):
     generation: _builtins.int
     """The schedule's generation when it was read."""
     last_run_id: _builtins.str
-<<<<<<< HEAD
-    """Run of the previous fire; empty if there is none."""
-=======
     """Run started by the previous firing; empty if there is none."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     @_builtins.property
     def owner(self) -> Global___ScheduleOwner:
         """The schedule's user and credential."""
@@ -278,11 +270,7 @@ class FireScheduleRequest(_message.Message):
 
     @_builtins.property
     def backfill_time(self) -> _timestamp_pb2.Timestamp:
-<<<<<<< HEAD
-        """Due time to backfill, ignoring the overlap policy; absent if there is none."""
-=======
         """Scheduled time to backfill, ignoring the overlap policy; absent if this is not a backfill."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     def __init__(
         self,

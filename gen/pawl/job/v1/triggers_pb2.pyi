@@ -318,11 +318,7 @@ class TriggerEvent(_message.Message):
     data: _builtins.bytes
     """A waiting event's stored data, at most 256 KiB."""
     conversation_key: _builtins.str
-<<<<<<< HEAD
-    """Key of the conversation of its run; empty to create one."""
-=======
     """Key of its run's conversation; empty to create a new one."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     def __init__(
         self,
         *,

@@ -94,13 +94,8 @@ class Channel(_message.Message):
     """User ID of the delegate that last changed it; empty if the user did. Output only."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
-<<<<<<< HEAD
-        """Kinds of notifications to send; empty means all. APPROVAL_NEEDED goes only to users who also get it in
-        the inbox (NotifyService).
-=======
         """Kinds of notifications to send; empty means all. APPROVAL_NEEDED is sent only to users who also get it in
         their inbox (NotifyService).
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
         """
 
     @_builtins.property
@@ -440,19 +435,11 @@ class UpdateChannelRequest(_message.Message):
     name: _builtins.str
     """Description; at most 200 characters."""
     url: _builtins.str
-<<<<<<< HEAD
-    """New destination: an https URL, or `mailto:` and an address. See Channel.url."""
-    enabled: _builtins.bool
-    """Whether the channel sends notifications."""
-    after_seconds: _builtins.int
-    """Delay of notifications in seconds, at most a day. See Channel.after_seconds."""
-=======
     """New destination: an https URL, or `mailto:` and an address; see Channel.url."""
     enabled: _builtins.bool
     """Whether the channel sends notifications."""
     after_seconds: _builtins.int
     """Delay before notifications are sent, in seconds, at most a day; see Channel.after_seconds."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     @_builtins.property
     def kinds(self) -> _notify_pb2.NotificationKinds:
         """New kinds of notifications, which replace the current ones; an empty set means all."""
@@ -743,11 +730,7 @@ class ListDeliveriesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-<<<<<<< HEAD
-    """ID of the channel; empty means all channels of the caller."""
-=======
     """Channel ID; empty means all of the caller's channels."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str

@@ -145,11 +145,7 @@ class Notification(_message.Message):
     run_id: _builtins.str
     """Run ID; empty with CHANNEL_DISABLED."""
     conversation_id: _builtins.str
-<<<<<<< HEAD
-    """The run's conversation; empty with APPROVAL_NEEDED, as conversations are private."""
-=======
     """The run's conversation; empty with APPROVAL_NEEDED, because conversations are private."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     event_id: _builtins.str
     """Event (RunEvent.event_id) that caused it. With CHANNEL_DISABLED, the delivery that caused it, or empty if a
     reader unsubscribed.

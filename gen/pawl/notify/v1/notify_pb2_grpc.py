@@ -26,15 +26,9 @@ if _version_not_supported:
 
 
 class NotifyServiceStub(object):
-<<<<<<< HEAD
-    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
-    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
-    callers with such a role see these notifications.
-=======
     """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
     approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
     cannot decide. Only callers with one of these roles see these notifications.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -61,15 +55,9 @@ class NotifyServiceStub(object):
 
 
 class NotifyServiceServicer(object):
-<<<<<<< HEAD
-    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
-    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
-    callers with such a role see these notifications.
-=======
     """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
     approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
     cannot decide. Only callers with one of these roles see these notifications.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def Subscribe(self, request, context):
@@ -132,15 +120,9 @@ def add_NotifyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NotifyService(object):
-<<<<<<< HEAD
-    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
-    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
-    callers with such a role see these notifications.
-=======
     """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
     approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
     cannot decide. Only callers with one of these roles see these notifications.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod

@@ -31,15 +31,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NotifyServiceStub:
-<<<<<<< HEAD
-    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
-    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
-    callers with such a role see these notifications.
-=======
     """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
     approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
     cannot decide. Only callers with one of these roles see these notifications.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_typing.overload
@@ -70,15 +64,9 @@ class NotifyServiceStub:
 
 @_typing.type_check_only
 class NotifyServiceAsyncStub(NotifyServiceStub):
-<<<<<<< HEAD
-    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
-    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
-    callers with such a role see these notifications.
-=======
     """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
     approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
     cannot decide. Only callers with one of these roles see these notifications.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -105,15 +93,9 @@ class NotifyServiceAsyncStub(NotifyServiceStub):
     """
 
 class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
-<<<<<<< HEAD
-    """The inbox of a user. Calling it with the approver or admin role subscribes the user to approvals of the
-    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
-    callers with such a role see these notifications.
-=======
     """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
     approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
     cannot decide. Only callers with one of these roles see these notifications.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_abc_1.abstractmethod

@@ -166,11 +166,7 @@ class Preferences(_message.Message):
     MUTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
-<<<<<<< HEAD
-        """Kinds to send; empty means all. A channel with its own kinds sends only kinds in both."""
-=======
         """Kinds to send; empty means all. A channel that has its own kinds sends only kinds that are in both."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def quiet(self) -> Global___QuietTimes:

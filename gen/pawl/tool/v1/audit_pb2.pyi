@@ -400,15 +400,9 @@ class GetToolAnalyticsRequest(_message.Message):
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     BY_AGENT_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-<<<<<<< HEAD
-    """Only this tool; empty means all."""
-    agent_name: _builtins.str
-    """Only runs of this agent; empty means all."""
-=======
     """Include only this tool; empty means all."""
     agent_name: _builtins.str
     """Include only this agent's runs; empty means all."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     by_agent: _builtins.bool
     """Return separate figures for each agent."""
     @_builtins.property

@@ -26,13 +26,8 @@ if _version_not_supported:
 
 
 class AuditServiceStub(object):
-<<<<<<< HEAD
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
-    or admin role; the store comes from the credential.
-=======
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
     the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
@@ -64,13 +59,8 @@ class AuditServiceStub(object):
 
 
 class AuditServiceServicer(object):
-<<<<<<< HEAD
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
-    or admin role; the store comes from the credential.
-=======
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
     the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
@@ -140,13 +130,8 @@ def add_AuditServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AuditService(object):
-<<<<<<< HEAD
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
-    or admin role; the store comes from the credential.
-=======
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
     the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,

@@ -27,13 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AuditServiceStub:
-<<<<<<< HEAD
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
-    or admin role; the store comes from the credential.
-=======
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
     the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
@@ -71,13 +66,8 @@ class AuditServiceStub:
 
 @_typing.type_check_only
 class AuditServiceAsyncStub(AuditServiceStub):
-<<<<<<< HEAD
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
-    or admin role; the store comes from the credential.
-=======
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
     the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
@@ -111,13 +101,8 @@ class AuditServiceAsyncStub(AuditServiceStub):
     """
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
-<<<<<<< HEAD
-    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the operator
-    or admin role; the store comes from the credential.
-=======
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
     the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,

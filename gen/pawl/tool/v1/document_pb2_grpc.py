@@ -26,15 +26,9 @@ if _version_not_supported:
 
 
 class DocumentServiceStub(object):
-<<<<<<< HEAD
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
-    both come from the credential. Every user can read the documents of the store; changing them requires the
-    admin role. A user's own documents are invisible to others.
-=======
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
     come from the credential. Every user can read the store's documents; changing them requires the admin role. A
     user's own documents are not visible to others.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -66,15 +60,9 @@ class DocumentServiceStub(object):
 
 
 class DocumentServiceServicer(object):
-<<<<<<< HEAD
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
-    both come from the credential. Every user can read the documents of the store; changing them requires the
-    admin role. A user's own documents are invisible to others.
-=======
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
     come from the credential. Every user can read the store's documents; changing them requires the admin role. A
     user's own documents are not visible to others.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def PutDocument(self, request, context):
@@ -155,15 +143,9 @@ def add_DocumentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DocumentService(object):
-<<<<<<< HEAD
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
-    both come from the credential. Every user can read the documents of the store; changing them requires the
-    admin role. A user's own documents are invisible to others.
-=======
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
     come from the credential. Every user can read the store's documents; changing them requires the admin role. A
     user's own documents are not visible to others.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod

@@ -27,15 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DocumentServiceStub:
-<<<<<<< HEAD
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
-    both come from the credential. Every user can read the documents of the store; changing them requires the
-    admin role. A user's own documents are invisible to others.
-=======
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
     come from the credential. Every user can read the store's documents; changing them requires the admin role. A
     user's own documents are not visible to others.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_typing.overload
@@ -75,15 +69,9 @@ class DocumentServiceStub:
 
 @_typing.type_check_only
 class DocumentServiceAsyncStub(DocumentServiceStub):
-<<<<<<< HEAD
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
-    both come from the credential. Every user can read the documents of the store; changing them requires the
-    admin role. A user's own documents are invisible to others.
-=======
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
     come from the credential. Every user can read the store's documents; changing them requires the admin role. A
     user's own documents are not visible to others.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -119,15 +107,9 @@ class DocumentServiceAsyncStub(DocumentServiceStub):
     """
 
 class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
-<<<<<<< HEAD
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
-    both come from the credential. Every user can read the documents of the store; changing them requires the
-    admin role. A user's own documents are invisible to others.
-=======
     """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
     come from the credential. Every user can read the store's documents; changing them requires the admin role. A
     user's own documents are not visible to others.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_abc_1.abstractmethod

@@ -138,13 +138,8 @@ class CallContext(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     approvals_required: _builtins.int
-<<<<<<< HEAD
-    """Number of different users who must approve each gated call; 0 means one. From 2 on, no rule can allow a
-    call instead.
-=======
     """Number of different users who must approve each gated call; 0 means one. If it is 2 or more, rules cannot
     allow a call instead.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown."""
@@ -232,11 +227,7 @@ class ResolveToolsRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-<<<<<<< HEAD
-        """Names; empty means all that the user may call."""
-=======
         """Tool names; empty means all tools that the user may call."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def pinned_versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -374,11 +365,7 @@ Global___CheckAnswerRequest: _TypeAlias = CheckAnswerRequest  # noqa: Y015
 
 @_typing.final
 class CheckAnswerResponse(_message.Message):
-<<<<<<< HEAD
-    """Response from CheckAnswer: the answer is valid."""
-=======
     """Response from CheckAnswer, which means that the answer is valid."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     DESCRIPTOR: _descriptor.Descriptor
 

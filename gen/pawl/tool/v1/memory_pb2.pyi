@@ -65,11 +65,7 @@ class ListMemoriesRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     agent_name: _builtins.str
-<<<<<<< HEAD
-    """Only memories of this agent; empty means all."""
-=======
     """Only this agent's memories; empty means all."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
@@ -126,11 +122,7 @@ class EraseMemoriesRequest(_message.Message):
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     MEMORY_ID_FIELD_NUMBER: _builtins.int
     agent_name: _builtins.str
-<<<<<<< HEAD
-    """Only memories of this agent; empty means all."""
-=======
     """Only this agent's memories; empty means all."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     memory_id: _builtins.str
     """Only this memory; empty means all."""
     def __init__(

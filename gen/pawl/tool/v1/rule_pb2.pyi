@@ -189,13 +189,8 @@ class Rule(_message.Message):
     revoke_user_id: _builtins.str
     """User who revoked it. Output only."""
     call_id: _builtins.str
-<<<<<<< HEAD
-    """Call of the caller whose approval led to the rule; empty if there is none. The call must have needed
-    approval, and match the tool name of the rule.
-=======
     """The caller's call whose approval led to the rule; empty if there is none. The call must have needed approval
     and match the rule's tool name.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
@@ -361,11 +356,7 @@ class ListRulesRequest(_message.Message):
     include_ended: _builtins.bool
     """Include revoked, expired and used-up rules."""
     all_users: _builtins.bool
-<<<<<<< HEAD
-    """Include the rules of all the store's users; requires the admin role."""
-=======
     """Include all users' rules in the store; requires the admin role."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     def __init__(
         self,
         *,

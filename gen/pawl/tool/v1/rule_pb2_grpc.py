@@ -31,17 +31,10 @@ class RuleServiceStub(object):
     takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
     the tool category and the bulk rule decide.
 
-<<<<<<< HEAD
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
-    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
-    rule: ALLOW, tool "*", with an expiry.
-=======
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
     Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
     an ALLOW rule for tool "*" that expires.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -73,17 +66,10 @@ class RuleServiceServicer(object):
     takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
     the tool category and the bulk rule decide.
 
-<<<<<<< HEAD
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
-    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
-    rule: ALLOW, tool "*", with an expiry.
-=======
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
     Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
     an ALLOW rule for tool "*" that expires.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def CreateRule(self, request, context):
@@ -160,17 +146,10 @@ class RuleService(object):
     takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
     the tool category and the bulk rule decide.
 
-<<<<<<< HEAD
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
-    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the admin
-    role. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
-    rule: ALLOW, tool "*", with an expiry.
-=======
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
     Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
     an ALLOW rule for tool "*" that expires.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod

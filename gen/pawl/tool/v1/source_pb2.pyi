@@ -513,11 +513,7 @@ class HttpEndpointConfig(_message.Message):
     description: _builtins.str
     """Description for the model, 1 to 4096 bytes."""
     arguments_schema_json: _builtins.bytes
-<<<<<<< HEAD
-    """JSON Schema of the arguments; see ToolDefinition.arguments_schema_json."""
-=======
     """JSON Schema for the arguments; see ToolDefinition.arguments_schema_json."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     idempotency_header: _builtins.str
     """Header that carries the idempotency key; empty if there is none. Required for the effect class
     IDEMPOTENT.

@@ -28,17 +28,10 @@ GRPC_VERSION: str
 
 class SourceServiceStub:
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-<<<<<<< HEAD
-    from the credential. Reading requires the admin or operator role (every user can see the tools with
-    ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
-    require the operator role, and a deployment that allows the program to the store. If that permission ends,
-    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
-=======
     from the credential. Reading sources requires the admin or operator role (every user can see the tools with
     ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
     machine: they require the operator role, and the deployment must allow the store to run the program. If it no
     longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
     in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
@@ -99,17 +92,10 @@ class SourceServiceStub:
 @_typing.type_check_only
 class SourceServiceAsyncStub(SourceServiceStub):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-<<<<<<< HEAD
-    from the credential. Reading requires the admin or operator role (every user can see the tools with
-    ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
-    require the operator role, and a deployment that allows the program to the store. If that permission ends,
-    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
-=======
     from the credential. Reading sources requires the admin or operator role (every user can see the tools with
     ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
     machine: they require the operator role, and the deployment must allow the store to run the program. If it no
     longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
     in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
@@ -166,17 +152,10 @@ class SourceServiceAsyncStub(SourceServiceStub):
 
 class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-<<<<<<< HEAD
-    from the credential. Reading requires the admin or operator role (every user can see the tools with
-    ListTools), changes the admin role. MCP servers over stdio are programs on the registry's machine: they
-    require the operator role, and a deployment that allows the program to the store. If that permission ends,
-    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
-=======
     from the credential. Reading sources requires the admin or operator role (every user can see the tools with
     ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
     machine: they require the operator role, and the deployment must allow the store to run the program. If it no
     longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
     in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool

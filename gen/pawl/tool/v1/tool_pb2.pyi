@@ -85,13 +85,8 @@ class ToolDefinition(_message.Message):
     Results that involved questions to the user are not cached.
     """
     approvals_required: _builtins.int
-<<<<<<< HEAD
-    """Number of different users who must approve a gated call, 0 to 5; 0 means one. From 2 on, the user who
-    started or steered the run cannot approve. Not for HUMAN tools.
-=======
     """Number of different users who must approve a gated call, 0 to 5; 0 means one. If it is 2 or more, the user
     who started or steered the run cannot approve. Not allowed for HUMAN tools.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
     without_background: _builtins.bool
     """If the model asks to run calls in the background (docs/guides/background.md), run them immediately instead,
@@ -113,11 +108,7 @@ class ToolDefinition(_message.Message):
 
     @_builtins.property
     def allowed_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-<<<<<<< HEAD
-        """Users who may call it; empty means all of the store."""
-=======
         """Users who may call it; empty means all users in the store."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     @_builtins.property
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -70,15 +70,9 @@ class ToolServiceServicer(object):
         version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
         Idempotent.
 
-<<<<<<< HEAD
-        Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
-        Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
-        one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
-=======
         Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
         Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
         with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS

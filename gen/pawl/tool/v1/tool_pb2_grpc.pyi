@@ -41,15 +41,9 @@ class ToolServiceStub:
     version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
     Idempotent.
 
-<<<<<<< HEAD
-    Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
-    Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
-    one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
-=======
     Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
     Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
     with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -93,15 +87,9 @@ class ToolServiceAsyncStub(ToolServiceStub):
     version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
     Idempotent.
 
-<<<<<<< HEAD
-    Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
-    Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
-    one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
-=======
     Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
     Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
     with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -148,15 +136,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
         Idempotent.
 
-<<<<<<< HEAD
-        Requires the member or admin role, or no role at all. A tool can be replaced by its creator or an admin.
-        Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
-        one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
-=======
         Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
         Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
         with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS

@@ -279,11 +279,7 @@ class WorkerProgress(_message.Message):
     fraction: _builtins.float
     """Fraction completed, 0 to 1; absent if unknown."""
     message: _builtins.str
-<<<<<<< HEAD
-    """Human-readable message; cut to 1 KiB."""
-=======
     """Human-readable message; truncated to 1 KiB."""
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     def __init__(
         self,
         *,

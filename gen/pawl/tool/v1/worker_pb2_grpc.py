@@ -26,13 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-<<<<<<< HEAD
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
-    worker or admin role.
-=======
     """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
     admin role.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel):
@@ -49,13 +44,8 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-<<<<<<< HEAD
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
-    worker or admin role.
-=======
     """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
     admin role.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def AttachWorker(self, request_iterator, context):
@@ -113,13 +103,8 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-<<<<<<< HEAD
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
-    worker or admin role.
-=======
     """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
     admin role.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @staticmethod

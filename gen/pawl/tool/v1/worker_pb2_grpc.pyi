@@ -27,13 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-<<<<<<< HEAD
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
-    worker or admin role.
-=======
     """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
     admin role.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_typing.overload
@@ -77,13 +72,8 @@ class WorkerServiceStub:
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-<<<<<<< HEAD
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
-    worker or admin role.
-=======
     """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
     admin role.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -123,13 +113,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-<<<<<<< HEAD
-    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the
-    worker or admin role.
-=======
     """Lets programs in any language run a store's tools. The store comes from the credential. Requires the worker or
     admin role.
->>>>>>> 8589ad75da75018f38d0bf6b6554f803caedde6a
     """
 
     @_abc_1.abstractmethod
