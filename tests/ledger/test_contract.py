@@ -42,7 +42,7 @@ async def databases(frozen_url: str) -> AsyncIterator[Sequence[Database]]:
 
 
 @pytest.mark.timeout(3600)
-async def test_both_stores_give_the_same_answers_and_rows(databases: Sequence[Database]) -> None:
+async def test_both_stores_return_the_same_answers_and_hold_the_same_rows(databases: Sequence[Database]) -> None:
     """Compares each answer, row and byte of the log. `TESTS_EXAMPLES=500` plays longer."""
     for seed in range(_WALKS):
         limits = LIMITS[seed % len(LIMITS)]
@@ -52,7 +52,7 @@ async def test_both_stores_give_the_same_answers_and_rows(databases: Sequence[Da
 
 
 @pytest.mark.timeout(3600)
-async def test_concurrent_writes_of_two_replicas_are_serializable(
+async def test_concurrent_writes_from_two_replicas_are_serializable(
     databases: Sequence[Database],
 ) -> None:
     """No lost update, no repeated or missing seq, no run with two workers."""

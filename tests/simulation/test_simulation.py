@@ -35,7 +35,7 @@ def test_simulation_finds_no_violation(first: int, count: int) -> None:
     _run("tests.simulation", "--first", str(first), "--count", str(count))
 
 
-def test_seed_replays_exactly() -> None:
+def test_seed_reproduces_a_simulation_exactly() -> None:
     """Also in a process with another PYTHONHASHSEED and other object addresses."""
     first = _run("tests.simulation", "--seed", "3", "--trace")
     second = _run("tests.simulation", "--seed", "3", "--trace", hash_seed="1", allocator="malloc")

@@ -41,7 +41,7 @@ def test_stubs_require_the_versions_they_were_generated_for() -> None:
     ]
 
 
-def test_stubs_have_the_version_of_the_suite() -> None:
+def test_stubs_have_the_same_version_as_the_suite() -> None:
     version = project()["project"]["version"]
     assert project("gen")["project"]["version"] == version
     assert f"pawl-proto=={version}" in project()["project"]["dependencies"]
@@ -63,7 +63,7 @@ def test_contract_states_the_grpc_code_of_each_reason() -> None:
     assert stated == {reason: error.kind.value for reason, error in by_reason.items()}
 
 
-def test_every_kind_is_a_grpc_code() -> None:
+def test_every_error_kind_is_a_grpc_code() -> None:
     assert {kind.value for kind in Kind} <= {code.name for code in grpc.StatusCode} - {"UNKNOWN", "OK"}
 
 

@@ -20,7 +20,7 @@ CALLERS_ONLY = frozenset({"gateway", "mailbox"})
 OPEN_PORTS = frozenset({"gateway", "agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
 
 
-def test_nats_users_have_the_permissions_of_the_launcher() -> None:
+def test_nats_users_have_the_same_permissions_as_in_the_launcher() -> None:
     blocks = re.split(r"\n {8}user: (\w+)\n", (tree.ROOT / "deploy/nats.conf").read_text())[1:]
     granted = {}
     for user, block in zip(blocks[::2], blocks[1::2], strict=True):
@@ -88,7 +88,7 @@ def test_each_service_has_its_own_database_role_without_superuser() -> None:
     assert not re.search(r"SUPERUSER|CREATEDB|CREATEROLE|BYPASSRLS", script)
 
 
-def test_each_container_gets_the_variables_of_its_service() -> None:
+def test_each_container_gets_its_services_variables() -> None:
     specs = {spec.name: spec for stage in STAGES for spec in stage}
     for name in CALLERS_ONLY | SERVICES:
         assert set(PARTS[name]["environment"]) <= (specs[name].reads or set()), name

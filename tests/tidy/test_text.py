@@ -95,7 +95,7 @@ def _uncounted(page: str) -> str:
         ("stories", "", f"{len(SOME)} of {len(EVERY)}"),
     ],
 )
-def test_reliability_table_states_the_numbers_played(machine: str, short: str, long: str) -> None:
+def test_reliability_table_states_the_actual_counts(machine: str, short: str, long: str) -> None:
     """In `make test` and in `make test-long`."""
     page = (tree.ROOT / "docs/design/reliability.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {machine} |"))

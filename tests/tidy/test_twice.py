@@ -38,7 +38,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_ci_retries_forgive_only_tests_that_pass_alone(case: str, tmp_path: Path) -> None:
+def test_ci_accepts_failed_tests_only_if_they_pass_alone(case: str, tmp_path: Path) -> None:
     others, exit_code, *texts = OTHERS[case]
     (tmp_path / "test_it.py").write_text(FLAKY + others)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = promise: never forgiven\n")

@@ -30,7 +30,7 @@ def test_console_imports_the_client_as_a_package() -> None:
     assert [tree.name(path) for path in console if imported.search(path.read_text(encoding="utf-8"))] == []
 
 
-def test_client_has_the_version_of_pawl() -> None:
+def test_client_has_the_same_version_as_pawl() -> None:
     package = json.loads((tree.ROOT / "web/client/package.json").read_text(encoding="utf-8"))
     project = tomllib.loads((tree.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert package["version"] == project["version"]

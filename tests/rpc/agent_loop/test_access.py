@@ -79,7 +79,7 @@ def of_operators(run_id: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("other_user", [*OTHER_USERS, BOSS])
-async def test_resources_of_others_look_exactly_like_absent_ones(
+async def test_other_users_resources_look_exactly_like_missing_ones(
     api: Api, ledger: PlayedLedger, other_user: Any
 ) -> None:
     """I8, I13: not found, with the same message as for an absent id, also for operators."""
@@ -103,7 +103,7 @@ async def test_resources_of_others_look_exactly_like_absent_ones(
     assert not ledger.commands
 
 
-async def test_only_operators_of_the_store_act_on_runs_of_others(api: Api, ledger: PlayedLedger) -> None:
+async def test_only_store_operators_act_on_other_users_runs(api: Api, ledger: PlayedLedger) -> None:
     """I13: other users are rejected whether or not the run exists; operators of another store find nothing."""
     await ledger.need_attention(run_pb2.ATTENTION_REASON_QUARANTINED)
     requests = [*of_operators("run_1"), *of_operators(MISSING)]

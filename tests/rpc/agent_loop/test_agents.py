@@ -48,7 +48,7 @@ async def test_saving_an_agent_returns_the_tools_that_match_its_patterns(agents:
     assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "unset options stay unset"
 
 
-async def test_run_of_an_agent_names_the_agent(
+async def test_agent_run_names_its_agent(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
@@ -154,7 +154,7 @@ async def test_admins_see_the_usage_of_an_agent(
     assert not (await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="default"), metadata=ADMIN)).days
 
 
-async def test_job_of_an_agent_cannot_call_tools_that_the_agent_cannot(
+async def test_agents_job_cannot_call_tools_that_the_agent_cannot(
     agents: AgentRegistryServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """A run of the agent names no such tool; a job of `default` calls what its user may call."""

@@ -132,7 +132,7 @@ async def test_delegate_cannot_decide(
         assert (await stub.CancelRun(cancel, metadata=metadata)).run.state == run_pb2.RUN_STATE_CANCELLING
 
 
-async def test_session_rejects_decisions_of_a_delegate_but_accepts_cancels(
+async def test_session_rejects_a_delegates_decisions_but_accepts_its_cancels(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """HITL-4: the session of a user for whom a delegate acts."""
@@ -181,7 +181,7 @@ async def test_frame_with_an_unknown_value_is_rejected_and_the_session_continues
         assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_FIELD"), field
 
 
-def test_requests_have_fields_with_unknown_values() -> None:
+def test_unknown_value_cases_cover_the_expected_requests() -> None:
     assert CALLS.keys() == {
         "Decide",
         "DecideCalls",

@@ -91,7 +91,7 @@ async def test_imported_run_cannot_be_undone(
     assert (call.state, "elsewhere" in call.reason) == (undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE, True)
 
 
-async def test_imported_run_has_ended_for_watchers(
+async def test_watchers_see_an_imported_run_as_ended(
     stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
 ) -> None:
     made = await imported(conversations)

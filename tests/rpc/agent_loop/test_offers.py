@@ -83,7 +83,7 @@ async def test_client_gets_no_more_calls_than_it_can_run(stub: AgentServiceAsync
     assert not holder(ledger, "call_4")
 
 
-async def test_only_tools_and_versions_of_the_client_are_offered(
+async def test_only_the_clients_tools_and_versions_are_offered(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub, "cli_a", "show", calls_max=9, versions=[2, 3])
@@ -94,7 +94,7 @@ async def test_only_tools_and_versions_of_the_client_are_offered(
     assert (holder(ledger, "call_1"), holder(ledger, "call_2")) == ("", "")
 
 
-async def test_replayed_events_offer_no_calls(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_replayed_events_do_not_offer_calls(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """Replayed events show past calls; only calls that are pending now are offered."""
     await ledger.offer("call_1")
     await ledger.settle("call_1")
@@ -151,7 +151,7 @@ async def test_heartbeats_renew_the_lease_and_silence_does_not(
     assert (await first.next("offer_revoked")).offer_revoked.call_id == "call_1"
 
 
-async def test_detach_releases_the_calls_of_that_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_detaching_a_run_releases_its_calls(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_2")
     client = await attached(stub, calls_max=9)
     await client.attach("run_2")
@@ -195,7 +195,7 @@ async def test_client_without_a_stream_leases_a_call_and_returns_its_result(
     assert await leased(stub, "tab_a") == (False, 2)
 
 
-async def test_call_of_another_client_is_not_leased_and_a_lost_one_is_revoked(
+async def test_another_clients_call_is_not_leased_and_a_lost_one_is_revoked(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub)

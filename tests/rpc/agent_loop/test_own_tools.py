@@ -52,7 +52,7 @@ def holder(ledger: PlayedLedger, call_id: str) -> str:
     return next(run.calls[call_id].offer.client_id for run in ledger.runs.values() if call_id in run.calls)
 
 
-async def test_tools_of_a_run_are_offered_to_any_client_of_its_user(
+async def test_run_tools_are_offered_to_all_of_its_users_clients(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     request = agent_pb2.StartRunRequest(text="go", front_end_tools=[tool(), tool("ask")])
@@ -67,7 +67,7 @@ async def test_tools_of_a_run_are_offered_to_any_client_of_its_user(
     assert holder(ledger, "call_1") == "cli_b"
 
 
-async def test_calls_of_session_tools_are_offered_to_that_session_only(
+async def test_session_tool_calls_are_offered_only_to_that_session(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """Two front ends of one user may use the same tool name."""
@@ -104,7 +104,7 @@ async def test_reconnected_client_gets_its_calls_without_naming_the_tools(
     assert (await back.answer(offer)).status == ACCEPTED
 
 
-async def test_run_has_the_tools_of_its_session_and_of_its_start_frame(
+async def test_run_has_the_tools_from_its_session_and_its_start_frame(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await opened(stub, "cli_a", tool())
@@ -131,7 +131,7 @@ async def test_repeated_start_succeeds_after_the_tool_name_was_taken(
 
 
 @pytest.mark.parametrize("fields", [{"options": NO_TOOLS}, {"agent": "bare"}])
-async def test_run_without_tools_gets_none_of_the_session(
+async def test_run_without_tools_gets_none_from_the_session(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any
 ) -> None:
     await save_without_tools(agents)

@@ -41,7 +41,7 @@ def time_passes(servicer: AgentServicer, ledger: PlayedLedger) -> None:
     servicer._pending = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02)
 
 
-async def test_admin_sees_pending_approvals_of_all_users(
+async def test_admin_sees_all_users_pending_approvals(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
     await ledger.add_run()
@@ -215,7 +215,7 @@ async def test_five_hundred_watchers_of_one_user_cost_one_poll_a_second() -> Non
         assert all(tab.call_ids == ["call_1", "call_3"] for tab in tabs)
 
 
-async def test_watchers_with_different_views_share_no_poll() -> None:
+async def test_watchers_with_different_views_use_separate_polls() -> None:
     """Neither with another user, nor with other permissions or another filter."""
     async with _world() as world:
         mine, yours = world.open(CALLER), world.open(OTHER)
@@ -247,7 +247,7 @@ async def test_watcher_that_joins_during_a_poll_waits_for_the_next() -> None:
         assert world.ledger.asked.total() == 2
 
 
-async def test_leaving_watcher_disturbs_no_other_and_the_last_one_stops_the_poll() -> None:
+async def test_polling_stops_only_when_the_last_watcher_leaves() -> None:
     async with _world() as world:
         world.ledger.gate.clear()
         first, second = world.open(CALLER), world.open(CALLER)

@@ -104,7 +104,7 @@ async def test_closed_client_leaves_no_thread_and_raises(endpoint: Endpoint) -> 
         pawl.get("run_1")
 
 
-async def test_runs_of_a_conversation_are_yielded_once_as_they_start(endpoint: Endpoint, ledger: PlayedLedger) -> None:
+async def test_conversation_runs_are_yielded_once_as_they_start(endpoint: Endpoint, ledger: PlayedLedger) -> None:
     """ASYNC-5: open runs come first; runs that had already ended are omitted."""
     await ledger.add_run("run_1")
     await ledger.finish("run_1")

@@ -117,7 +117,7 @@ async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: Play
     assert list(ledger.runs) == ["run_1"]
 
 
-async def test_invalid_decision_changes_nothing(api: Api, ledger: PlayedLedger) -> None:
+async def test_invalid_decision_has_no_effect(api: Api, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_2")
     await ledger.add_call("call_2", call_pb2.CALL_STATE_AWAITING_APPROVAL, run_id="run_2")
     await ledger.add_run("run_3")

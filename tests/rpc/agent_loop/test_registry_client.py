@@ -181,7 +181,7 @@ async def test_verdict_decides_how_a_call_continues(registry: RegistryClient) ->
     assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
 
 
-async def test_tools_of_a_run_are_sent_with_their_calls(registry: RegistryClient, service: FakeService) -> None:
+async def test_run_tools_are_sent_with_their_calls(registry: RegistryClient, service: FakeService) -> None:
     definition = tool_pb2.ToolDefinition(name="show", description="Shows.", arguments_schema_json=b"{}", parallel=True)
     caller = Principal(store_id=StoreId("s"), user_id=UserId("u"), roles=frozenset({"member"}))
     (own,) = await registry.check_own(caller, [definition.SerializeToString()])
@@ -211,9 +211,7 @@ async def test_decisions_are_reported_with_their_author(registry: RegistryClient
     assert (decision.kind, decision.user_id, decision.tool_version) == (call_pb2.DECISION_KIND_EDIT, "bob", 2)
 
 
-async def test_results_of_front_end_calls_are_reported_by_digest(
-    registry: RegistryClient, service: FakeService
-) -> None:
+async def test_front_end_results_are_reported_by_digest(registry: RegistryClient, service: FakeService) -> None:
     note = RecordedResult(
         call_id=CallId("call_1"),
         tool_name="show",
@@ -269,7 +267,7 @@ async def test_leaving_an_execution_cancels_its_rpc(registry: RegistryClient, se
     await asyncio.wait_for(service.left.wait(), 60)
 
 
-async def test_registry_checks_an_answer(channel: grpc.aio.Channel, service: FakeService) -> None:
+async def test_registry_validates_answers(channel: grpc.aio.Channel, service: FakeService) -> None:
     checker = RegistryClient(channel)
     await checker.check_answer(StoreId("acme"), b"{}", "5")
     with pytest.raises(InvalidArguments, match="it must be a number"):
@@ -287,7 +285,7 @@ async def test_output_schema_is_always_checked(channel: grpc.aio.Channel) -> Non
         await checker.check_output(StoreId("acme"), b"{}", None)
 
 
-async def test_edit_is_checked_with_the_permissions_of_its_run(channel: grpc.aio.Channel, service: FakeService) -> None:
+async def test_edit_is_checked_with_its_runs_permissions(channel: grpc.aio.Channel, service: FakeService) -> None:
     """An editor decides for the user of the run: their roles are not combined."""
     options = run_pb2.RunOptions(approvals_required=2)
     whose: dict[str, Any] = {"conversation_id": "c", "user_id": "u", "user_roles": ["member"]}

@@ -36,7 +36,7 @@ async def run(ledger: PlayedLedger) -> None:
     await ledger.add_run()
 
 
-async def test_run_is_created_with_complete_options(stub: AgentServiceAsyncStub) -> None:
+async def test_created_run_has_its_requested_and_default_options(stub: AgentServiceAsyncStub) -> None:
     """LOOP-1, with limits below and above the default."""
     limits = run_pb2.RunLimits(rounds_max=3, tool_timeout_seconds=60)
     options = run_pb2.RunOptions(limits=limits, temperature=0.0)
@@ -53,7 +53,7 @@ async def test_run_is_created_with_complete_options(stub: AgentServiceAsyncStub)
     assert len(kept.limits.ListFields()) == len(run_pb2.RunLimits.DESCRIPTOR.fields)
 
 
-async def test_each_result_gets_a_receipt_and_an_invalid_one_stops_no_other(
+async def test_each_result_gets_a_receipt_even_if_others_are_invalid(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """FE-3, I11"""
@@ -158,7 +158,7 @@ async def test_cancelling_again_or_too_late_returns_the_run(stub: AgentServiceAs
     assert (await stub.CancelRun(late, metadata=ME)).run.state == run_pb2.RUN_STATE_COMPLETED
 
 
-async def test_getting_a_run_waits_until_it_rests(
+async def test_get_run_waits_until_the_run_waits_or_ends(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     """FE-3: one call instead of polling; with `after_seq` also while the known run waits."""
@@ -192,7 +192,7 @@ async def test_getting_a_run_waits_until_it_rests(
 
 
 @pytest.mark.parametrize(("asked", "limit"), [(0.05, 50), (60, 0.05)])
-async def test_getting_a_run_waits_no_longer_than_requested_or_than_proxies_allow(
+async def test_get_run_waits_no_longer_than_requested_or_allowed_by_proxies(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch, asked: float, limit: float
 ) -> None:
     assert watch.REST_SECONDS_MAX == 50
@@ -205,7 +205,7 @@ async def test_getting_a_run_waits_no_longer_than_requested_or_than_proxies_allo
 
 
 @pytest.mark.parametrize(("pending", "left"), [(0, (0, 4)), (1, (1, 3)), (4, (4, 0)), (7, (4, 0))])
-def test_running_calls_fit_into_a_message_after_pending_ones(pending: int, left: tuple[int, int]) -> None:
+def test_pending_calls_take_precedence_over_running_ones_in_a_full_message(pending: int, left: tuple[int, int]) -> None:
     calls = [call_pb2.Call(call_id=f"call_{number}", arguments_json=b"x" * 500_000) for number in range(8)]
     run = run_pb2.Run(run_id="run_1", pending_calls=calls[:pending], active_calls=calls[pending:])
     shown = convert.run_message(run)

@@ -51,7 +51,7 @@ async def test_steps_are_listed_during_the_run_and_after(stub: AgentServiceAsync
         assert [step.step_id for step in await listed(stub, page_size)] == ["1-reasoning", "call_1", "call_1-result"]
 
 
-async def test_watcher_gets_reasoning_as_it_is_written_and_resumes_after_a_reconnect(
+async def test_reasoning_is_streamed_live_and_resumes_after_a_reconnect(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await think(ledger, "First ")

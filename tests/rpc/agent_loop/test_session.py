@@ -74,7 +74,7 @@ def big_tool() -> tool_pb2.ToolDefinition:
     return tool_pb2.ToolDefinition(name="big", description="x" * 70_000)
 
 
-async def test_unread_output_of_a_client_is_bounded_in_bytes() -> None:
+async def test_clients_unread_output_is_limited_in_bytes() -> None:
     """An event has up to 1 MiB, 64 frames may wait, and a user may have 200 streams."""
     outgoing = Outgoing(64)
 
@@ -147,7 +147,7 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
     assert await client.events(1) == [6]
 
 
-async def test_detached_run_sends_nothing_more(client: Client, ledger: PlayedLedger, watches: Watches) -> None:
+async def test_detached_run_sends_no_more_events(client: Client, ledger: PlayedLedger, watches: Watches) -> None:
     await client.attach()
     assert await client.events(1) == [1]
     assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
@@ -195,7 +195,7 @@ async def test_invalid_frame_gets_a_receipt_and_the_stream_continues(client: Cli
 
 
 @pytest.mark.parametrize("other_user", OTHER_USERS)
-async def test_resources_of_others_are_unknown(
+async def test_other_users_resources_are_unknown(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, other_user: Any
 ) -> None:
     """I13"""
@@ -313,7 +313,7 @@ class TestSilence:
         assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
 
 
-async def test_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyncStub) -> None:
+async def test_clients_second_stream_ends_the_first(stub: AgentServiceAsyncStub) -> None:
     first, second = Client(stub), Client(stub)
     await first.hello("cli_a")
     await second.hello("cli_a")

@@ -46,7 +46,7 @@ async def preview(stub: AgentServiceAsyncStub) -> list[tuple[str, str]]:
     return [(call.call_id, undo_pb2.UndoState.Name(call.state).removeprefix("UNDO_STATE_")) for call in response.calls]
 
 
-async def test_preview_shows_what_an_undo_would_do_for_each_call(
+async def test_preview_shows_how_an_undo_would_affect_each_call(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     assert await preview(stub) == [

@@ -110,7 +110,7 @@ async def test_gap_is_filled_before_the_next_poll(ledger: PlayedLedger, live: Fa
         await events.aclose()
 
 
-async def test_open_stream_is_not_a_viewer_until_the_client_confirms(
+async def test_stream_counts_as_a_viewer_only_once_the_client_confirms(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     """NOTE-1: a stream may have no reader.
@@ -230,7 +230,9 @@ async def test_watcher_of_past_events_is_never_disconnected(ledger: PlayedLedger
     assert seen == list(range(1, 603))
 
 
-async def test_trimmed_log_is_shown_as_a_gap_and_the_rest(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_trimmed_log_is_shown_as_a_gap_and_the_remaining_events(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     """EVT-1, I7: from any position, and the same for all watchers."""
     await ledger.append(count=5)
     await ledger.finish()

@@ -195,7 +195,9 @@ async def test_call_is_read_by_id_and_only_for_its_user(replica: Replica, client
             await client.call(StoreId(STORE), UserId(user_id), CallId(call_id))
 
 
-async def test_renewing_returns_held_runs_and_those_with_commands(replica: Replica, client: WorkerLedgerClient) -> None:
+async def test_renewal_returns_held_runs_and_marks_those_with_commands(
+    replica: Replica, client: WorkerLedgerClient
+) -> None:
     key = await submit(replica)
     held = await claim(client)
     assert (await client.renew(WorkerId("worker"), lease_seconds=10)).with_commands == ()
@@ -240,7 +242,7 @@ def message(
     )
 
 
-async def test_run_and_decisions_keep_their_own_credentials(
+async def test_run_and_decisions_record_separate_credentials(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
     """HITL-4: stored in the ledger and sent to the loop.
@@ -261,7 +263,7 @@ async def test_run_and_decisions_keep_their_own_credentials(
     assert (steer.user_id, steer.credential_id, steer.delegate_user_id) == ("ann", "key_2", "")
 
 
-async def test_repeated_or_joining_messages_never_widen_the_roles_of_a_run(
+async def test_repeated_or_joining_messages_never_widen_a_runs_roles(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
     """I2: a key that gets another role between two attempts starts no second run."""

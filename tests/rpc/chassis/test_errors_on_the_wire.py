@@ -62,7 +62,7 @@ async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
     assert "rpc.failed" not in capfd.readouterr().out, "none of these is an internal error"
 
 
-async def test_text_of_an_uncaught_exception_is_not_sent(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_uncaught_exception_text_is_not_sent(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
     """I22: an exception's text may contain secrets; the client gets an id that is in the log."""
     async with serve() as server, open_channel(server.address) as channel:
         for kind in KINDS:

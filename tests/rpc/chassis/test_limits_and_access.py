@@ -143,7 +143,7 @@ async def test_streaming_requests_fit_into_their_byte_limit(serve: Serve, servic
             assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
 
 
-async def test_waiting_call_blocks_no_other(serve: Serve, servicer: EchoServicer) -> None:
+async def test_waiting_call_does_not_block_others(serve: Serve, servicer: EchoServicer) -> None:
     async with echoing(serve(unary_calls_max=1, streams_max=1)) as stub:
         holder = asyncio.ensure_future(stub.call("unary", "long-poll"))
         await servicer.entered.wait()
@@ -248,7 +248,7 @@ async def waiting(stub: EchoStub, servicer: EchoServicer, kind: str, text: str, 
     return calls
 
 
-async def test_calls_of_a_revoked_key_end(serve: Serve, servicer: EchoServicer) -> None:
+async def test_revoking_a_key_ends_its_calls(serve: Serve, servicer: EchoServicer) -> None:
     for kind, text in (*((kind, "wait") for kind in KINDS), ("unary", "long-poll")):
         known = Known()
         async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
@@ -261,7 +261,7 @@ async def test_calls_of_a_revoked_key_end(serve: Serve, servicer: EchoServicer) 
             servicer.release.clear()
 
 
-async def test_calls_of_a_delegate_end_when_its_key_changes_identity(serve: Serve, servicer: EchoServicer) -> None:
+async def test_delegate_calls_end_when_their_key_changes_identity(serve: Serve, servicer: EchoServicer) -> None:
     """HITL-4: later actions would be attributed to the previous identity."""
     known, roles = Known(), ("delegate", "member")
     known.users = {key: known.of("shop", *roles) for key in (ANN, BOB)}
@@ -278,7 +278,7 @@ async def test_calls_of_a_delegate_end_when_its_key_changes_identity(serve: Serv
         assert await same == ["wait"]
 
 
-async def test_batched_stream_of_a_service_ends_with_its_key(serve: Serve, servicer: EchoServicer) -> None:
+async def test_revoking_a_service_key_ends_its_batched_stream(serve: Serve, servicer: EchoServicer) -> None:
     """Running calls are then retried with the service's new key or rejected."""
     known = Known()
     async with (
@@ -295,7 +295,7 @@ async def test_batched_stream_of_a_service_ends_with_its_key(serve: Serve, servi
             await EchoStub(channel).unary(StringValue(value="hello"))
 
 
-async def test_no_call_fails_while_the_key_of_a_service_rotates(serve: Serve, servicer: EchoServicer) -> None:
+async def test_no_call_fails_while_a_service_key_rotates(serve: Serve, servicer: EchoServicer) -> None:
     """Calls start with the current key, in batches and alone; running calls finish with the old one."""
     known, shown = Known(), SERVICE_OF_CALLERS
     async with (
@@ -338,7 +338,7 @@ class Failing(KeyAuthenticator):
     ("service", "key", "has_own_rate"),
     [("gateway", SERVICE_KEY, True), ("agent-loop", SERVICE_KEY, False), ("gateway", "another", False)],
 )
-async def test_only_the_gateway_names_the_client_of_a_failed_login(
+async def test_only_the_gateway_reports_the_client_address_of_a_failed_login(
     serve: Serve, service: str, key: str, *, has_own_rate: bool
 ) -> None:
     looks = list[bool]()

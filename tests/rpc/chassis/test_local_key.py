@@ -36,7 +36,7 @@ def table(*listeners: tuple[str, str, int]) -> str:
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the tables are written in the order of the machine")
-def test_socket_owners_are_all_users_that_could_accept_the_connection() -> None:
+def test_socket_owners_include_every_user_able_to_accept_the_connection() -> None:
     any_ipv6, own_ipv6 = f"{0:032}:1DB1", f"{0:024}01000000:1DB1"
     for listening, address, takes in (
         ("0100007F:1DB1", "127.0.0.1:7601", True),
@@ -133,7 +133,7 @@ WAYS = pytest.mark.parametrize("call", [a_command, a_session, a_worker])
 
 
 @WAYS
-async def test_listener_of_another_user_does_not_get_the_key(
+async def test_another_users_listener_does_not_get_the_key(
     call: Callable[[Path, str], Awaitable[None]],
     other_listener: OtherListener,
     tmp_path: Path,

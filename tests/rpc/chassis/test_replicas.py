@@ -90,7 +90,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 60.0)
 
 
-async def test_related_calls_of_all_callers_go_to_one_replica(serve: Serve) -> None:
+async def test_related_calls_from_all_callers_go_to_one_replica(serve: Serve) -> None:
     async with two(serve) as replicas:
         await asyncio.gather(*(replicas.stub.call("unary", "hello") for _ in range(100)))
         preferred = await replicas.preferred()
@@ -99,7 +99,7 @@ async def test_related_calls_of_all_callers_go_to_one_replica(serve: Serve) -> N
             assert len(replicas.servers[preferred]._batches._streams) == 2
 
 
-async def test_stopped_replica_is_left_without_a_failed_call_and_found_again(serve: Serve) -> None:
+async def test_replica_restart_fails_no_calls_and_traffic_returns(serve: Serve) -> None:
     async with two(serve) as replicas:
         preferred = await replicas.preferred()
         await replicas.stop(preferred)
@@ -131,7 +131,7 @@ async def test_silent_replica_gets_no_further_calls(
         assert await call == ["wait"]
 
 
-async def test_replica_whose_callers_cancelled_is_not_chosen_next(
+async def test_replica_with_recently_cancelled_calls_is_not_chosen_next(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a client with sequential calls would wait for a hanging replica each time."""
@@ -180,7 +180,7 @@ def generate(channel: grpc.aio.Channel) -> Any:
     )
 
 
-async def test_waiting_stream_holds_no_response(servicer: EchoServicer, serve: Serve) -> None:
+async def test_waiting_stream_does_not_keep_a_response_in_memory(servicer: EchoServicer, serve: Serve) -> None:
     """Thousands of streams may wait for hours after a page of a log."""
     there: weakref.WeakSet[Response] = weakref.WeakSet()
     seen: list[str] = []
@@ -239,7 +239,7 @@ async def test_client_gets_the_error_that_the_handler_raised(served: EchoStub) -
         await served.missing(StringValue(value="hello"))
 
 
-async def test_undecodable_request_fails_alone(serve: Serve) -> None:
+async def test_undecodable_request_does_not_affect_others(serve: Serve) -> None:
     async with serve(service_only=True) as server, open_channel(server.address) as channel:
         stub: Any = BatchServiceStub(channel)
         calls = [
@@ -257,7 +257,7 @@ async def test_undecodable_request_fails_alone(serve: Serve) -> None:
         assert replies[2].last
 
 
-async def test_batches_are_for_services_and_never_for_users(serve: Serve) -> None:
+async def test_only_services_may_send_batches(serve: Serve) -> None:
     """OPS-1: the caller would otherwise be the service that sends the batch."""
     for key, error in ((USER_KEY, PermissionDenied), (None, Unauthenticated)):
         async with (
@@ -283,7 +283,7 @@ async def test_cancelled_call_ends_at_the_server(served: EchoStub, servicer: Ech
         assert await served.call("unary", "hello") == ["hello"]
 
 
-async def test_flow_control_stops_a_flood_for_a_stopped_reader(served: EchoStub, servicer: EchoServicer) -> None:
+async def test_flow_control_stops_a_flood_to_a_stalled_reader(served: EchoStub, servicer: EchoServicer) -> None:
     """Nothing accumulates for a slow reader, and other calls continue."""
     responses = served.generate(StringValue(value="flood"))
     for _ in range(300):
@@ -300,7 +300,7 @@ async def test_large_request_is_sent_on_its_own(serve: Serve, metrics: Metrics) 
         assert calls_alone(metrics) == 0
 
 
-async def test_oversized_response_disturbs_no_other_call(serve: Serve, servicer: EchoServicer) -> None:
+async def test_oversized_response_does_not_affect_other_calls(serve: Serve, servicer: EchoServicer) -> None:
     """I20."""
     async with (
         serve(service_only=True) as server,
@@ -317,7 +317,7 @@ async def test_oversized_response_disturbs_no_other_call(serve: Serve, servicer:
         assert await waiting == ["wait"]
 
 
-async def test_stopping_server_finishes_calls_and_new_ones_go_elsewhere(serve: Serve, servicer: EchoServicer) -> None:
+async def test_stopping_server_finishes_its_calls_and_gets_no_new_ones(serve: Serve, servicer: EchoServicer) -> None:
     """OPS-5."""
     async with serve(service_only=True, listen="127.0.0.1:0") as stays, AsyncExitStack() as stack:
         # On a port that stays free afterwards.

@@ -32,7 +32,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
+async def test_port_in_use_is_reported_in_one_clear_sentence(serve: Serve) -> None:
     """Two processes on one port would each get half of the calls."""
     async with serve(listen="127.0.0.1:0") as server:
         with pytest.raises(StartError, match="the port is in use"):
@@ -59,7 +59,7 @@ async def test_reflection_describes_the_services_and_error_details(serve: Serve)
             assert any(b"ServerReflection" in file for file in files), version
 
 
-async def test_health_requires_some_dependencies_and_only_reports_others(serve: Serve) -> None:
+async def test_health_depends_only_on_required_dependencies_and_reports_the_rest(serve: Serve) -> None:
     """A replica that has lost its own database is not usable."""
     broken = {"database": False, "nats": False}
 
@@ -121,7 +121,7 @@ async def test_stop_moves_streams_to_another_replica_immediately(serve: Serve, s
                 await call
 
 
-async def test_addresses_that_cannot_be_balanced_are_rejected_immediately() -> None:
+async def test_addresses_that_do_not_support_balancing_are_rejected_immediately() -> None:
     rows = ("one.example:1,two.example:1", "127.0.0.1:1,[::1]:2", "unix:/a,127.0.0.1:1")
     assert not_refused(StartError, open_channel, rows) == []
 

@@ -78,7 +78,7 @@ async def call_as_user(address: str, trusted: Path, clock: Clock, *, key: str = 
             return await EchoStub(channel).call("unary", "who", timeout=60)
 
 
-async def test_users_call_without_a_certificate(serving: Any, tmp_path: Path, clock: ManualClock) -> None:
+async def test_users_can_call_without_a_certificate(serving: Any, tmp_path: Path, clock: ManualClock) -> None:
     trusted = tmp_path / "job-store-authority.pem"
     for checks_services in (True, False):
         async with serving(checks_services=checks_services) as server:
@@ -86,7 +86,7 @@ async def test_users_call_without_a_certificate(serving: Any, tmp_path: Path, cl
                 assert await call_as_user(address, trusted, clock) == ["user/acme/ann"]
 
 
-async def test_service_calls_with_its_key_and_certificate(
+async def test_service_authenticates_with_its_key_and_certificate(
     serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
     own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
@@ -117,7 +117,7 @@ async def test_service_key_is_useless_without_its_certificate(
         assert messages == {UNKNOWN}
 
 
-async def test_service_port_requires_a_certificate_of_the_authority(
+async def test_service_port_requires_a_certificate_from_the_authority(
     serving: Any, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
     foreign = certificates.write(tmp_path, "agent-loop", other_authority, authority)
@@ -157,7 +157,11 @@ async def test_command_line_explains_each_tls_failure(
     own = ("127.0.0.1",)
     shown: list[tuple[str, Files | None, tls.Tls | None]] = [
         ("has expired", certificates.write(tmp_path, "late", authority, names=own, expired=True), trusted),
-        ("does not have this name", certificates.write(tmp_path, "other", authority, names=("x.example",)), trusted),
+        (
+            "does not have this name",
+            certificates.write(tmp_path, "other", authority, names=("x.example",)),
+            trusted,
+        ),
         ("was not issued by the CA", certificates.write(tmp_path, "foreign", other_authority, names=own), trusted),
         ("does not speak TLS", None, trusted),
         ("speaks TLS. Give its CA certificate", certificates.write(tmp_path, "job-store", authority), None),

@@ -16,7 +16,7 @@ def image(size_bytes: int) -> message_pb2.Part:
     return message_pb2.Part(image=message_pb2.ImagePart(data=data, media_type="image/png", size_bytes=size_bytes))
 
 
-async def test_multipart_message_is_complete_for_workers_and_short_for_clients(user: User) -> None:
+async def test_multipart_message_is_complete_for_workers_and_abridged_for_clients(user: User) -> None:
     file = message_pb2.Part(file=message_pb2.FilePart(document_name="a.txt", text="Hello", size_bytes=5))
     parts = [message_pb2.Part(text="Look\nhere"), image(9), file, message_pb2.Part(text="and there")]
     owner = await user.start("", parts=parts)
@@ -88,7 +88,7 @@ async def fill(user: User, conversation_id: str, text: str, count: int) -> None:
         assert (await user.submit(text, conversation_id=conversation_id, policy=STEER)).steered
 
 
-async def test_messages_count_until_they_are_in_the_conversation(user: User) -> None:
+async def test_messages_count_towards_the_limit_until_they_enter_the_conversation(user: User) -> None:
     """Also those that the owner has read and holds in memory."""
     run_id, conversation_id = await waiting(user)
     await fill(user, conversation_id, LARGE, FITTING)

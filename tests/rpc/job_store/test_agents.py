@@ -167,7 +167,7 @@ async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[ag
     return list(found)
 
 
-async def test_runs_and_tokens_of_all_users_are_counted_by_agent(replica: Replica) -> None:
+async def test_all_users_runs_and_tokens_are_counted_by_agent(replica: Replica) -> None:
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     owners = [
         await ann.start(agent={"name": "clerk", "version": 1}),
@@ -222,7 +222,7 @@ async def test_budget_usage_counts_from_midnight(replica: Replica) -> None:
     assert await quota() == (100, 0)
 
 
-async def test_runs_that_wait_for_a_budget_check_again_when_it_changes(replica: Replica) -> None:
+async def test_runs_waiting_for_a_budget_check_it_again_when_it_changes(replica: Replica) -> None:
     agents, user = AgentLedgerServiceStub(replica.channel), User(replica.stub)
     await agents.PutAgent(budget(1))
     waiting = await user.start(agent={"name": "clerk", "version": 1})

@@ -209,7 +209,7 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
 
 
 @pytest.mark.parametrize(("payload_bytes_max", "told"), [(20_000, [16_384]), (4096, [0]), (1100, [])])
-async def test_oversized_lifecycle_event_is_shortened_or_dropped_and_blocks_nothing(
+async def test_oversized_lifecycle_event_is_shortened_or_dropped_without_blocking(
     start: StartReplica, database: Database, tmp_path: Path, payload_bytes_max: int, told: list[int]
 ) -> None:
     """I20: a message that NATS rejects must not block itself or later ones forever."""
@@ -223,7 +223,7 @@ async def test_oversized_lifecycle_event_is_shortened_or_dropped_and_blocks_noth
         assert [(run.run_id, len(run.output_text)) for run in ends] == [(owner.run_id, length) for length in told]
 
 
-async def test_outcome_of_each_fire_is_published_once(
+async def test_each_scheduled_run_publishes_its_outcome_once(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
     """NOTE-2: with the run that it started. A waiting fire is published when it ends the wait, with its own id."""
@@ -256,7 +256,7 @@ async def test_outcome_of_each_fire_is_published_once(
     assert "ce-subject" not in told[1].headers
 
 
-async def test_inbox_watchers_are_notified_of_each_change_and_nothing_else(
+async def test_inbox_watchers_are_notified_only_of_each_change(
     start: StartReplica, nats: servers.NatsServer, listener: Bus
 ) -> None:
     replica = await start(nats_url=nats.url)

@@ -69,7 +69,7 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
     await job.commit(state=COMPLETED, output_text=output)
 
 
-async def test_notice_is_loaded_and_shown_only_for_its_user(replica: Replica) -> None:
+async def test_notice_content_is_visible_only_to_its_user(replica: Replica) -> None:
     """ASYNC-5, in a conversation that is shared for writing. Other users see only that there is a notice."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     conversation_id = await start_jobs(ann, "mine")
@@ -113,7 +113,7 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
     return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, asked_sha256=b"1")
 
 
-async def test_queue_of_jobs_started_by_users_is_bounded(start: StartReplica) -> None:
+async def test_queue_of_user_started_jobs_is_bounded(start: StartReplica) -> None:
     """ASYNC-7: the limit is exact across job stores and conversations; messages of users are not rejected."""
     slots = SlotLimits(per_store=20, per_user=20, background_per_store=2)
     users = [User((await start(slots=slots, store_queue_max=5)).stub, user_id=f"user{number}") for number in (0, 1)]
@@ -138,7 +138,7 @@ async def test_queue_of_jobs_started_by_users_is_bounded(start: StartReplica) ->
     await ask(refused[0])
 
 
-async def test_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
+async def test_stores_running_jobs_are_listed_for_all_users(user: User) -> None:
     """Without ended or stopped jobs and without other runs."""
     bob = User(user.stub, user_id="bob")
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
@@ -218,7 +218,7 @@ async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Re
     assert await counted() == (0, 0)
 
 
-async def test_jobs_use_no_slots_of_interactive_runs(start: StartReplica) -> None:
+async def test_jobs_do_not_use_slots_for_interactive_runs(start: StartReplica) -> None:
     """LOOP-14: a user with two slots has both beside their jobs; stores and workers have separate job limits."""
     replica: Replica = await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))
     user = User(replica.stub)
@@ -255,7 +255,7 @@ async def conversation_of(user: User, owner: Owner) -> str:
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_model_stops_only_jobs_of_its_conversation_and_gets_no_notice(user: User, owner: Owner) -> None:
+async def test_model_stops_only_its_conversations_jobs_and_gets_no_notice(user: User, owner: Owner) -> None:
     await begin(user, owner, "a")
     conversation_id = await conversation_of(user, owner)
     bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")

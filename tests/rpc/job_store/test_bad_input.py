@@ -101,7 +101,7 @@ async def refused(user: User, method: str, error: type[PawlError], **fields: Any
         await user.ask(method, **fields)
 
 
-async def test_contract_violation_has_its_reason_and_changes_nothing(user: User, owner: Owner) -> None:
+async def test_contract_violation_returns_its_reason_and_has_no_effect(user: User, owner: Owner) -> None:
     before = await user.run(owner.run_id)
     for fields, error in MESSAGES:
         await refused(user, "SubmitMessage", error, **SUBMIT | fields)
@@ -121,7 +121,7 @@ async def test_contract_violation_has_its_reason_and_changes_nothing(user: User,
     assert len((await user.ask("ListRuns")).runs) == 1
 
 
-async def test_page_token_is_bound_to_its_method_filter_and_columns(user: User) -> None:
+async def test_page_token_works_only_with_its_method_filter_and_columns(user: User) -> None:
     """Even for tokens forged with a valid seal."""
     run_id, *_ = [(await user.submit(conversation_id="c1")).run.run_id for _ in range(3)]
     token = (await user.ask("ListRuns", page_size=1)).next_page_token
@@ -145,7 +145,7 @@ async def test_page_token_is_bound_to_its_method_filter_and_columns(user: User) 
         await refused(user, method, InvalidPageToken, **fields, page_token=page_token)
 
 
-async def test_text_that_the_database_cannot_store_is_kept_byte_for_byte(user: User) -> None:
+async def test_text_unsupported_by_the_database_is_stored_byte_for_byte(user: User) -> None:
     """I20: a NUL from a model or a tool must not break the ledger."""
     text = "before\0after"
     owner = await user.start(text)
@@ -184,5 +184,5 @@ async def test_unknown_value_is_rejected_or_preserved(user: User, method: str) -
     assert {field: codes for field, codes in ended.items() if BROKEN & {*codes}} == {}
 
 
-def test_requests_have_fields_with_unknown_values() -> None:
+def test_unknown_value_cases_cover_the_expected_requests() -> None:
     assert CALLS.keys() >= {"SubmitMessage", "CommitRun", "SendCommand", "ListJobs", "ListPendingCalls"}

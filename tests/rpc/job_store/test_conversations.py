@@ -72,7 +72,7 @@ async def test_concurrent_messages_with_a_new_key_share_one_conversation(start: 
         assert found.active_run_id in {answer.run.run_id for answer in answers}
 
 
-async def test_key_belongs_to_its_user_and_is_stored_as_a_hash(user: User, database: Database) -> None:
+async def test_conversation_key_is_per_user_and_stored_as_a_hash(user: User, database: Database) -> None:
     """I13."""
     mine = (await user.submit(conversation_key="ticket 42")).run.conversation_id
     for other in (User(user.stub, user_id="bob"), User(user.stub, store_id="globex")):
@@ -206,7 +206,7 @@ async def shared(user: User) -> Shared:
     return found
 
 
-async def test_message_of_a_writer_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:
+async def test_writers_message_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob, "theirs")
     run = await shared.bob.run(theirs.run_id)
     assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
@@ -227,7 +227,7 @@ async def test_message_of_a_writer_starts_a_run_that_only_the_writer_sees(shared
     assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
 
 
-async def test_messages_name_their_author_and_show_others_only_the_text(shared: Shared) -> None:
+async def test_messages_name_their_author_and_show_other_users_only_the_text(shared: Shared) -> None:
     await ends(await shared.begin(shared.bob, "theirs"), "Theirs.")
     for user in (shared.ann, shared.bob):
         shown_messages = await shared.shown_messages(user)
@@ -243,7 +243,7 @@ async def test_messages_name_their_author_and_show_others_only_the_text(shared: 
     }
 
 
-async def test_run_sees_messages_of_others_without_calls_reasoning_or_parts(shared: Shared) -> None:
+async def test_run_sees_only_the_text_of_other_users_messages(shared: Shared) -> None:
     await shared.share(conversation_pb2.SHARING_WRITE, shows_arguments=True)
     text = message_pb2.Part(text="look")
     image = message_pb2.Part(image=message_pb2.ImagePart(data=b"pixels", media_type="image/png"))
@@ -267,7 +267,7 @@ async def test_run_sees_messages_of_others_without_calls_reasoning_or_parts(shar
     assert [bool(each.reasoning or each.parts) for each in loaded.messages] == [False, True, True] + [False] * 4
 
 
-async def test_summary_replaces_messages_only_for_runs_of_its_user(shared: Shared) -> None:
+async def test_summary_replaces_messages_only_for_its_users_runs(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob, "theirs")
     await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)])
     await ends(theirs, "Theirs.")
@@ -282,7 +282,7 @@ async def test_summary_replaces_messages_only_for_runs_of_its_user(shared: Share
 
 
 @pytest.mark.parametrize("is_fork", [False, True])
-async def test_run_sees_the_newest_complete_runs_of_others_that_fit(
+async def test_run_sees_as_many_recent_complete_runs_of_other_users_as_fit(
     shared: Shared, database: Database, *, is_fork: bool
 ) -> None:
     image = message_pb2.Part(image=message_pb2.ImagePart(data=bytes(1_000_000), media_type="image/png"))
@@ -314,7 +314,7 @@ async def test_run_sees_the_newest_complete_runs_of_others_that_fit(
     assert len((await mine.load()).messages) == 3 + 40 + 3 + 1
 
 
-async def test_writer_may_have_rules_for_calls_in_a_shared_conversation(shared: Shared, replica: Replica) -> None:
+async def test_only_writers_may_have_rules_in_a_shared_conversation(shared: Shared, replica: Replica) -> None:
     reads = LedgerReads(replica.channel)
     where = (StoreId("acme"), UserId("bob"), ConversationId(shared.conversation_id))
     assert await reads.has_conversation(*where)
@@ -322,7 +322,7 @@ async def test_writer_may_have_rules_for_calls_in_a_shared_conversation(shared: 
     assert not await reads.has_conversation(*where)
 
 
-async def test_jobs_of_writers_are_stopped_when_write_sharing_ends(shared: Shared) -> None:
+async def test_writers_jobs_are_stopped_when_write_sharing_ends(shared: Shared) -> None:
     """Covers a running and a queued job; the conversation's user keeps hers."""
     job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
     for user, run_id in ((shared.bob, "run_begun"), (shared.bob, "run_waits"), (shared.ann, "run_mine")):

@@ -54,7 +54,7 @@ async def test_run_shows_what_its_descendants_wait_for(user: User, owner: Owner)
         await User(user.stub, store_id="beta").run(middle.run_id)
 
 
-async def test_concurrent_ends_and_cancels_on_two_replicas_do_not_deadlock(start: StartReplica) -> None:
+async def test_ending_and_cancelling_runs_on_two_replicas_does_not_deadlock(start: StartReplica) -> None:
     """Callers and their child runs are locked in one order."""
     one, two = await start(), await start()
     users = (User(one.stub), User(two.stub))
@@ -87,7 +87,7 @@ async def both(user: User, run_id: str) -> list[run_pb2.Run]:
     return [await user.run(run_id), (await listed(user))[run_id]]
 
 
-async def test_waiting_run_shows_its_reason_start_and_deciders(user: User, owner: Owner) -> None:
+async def test_waiting_run_shows_why_since_when_and_who_may_decide(user: User, owner: Owner) -> None:
     for run in await both(user, owner.run_id):
         assert not run.HasField("waiting"), "it is RUNNING"
         assert run.HasField("update_time")
@@ -115,7 +115,7 @@ async def test_waiting_run_shows_its_reason_start_and_deciders(user: User, owner
 @pytest.mark.parametrize(
     ("roles", "names_its_user"), [([], True), (["member"], False), (["member", "approver"], True), (["admin"], True)]
 )
-async def test_users_who_may_not_decide_are_not_listed_as_deciders(
+async def test_only_users_who_may_decide_are_listed_as_deciders(
     user: User, roles: list[str], names_its_user: bool
 ) -> None:
     owner = await user.start(user_roles=roles)

@@ -183,7 +183,7 @@ async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(repli
         await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
 
 
-async def test_runs_of_writers_and_their_agents_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
+async def test_writers_runs_and_sub_agent_runs_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
     conversation_id, _ = await full_run(user)
     await update(user, conversation_id, sharing=conversation_pb2.SHARING_WRITE)
     bob = User(user.stub, user_id="bob")
@@ -215,7 +215,7 @@ async def test_runs_of_writers_and_their_agents_are_erased_with_the_conversation
             await erase(replica, each, "bob")
 
 
-async def test_restored_conversation_is_erased_again_and_a_lost_list_rebuilt(
+async def test_restored_conversation_is_erased_again_and_a_lost_log_is_rebuilt(
     start: StartReplica, database: Database
 ) -> None:
     replica = await start()
@@ -289,7 +289,7 @@ async def test_replicas_share_erasures_and_receipts_expire_with_conversations(
         await erase(replicas[0], ids[0])
 
 
-async def test_child_conversation_is_erased_after_retention_deleted_its_call(replica: Replica, user: User) -> None:
+async def test_child_conversation_can_be_erased_after_its_call_was_deleted(replica: Replica, user: User) -> None:
     """I22: the child conversation was continued since."""
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
@@ -367,7 +367,7 @@ async def test_blocked_erasures_do_not_delay_others(replica: Replica, user: User
     assert log.purged == {run_id}
 
 
-async def test_failed_list_of_erasures_is_applied_again(replica: Replica, user: User) -> None:
+async def test_applying_the_erasure_log_is_retried_after_a_failure(replica: Replica, user: User) -> None:
     """I22: as after a restore, when the database is unavailable for a moment."""
     conversation_id, _ = await full_run(user)
     log = Log()
@@ -388,7 +388,7 @@ async def test_failed_list_of_erasures_is_applied_again(replica: Replica, user: 
     assert MARKER not in await everything(replica.database)
 
 
-async def test_notice_is_erased_with_the_conversation_of_its_job(replica: Replica, user: User) -> None:
+async def test_notice_is_erased_with_its_jobs_conversation(replica: Replica, user: User) -> None:
     message = ledger_pb2.SubmitMessageRequest(
         store_id="acme", user_id="ann", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
     )

@@ -98,7 +98,7 @@ async def count(database: Database, table: str) -> int:
     return found
 
 
-async def test_fork_copies_nothing_and_past_runs_stay_in_the_original(user: User, database: Database) -> None:
+async def test_fork_shares_messages_and_leaves_past_runs_in_the_original(user: User, database: Database) -> None:
     owner = await searching_run(user, "c1")
     await owner.commit(messages=[model_message("done")])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -113,7 +113,7 @@ async def test_fork_copies_nothing_and_past_runs_stay_in_the_original(user: User
     assert [message.conversation_id for message in given.messages] == ["c1"] * 3
 
 
-async def test_summary_applies_to_forks_after_it(user: User) -> None:
+async def test_summary_applies_only_to_later_forks(user: User) -> None:
     for number in range(2):
         await ended_run(user, "c1", f"q{number}", f"a{number}")
     owner = await user.start("q2", conversation_id="c1")
@@ -169,7 +169,7 @@ async def test_erased_messages_disappear_from_forks(replica: Replica, user: User
     assert [m.text for m in (await loaded(user, three)).messages] == ["q1", "a1"]
 
 
-async def test_summarized_messages_are_kept_for_earlier_forks(user: User, database: Database) -> None:
+async def test_summarized_messages_remain_available_to_earlier_forks(user: User, database: Database) -> None:
     await ended_run(user, "c1", "q0", "a0")
     made = (await fork(user, "c1")).conversation_id
     owner = await user.start("q1", conversation_id="c1")
@@ -221,7 +221,7 @@ async def imported(user: User, request: pb.ImportConversationRequest) -> convers
         return (await user.stub.ImportConversation(request)).conversation
 
 
-async def test_imported_conversation_continues_like_any_other(user: User, database: Database) -> None:
+async def test_imported_conversation_can_be_continued(user: User, database: Database) -> None:
     made = await imported(user, past_of(user, title="Oslo", conversation_key="k"))
     assert (made.title, made.last_message_number, made.active_run_id) == ("Oslo", 3, "")
     assert await get(user, conversation_key="k") == made

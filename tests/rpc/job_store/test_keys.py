@@ -164,7 +164,7 @@ async def test_unknown_revoked_and_expired_keys_get_the_same_error(world: World,
             await listed(await world.stub(secret))
 
 
-async def test_repeated_request_creates_one_key_and_returns_no_secret_again(
+async def test_repeated_request_creates_one_key_without_returning_the_secret_again(
     world: World, owner: KeyServiceAsyncStub
 ) -> None:
     made, again = [await create(owner, "req_1", name="laptop") for _ in range(2)]
@@ -174,7 +174,7 @@ async def test_repeated_request_creates_one_key_and_returns_no_secret_again(
     assert len(await listed(owner)) == 1
 
 
-async def test_keys_are_listed_newest_first_with_ended_ones_on_request(
+async def test_keys_are_listed_newest_first_and_ended_ones_only_on_request(
     world: World, owner: KeyServiceAsyncStub
 ) -> None:
     made = [await create(owner, name=f"k{number}") for number in range(5)]
@@ -192,7 +192,7 @@ async def test_keys_are_listed_newest_first_with_ended_ones_on_request(
             await listed(owner, page_token=token)
 
 
-async def test_deployment_manages_all_stores_and_an_operator_its_own(
+async def test_deployment_manages_all_stores_and_an_operator_only_its_own(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
     """OPS-1: an operator of one store does not control the deployment."""
@@ -238,7 +238,7 @@ async def test_key_names_the_key_that_created_it(world: World) -> None:
     }
 
 
-async def test_delegate_without_decisions_cannot_manage_keys(world: World, deployment: KeyServiceAsyncStub) -> None:
+async def test_delegate_that_may_not_decide_cannot_manage_keys(world: World, deployment: KeyServiceAsyncStub) -> None:
     """Otherwise it could decide with a key that it creates. The error does not reveal which keys exist."""
     roles = ["delegate", "operator", "approver"]
     decides, made = [
@@ -277,7 +277,7 @@ async def test_concurrent_key_changes_are_never_missed(world: World, monkeypatch
     assert (revoked.credential_id, revoked.is_revoked) == (seen[0], True)
 
 
-async def test_last_use_is_stored_with_one_write_a_minute(world: World) -> None:
+async def test_last_use_is_stored_at_most_once_a_minute(world: World) -> None:
     owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
     made = await create(owner)
     before = (await source.sync_keys(0, ())).last_change

@@ -31,7 +31,7 @@ def ids(runs: Any) -> list[str]:
     return [run.run_id for run in runs]
 
 
-async def test_small_claim_includes_the_loaded_runs(user: User) -> None:
+async def test_small_claim_includes_its_runs_data(user: User) -> None:
     await user.submit("hello", conversation_id="c")
     (run,) = await user.claim()
     (loaded,) = [
@@ -75,7 +75,7 @@ async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> 
         await Owner(user, "run_none", 1).load()
 
 
-async def test_due_runs_are_due_again_after_the_database_clock_went_back(user: User, database: Database) -> None:
+async def test_runs_become_due_again_after_the_database_clock_went_back(user: User, database: Database) -> None:
     """Includes runs of a dead worker. Later leases stay, and repeating the repair is harmless."""
     held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
     await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
@@ -137,7 +137,7 @@ def owners(user: User, claimed: Any) -> list[Owner]:
     return [Owner(user, run.run_id, run.epoch) for run in claimed]
 
 
-async def test_users_behind_one_at_the_limit_get_their_turn(limited: Replica) -> None:
+async def test_users_queued_behind_one_at_its_limit_get_their_turn(limited: Replica) -> None:
     """There are more of them than one scan of the store covers."""
     hog = User(limited.stub, user_id="hog")
     await submit_many(hog, 12)
@@ -191,7 +191,7 @@ async def test_runs_waiting_for_a_slot_are_counted_by_limit(limited: Replica, da
     assert (await stats.count())["claimable"] == 4
 
 
-async def test_unreadable_run_is_claimed_like_the_others(user: User, database: Database) -> None:
+async def test_unreadable_run_can_still_be_claimed(user: User, database: Database) -> None:
     broken = (await user.submit(conversation_id="c")).run.run_id
     good = (await user.submit(conversation_id="d")).run.run_id
     await database.execute("UPDATE job_store.runs SET usage = 'x' WHERE run_id = $1", broken)

@@ -113,7 +113,7 @@ async def test_one_process_reads_a_mailbox_until_its_lease_ends(box: Box) -> Non
     assert await box.leased("other") == []
 
 
-async def test_each_process_keeps_its_share_of_many_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_process_takes_its_share_of_the_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process holds at most its limit: with enough processes all mailboxes are read, and none changes hands."""
     monkeypatch.setattr(store, "LEASED_MAX", 2)
     for number in range(5):
@@ -133,7 +133,7 @@ async def test_each_process_keeps_its_share_of_many_mailboxes(box: Box, monkeypa
             assert again == first, "also if leases are not renewed"
 
 
-async def test_each_mail_fires_once_however_often_it_is_delivered(box: Box) -> None:
+async def test_each_mail_fires_once_even_if_delivered_repeatedly(box: Box) -> None:
     """The fire and the position are one transaction: a process that lost the response delivers the mail again."""
     mailbox = await box.made()
     first = await box.deliver_mail(mailbox, 11)
@@ -189,7 +189,7 @@ async def test_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself(b
     assert (resumed.HasField("unreachable_time"), resumed.unreachable_reason) == (False, "")
 
 
-async def test_the_12_hours_restart_after_a_time_without_reports(box: Box) -> None:
+async def test_the_12_hours_restart_after_a_gap_in_reports(box: Box) -> None:
     """Two failures far apart do not pause a trigger if no process read its mailbox in between."""
     mailbox = await box.made()
     elapse = """
@@ -257,7 +257,7 @@ async def test_invalid_mailbox_is_rejected_with_its_field(box: Box) -> None:
         await box.make(senders=[])
 
 
-async def test_unreadable_trigger_delays_no_other_mailbox(box: Box, replica: Replica) -> None:
+async def test_unreadable_trigger_does_not_delay_other_mailboxes(box: Box, replica: Replica) -> None:
     await box.make()
     box.act_as("admin", "other")
     await box.make()

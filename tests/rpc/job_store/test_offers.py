@@ -143,7 +143,7 @@ async def test_invalid_tools_leave_nothing_behind(user: User) -> None:
     assert not listed.runs
 
 
-async def test_unreadable_call_delays_no_other(user: User, replica: Replica, database: Database) -> None:
+async def test_unreadable_call_does_not_delay_others(user: User, replica: Replica, database: Database) -> None:
     owner = await offered(user, "call_1", "call_2")
     for call_id in ("call_1", "call_2"):
         await user.lease(owner.run_id, call_id, "tab")

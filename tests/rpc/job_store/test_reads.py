@@ -102,7 +102,7 @@ async def test_runs_waiting_for_tokens_are_listed_after_the_calls(user: User) ->
     assert [run.run_id for run in (await user.ask("ListPendingCalls")).runs] == runs[1:]
 
 
-async def test_approvers_see_runs_of_others_only_while_they_wait_for_tokens(user: User) -> None:
+async def test_approvers_see_other_users_runs_only_while_they_wait_for_tokens(user: User) -> None:
     run_id = await short_of_tokens(user, conversation_id="private")
     bob = User(user.stub, user_id="bob")
     assert not (await bob.ask("ListPendingCalls")).runs
@@ -156,7 +156,7 @@ async def test_log_page_is_limited_by_count_and_by_bytes(user: User, owner: Owne
         ("ListMessages", agent_pb2.ListMessagesRequest(conversation_id="c1"), "CONVERSATION_NOT_FOUND"),
     ],
 )
-async def test_resources_of_others_look_exactly_like_absent_ones(
+async def test_other_users_resources_look_exactly_like_missing_ones(
     user: User, method: str, request_: Message, wanted: str
 ) -> None:
     """I13: byte for byte."""
@@ -196,7 +196,7 @@ async def conversation(user: User) -> User:
     return user
 
 
-async def test_command_to_a_run_of_another_user_does_not_touch_it(user: User, database: Database, owner: Owner) -> None:
+async def test_command_to_another_users_run_does_not_touch_it(user: User, database: Database, owner: Owner) -> None:
     """It neither waits for the run nor delays it, so its timing does not reveal whether the run exists."""
     bob = User(user.stub, user_id="bob")
     async with database.transaction() as connection, asyncio.timeout(60):
@@ -299,7 +299,7 @@ async def test_conversations_are_found_by_all_of_their_labels(user: User) -> Non
         await listed(user, labels={"": "x"})
 
 
-async def test_run_with_unknown_outcomes_is_listed_with_its_runnable_calls(user: User, owner: Owner) -> None:
+async def test_run_that_needs_attention_lists_its_running_calls(user: User, owner: Owner) -> None:
     states = {"ran": call_pb2.CALL_STATE_FAILED, "runs": call_pb2.CALL_STATE_RUNNING}
     calls = [owner.call(name, state, index=index) for index, (name, state) in enumerate(states.items())]
     calls[0].result.CopyFrom(result())

@@ -9,7 +9,7 @@ from pawl.event.v1 import run_pb2
 from tests.rpc.job_store.user import User
 
 
-async def test_defaults_of_a_deployment_do_not_change_the_identity_of_a_request(user: User) -> None:
+async def test_request_identity_does_not_depend_on_deployment_defaults(user: User) -> None:
     """I2: a request that is repeated after a deploy with other defaults is the same request."""
     asked = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=3))
     old, new = run_pb2.RunOptions(model="old"), run_pb2.RunOptions(model="new")

@@ -152,7 +152,7 @@ async def test_schedule_is_stored_once_under_its_name(timer: Timer, replica: Rep
         await timer.delete()
 
 
-async def test_due_time_fires_once_with_many_claimers(start: StartReplica) -> None:
+async def test_scheduled_time_fires_once_despite_concurrent_claims(start: StartReplica) -> None:
     timers = [Timer(await start()) for _ in range(2)]
     for number in range(20):
         await timers[0].put(f"s{number}")
@@ -194,7 +194,7 @@ async def test_schedule_changed_while_it_fires_is_claimed_again_immediately(time
         await timer.fire(again)
 
 
-async def test_fire_cancels_the_previous_run_and_starts_after_its_end(timer: Timer, user: User) -> None:
+async def test_cancel_policy_starts_the_new_run_once_the_previous_one_has_ended(timer: Timer, user: User) -> None:
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
     first = await timer.fire_due()
     second = await timer.fire_due()
@@ -244,7 +244,7 @@ async def test_schedule_pauses_itself_after_ten_failures_in_a_row(timer: Timer, 
     assert (await timer.fire_due()).outcome == STARTED
 
 
-async def test_due_times_missed_during_a_pause_are_skipped(timer: Timer) -> None:
+async def test_scheduled_times_missed_during_a_pause_are_skipped(timer: Timer) -> None:
     await timer.put(interval_seconds=2)
     await timer.make_due(100.0)
     (due,) = await timer.claim()
@@ -273,7 +273,7 @@ async def test_trigger_fires_immediately_and_once(timer: Timer) -> None:
     assert (await timer.get()).next_time == before.next_time
 
 
-async def test_backfill_fires_past_due_times_once_per_request(timer: Timer) -> None:
+async def test_backfill_runs_past_scheduled_times_once_per_request(timer: Timer) -> None:
     before = await timer.put(interval_seconds=60)
     goes_on = await timer.trigger()
     times = await timer.past_times(180.0)
@@ -291,7 +291,7 @@ async def test_backfill_fires_past_due_times_once_per_request(timer: Timer) -> N
     assert (await timer.due()).last_run_id == goes_on.run_id
 
 
-async def test_fires_of_a_schedule_end_with_its_api_key(replica: Replica) -> None:
+async def test_schedule_stops_firing_when_its_api_key_ends(replica: Replica) -> None:
     timer = Timer(replica, credential_id="key_1")
     await replica.database.execute(
         "INSERT INTO job_store.api_keys (key_id, digest, change, name, store_id, user_id, roles, decides_for_users,"
@@ -326,7 +326,7 @@ async def test_claim_returns_the_next_poll_time(timer: Timer) -> None:
     assert (await timer.stub.ClaimSchedules(asked)).wait_seconds <= 0.9
 
 
-async def test_unreadable_schedule_delays_no_other(timer: Timer, replica: Replica) -> None:
+async def test_unreadable_schedule_does_not_delay_others(timer: Timer, replica: Replica) -> None:
     ids = {}
     for name in ("moved", "broken", "good"):
         ids[name] = (await timer.put(name, cron="0 3 * * *", time_zone="Europe/Berlin")).schedule_id

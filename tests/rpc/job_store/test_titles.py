@@ -77,7 +77,7 @@ async def test_title_is_generated_once_by_one_of_several_workers(start: StartRep
     assert not await claim(one)
 
 
-async def test_answered_conversation_is_not_named_after_a_later_message(replica: Replica, user: User) -> None:
+async def test_later_message_does_not_name_an_answered_conversation(replica: Replica, user: User) -> None:
     began = await user.start("Plan the trip to Oslo")
     conversation_id = (await user.run(began.run_id)).conversation_id
     await began.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -86,7 +86,7 @@ async def test_answered_conversation_is_not_named_after_a_later_message(replica:
     assert await replica.database.fetchval("SELECT title_at FROM job_store.conversations") is None
 
 
-async def test_failed_first_run_leaves_the_title_to_the_next(replica: Replica, user: User) -> None:
+async def test_title_comes_from_the_next_run_if_the_first_one_failed(replica: Replica, user: User) -> None:
     failed = await user.start("Plan the trip to Oslo")
     conversation_id = (await user.run(failed.run_id)).conversation_id
     await failed.commit(
@@ -98,7 +98,7 @@ async def test_failed_first_run_leaves_the_title_to_the_next(replica: Replica, u
     assert task.user_text == "Once more: the trip to Oslo"
 
 
-async def test_no_title_is_requested_while_the_agent_budget_is_used_up(replica: Replica, user: User) -> None:
+async def test_no_title_is_requested_while_the_agent_budget_is_exhausted(replica: Replica, user: User) -> None:
     agents = AgentLedgerServiceStub(replica.channel)
     await agents.PutAgent(budget(100))
     owner = await user.start(agent={"name": "clerk", "version": 1})
@@ -173,7 +173,7 @@ async def test_erased_conversation_keeps_no_title(replica: Replica, user: User) 
     assert {tuple(row) for row in rows} == {("", None, "")}
 
 
-async def test_unreadable_message_delays_no_other_title(replica: Replica, user: User) -> None:
+async def test_unreadable_message_does_not_delay_other_titles(replica: Replica, user: User) -> None:
     broken, good = await answered(user, "one"), await answered(user, "two")
     await replica.database.execute("UPDATE job_store.messages SET body = 'x' WHERE conversation_id = $1", broken)
     assert [task.conversation_id for task in await claim(replica)] == [good]

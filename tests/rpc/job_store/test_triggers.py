@@ -227,7 +227,7 @@ async def test_webhook_needs_a_valid_signature_and_a_recent_timestamp(hook: Hook
     assert (str(none.value), none.value.metadata) == (str(foreign.value), foreign.value.metadata)
 
 
-async def test_replaced_secrets_stay_valid_for_a_day_up_to_five(hook: Hook) -> None:
+async def test_up_to_five_replaced_secrets_stay_valid_for_a_day(hook: Hook) -> None:
     await hook.put()
     secrets = [hook.secret, *[await hook.rotate() for _ in range(5)]]
     assert len(set(secrets)) == 6
@@ -289,7 +289,7 @@ async def test_event_during_a_run_is_skipped_or_cancels_the_run(hook: Hook, user
     assert (await hook.fires())[:3] == [("msg_6", WAITING), ("msg_5", SKIPPED), ("msg_4", STARTED)]
 
 
-async def test_queued_event_of_a_lane_fires_once_after_the_previous_run(hook: Hook, user: User) -> None:
+async def test_queued_lane_event_fires_once_after_the_previous_run(hook: Hook, user: User) -> None:
     await hook.put(overlap=QUEUE)
     await hook.deliver("msg_1", lane="")
     waiting = await hook.deliver("msg_2", lane="")
@@ -333,7 +333,7 @@ async def test_debounce_fires_the_last_of_several_events(hook: Hook) -> None:
     assert (await hook.deliver("msg_0", lane="a")).duplicate
 
 
-async def test_event_whose_run_was_refused_fires_again_on_redelivery(start: StartReplica) -> None:
+async def test_event_with_a_refused_run_fires_again_when_redelivered(start: StartReplica) -> None:
     hook = Hook(await start(slots=SlotLimits(per_store=1, per_user=1), store_queue_max=1))
     user = User(hook.replica.stub)
     for _ in range(2):
@@ -410,7 +410,7 @@ async def test_events_are_deleted_after_three_days_unless_they_wait(hook: Hook, 
     assert [row["lane"] for row in lanes] == [""]
 
 
-async def test_unreadable_trigger_delays_no_other(hook: Hook, replica: Replica) -> None:
+async def test_unreadable_trigger_does_not_delay_others(hook: Hook, replica: Replica) -> None:
     for name in ("broken", "good"):
         await hook.put(name, debounce_seconds=60)
         await hook.deliver(lane="")

@@ -165,7 +165,7 @@ async def series(user: User, database: Database, iterations: int, *, first: int 
     return job
 
 
-async def test_last_iterations_are_kept_and_a_gap_replaces_the_others(user: User, database: Database) -> None:
+async def test_trimming_keeps_the_last_iterations_and_leaves_a_gap_for_the_rest(user: User, database: Database) -> None:
     """During the run; retained calls and events are complete."""
     kept = ITERATIONS_KEPT
     job = await series(user, database, 2 * kept)

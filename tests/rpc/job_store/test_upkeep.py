@@ -99,7 +99,7 @@ async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database
     assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
 
 
-async def test_item_that_cannot_be_deleted_blocks_no_other(user: User, database: Database) -> None:
+async def test_item_that_cannot_be_deleted_does_not_block_others(user: User, database: Database) -> None:
     owner = await user.start(conversation_id="old")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "conversations", "update_time")
@@ -220,7 +220,7 @@ async def test_run_with_a_needed_message_is_kept_completely(user: User, database
     assert [(await rows_of(database, owner.run_id))["runs"] for owner in (second, third, fourth)] == [0, 0, 1]
 
 
-async def test_run_being_deleted_is_never_seen_partially(user: User, database: Database) -> None:
+async def test_partially_deleted_run_is_never_visible(user: User, database: Database) -> None:
     """Otherwise a run whose undo is half deleted could be undone again."""
     old = [await talk(user, f"call_{number}") for number in range(5)]
     await talk(user, "call_last", summarised_to=10)
@@ -235,7 +235,7 @@ async def test_run_being_deleted_is_never_seen_partially(user: User, database: D
             await user.ask("ListCalls", run_id=owner.run_id)
 
 
-async def test_commands_are_deleted_with_the_log_of_their_run(user: User, database: Database) -> None:
+async def test_commands_are_deleted_with_their_runs_log(user: User, database: Database) -> None:
     """A run that the history needs may have very many. Repeated commands arrive too late, as for any ended run."""
     owner = await talk(user, "call_1")
     await grow_old(database, days=8)

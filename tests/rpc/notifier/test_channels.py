@@ -200,7 +200,7 @@ async def mute(stub: PreferenceServiceAsyncStub, conversation_id: str, until_tim
     await stub.MuteConversation(preference_pb2.MuteConversationRequest(mute=asked), metadata=ANN)
 
 
-async def test_changing_preferences_keeps_fields_that_are_not_given(preferences: PreferenceServiceAsyncStub) -> None:
+async def test_changing_preferences_keeps_unspecified_fields(preferences: PreferenceServiceAsyncStub) -> None:
     nothing = preference_pb2.Preferences(quiet=preference_pb2.QuietTimes())
     assert await preferences_of(preferences) == nothing
     sundays = preference_pb2.QuietHours(start="22:00", end="07:00", days=[preference_pb2.WEEKDAY_SUNDAY])

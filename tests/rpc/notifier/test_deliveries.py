@@ -91,7 +91,7 @@ async def test_failing_receiver_gets_the_same_delivery_again(
     assert [verified_body(asked, secret)["type"] for asked in receiver.asked] == ["run.completed"] * 4
 
 
-async def test_retry_after_of_the_receiver_is_followed(
+async def test_receivers_retry_after_is_honoured(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(hours=2), usegmt=True)
@@ -147,7 +147,7 @@ async def test_channel_with_a_revoked_key_is_disabled_before_delivery(
     await until(lambda: len(receiver.asked) == 1)
 
 
-async def test_hanging_receiver_delays_no_other(
+async def test_hanging_receiver_does_not_delay_others(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     receiver.answer = lambda asked: Reply(waits=asked.headers["host"].startswith("slow"))
@@ -224,7 +224,7 @@ async def test_test_delivery_is_sent_once_even_to_a_disabled_channel(desk: Desk,
     assert verified_body(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
 
 
-async def test_delivery_of_a_dead_process_is_retried_and_its_late_result_ignored(
+async def test_dead_processs_delivery_is_retried_and_its_late_result_ignored(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     receiver.answer = lambda _: Reply(waits=True)

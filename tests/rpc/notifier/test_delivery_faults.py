@@ -81,7 +81,7 @@ def made_test(number: int = 0) -> OwnDelivery:
     return OwnDelivery(delivery_id=DeliveryId(f"dlv_test{number}"), channel_id=HOOK, create_time=NOW, secret=b"s")
 
 
-async def test_failing_channel_gets_one_attempt_at_a_time_and_small_users_go_first(
+async def test_failing_channels_get_one_attempt_at_a_time_and_light_users_go_first(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await hook(repository, "hook_dead", host="dead.test")
@@ -99,7 +99,7 @@ async def test_failing_channel_gets_one_attempt_at_a_time_and_small_users_go_fir
     assert len(found) == 17, "at most the limit of attempts per webhook"
 
 
-async def test_test_deliveries_do_not_fail_a_channel_notify_or_accumulate(
+async def test_test_deliveries_never_mark_a_channel_as_failing_notify_or_pile_up(
     repository: Repository, database: Database
 ) -> None:
     await hook(repository)
@@ -137,7 +137,7 @@ async def pages(database: Database, statement: str, *arguments: object) -> int:
 
 
 @pytest.mark.parametrize("ends", ["delete", "disable", "gone"])
-async def test_channel_deleted_during_a_delivery_gets_nothing_more(
+async def test_channel_deleted_during_a_delivery_gets_no_more_deliveries(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database, ends: str
 ) -> None:
     await hook(repository)
@@ -181,7 +181,7 @@ async def test_stopping_notifier_releases_its_deliveries(
     assert (again.is_lost, again.tries) == (False, 1)
 
 
-async def test_due_delivery_without_attempts_is_late_unless_its_channel_fails(
+async def test_unattempted_delivery_counts_as_late_unless_its_channel_is_failing(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     """OPS-2."""
@@ -229,7 +229,7 @@ SETTLED = of_call(5, from_state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
     ],
     ids=["a run that waits", "an approval"],
 )
-async def test_pending_request_is_no_longer_delivered_once_it_is_settled(
+async def test_pending_request_is_not_delivered_once_it_is_settled(
     desk: Desk,
     store: PostgresStore,
     told: event_pb2.RunEvent,
@@ -306,7 +306,7 @@ async def hurry(database: Database) -> None:
     await database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time IS NOT NULL")
 
 
-async def test_channel_fails_from_its_first_failure_until_enabled_or_moved(
+async def test_channel_counts_as_failing_until_it_is_enabled_again_or_moved(
     queue: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await try_delivery(queue, FAILED)
@@ -326,9 +326,7 @@ async def test_channel_fails_from_its_first_failure_until_enabled_or_moved(
 
 
 @pytest.mark.parametrize("how", ["lost", "moved", "the notifier's own"])
-async def test_failures_not_caused_by_the_receiver_do_not_count_against_its_channel(
-    queue: Repository, how: str
-) -> None:
+async def test_only_the_receivers_failures_count_against_its_channel(queue: Repository, how: str) -> None:
     outcome = FAILED
     if how == "lost":
         await claimed(queue, seconds=0)
@@ -376,7 +374,7 @@ async def test_ended_deliveries_are_published_to_nats_and_skipped_ones_are_not(
 
 
 @pytest.mark.parametrize("full", ["host", "user", "store"])
-async def test_host_user_or_store_at_its_limit_has_no_due_deliveries(queue: Repository, full: str) -> None:
+async def test_nothing_is_due_for_a_host_user_or_store_at_its_limit(queue: Repository, full: str) -> None:
     (due,) = await queue.due([], limit=10)
     stranger = Inbox(store_id=StoreId("other"), user_id=UserId("bob"))
     inbox = {"host": stranger, "user": ANNS, "store": BOBS}[full]
@@ -387,14 +385,14 @@ async def test_host_user_or_store_at_its_limit_has_no_due_deliveries(queue: Repo
     assert await queue.due([in_progress] * TRIES_MAX_AT_ONCE[full], limit=10) == []
 
 
-async def test_only_the_last_secrets_sign_beside_the_current_one(queue: Repository) -> None:
+async def test_only_recent_secrets_sign_deliveries_alongside_the_current_one(queue: Repository) -> None:
     secrets = [bytes([number]) for number in range(FORMER_SECRETS_MAX + 3)]
     for secret in secrets:
         await queue.rotate(ANNS, HOOK, secret)
     assert list((await claimed(queue)).secrets) == secrets[: -FORMER_SECRETS_MAX - 2 : -1]
 
 
-async def test_viewers_and_mutes_of_an_erased_conversation_are_deleted(
+async def test_erased_conversations_viewers_and_mutes_are_deleted(
     queue: Repository, store: PostgresStore, database: Database
 ) -> None:
     """I13."""

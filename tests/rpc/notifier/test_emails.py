@@ -179,7 +179,7 @@ async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox,
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD", "there is nothing to confirm"
 
 
-async def test_user_and_store_send_codes_to_few_addresses_a_day(
+async def test_daily_number_of_addresses_for_codes_is_limited_per_user_and_store(
     desk: Desk, database: Database, store: PostgresStore
 ) -> None:
     sent = "INSERT INTO notifier.codes_sent SELECT 'x' || n || '@example.org', 'acme', $1 FROM generate_series(1, $2) n"
@@ -213,7 +213,7 @@ async def test_changed_address_is_confirmed_again_and_gets_no_older_notification
     assert await reason_of(rotate) == "INVALID_FIELD"
 
 
-async def test_hourly_email_limit_delays_further_mails(
+async def test_hourly_email_limit_delays_additional_emails(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -291,7 +291,7 @@ async def test_unsubscribe_link_disables_the_channel_and_is_announced(
     assert len(await desk.deliveries(channel_id)) == 2, "no more notifications are sent there"
 
 
-async def test_token_of_another_store_channel_or_address_does_nothing(
+async def test_token_for_another_store_channel_or_address_has_no_effect(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     """Unknown and foreign tokens get the same error."""

@@ -62,14 +62,14 @@ async def test_replicas_with_the_same_events_create_one_notification_each(
     assert await listed(stub) == list(range(20, 0, -1))
 
 
-async def test_unstorable_values_are_distinguished_from_a_failing_store(
+async def test_values_that_cannot_be_stored_are_told_apart_from_a_failing_store(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
     with pytest.raises(PoisonEvent):
         await store.add([replace(draft("a"), title="no\x00text")])
 
 
-async def test_inbox_of_another_user_or_store_is_invisible(
+async def test_other_users_and_stores_inboxes_are_invisible(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     """I13: a foreign notification is not found, exactly like an absent one."""
@@ -81,7 +81,7 @@ async def test_inbox_of_another_user_or_store_is_invisible(
         assert await reason_of(stub.AcknowledgeNotifications(request, metadata=metadata)) == "NOTIFICATION_NOT_FOUND"
 
 
-async def test_pages_are_newest_first_and_lose_nothing(
+async def test_pages_are_newest_first_and_complete(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft(f"e{number}") for number in range(5)])
@@ -107,7 +107,7 @@ async def test_read_notification_keeps_its_first_read_time(
     assert unread.unread_count == 1
 
 
-async def test_invalid_request_is_explained_and_changes_nothing(
+async def test_invalid_request_is_explained_and_has_no_effect(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a")])
@@ -142,7 +142,7 @@ async def test_old_notifications_are_deleted_and_numbers_continue(
     assert await listed(stub) == [3]
 
 
-async def test_conversation_is_waiting_while_one_of_its_runs_needs_a_person(
+async def test_conversation_is_waiting_while_one_of_its_runs_waits_for_a_user(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     """ASYNC-5: its user is then notified when its jobs end."""
@@ -326,7 +326,7 @@ async def titles(store: PostgresStore, inbox: Inbox) -> list[str]:
     return [each.title for each in await store.read_after(inbox, 0, approves=True, limit=10)]
 
 
-async def test_erased_conversation_loses_its_notifications_and_gets_none(
+async def test_erased_conversation_has_no_notifications_and_gets_no_new_ones(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
     """I13: also approval notifications, whose previews have arguments."""
@@ -339,7 +339,7 @@ async def test_erased_conversation_loses_its_notifications_and_gets_none(
     assert await titles(store, OTHER) == ["About b", "About d"]
 
 
-async def test_unreadable_notification_delays_no_other(
+async def test_unreadable_notification_does_not_delay_others(
     store: PostgresStore, database: Database, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b", store="other")])

@@ -77,7 +77,7 @@ async def decide(registry: Registry, call: str, kind: Any, *, by: str = "bob", v
     await registry.execution.RecordDecisions(request)
 
 
-async def test_chain_records_the_history_of_each_call(registry: Registry, database_url: str) -> None:
+async def test_chain_records_each_calls_history(registry: Registry, database_url: str) -> None:
     await registry.check("look", {"n": 7}, call="c1")
     await registry.run("look", {"n": 7}, call="c1")
     digest = (await registry.check("delete", {"path": "notes"}, call="c2")).digest
@@ -321,7 +321,7 @@ async def rewrite(database_url: str, from_seq: int, *, most: int = 100) -> None:
             await execute(database_url, f"UPDATE tool_registry.audit_heads SET hash = '{prev}'")  # noqa: S608
 
 
-async def test_rebuilt_chain_is_detected_with_a_saved_head(registry: Registry, database_url: str) -> None:
+async def test_saved_head_reveals_a_rebuilt_chain(registry: Registry, database_url: str) -> None:
     head = await chain_of_five(registry)
     kept = {"known_seq": head.seq, "known_hash": head.hash}
     await registry.check("look", call="c6")
@@ -363,7 +363,7 @@ async def test_call_runs_only_after_its_audit_entry_is_written(database_url: str
     assert world.effects == ["paid 1"]
 
 
-async def test_replicas_write_one_chain_without_gaps_and_each_decision_once(
+async def test_replicas_write_each_decision_once_to_one_chain_without_gaps(
     database_url: str, tmp_path: Path, registry: Registry
 ) -> None:
     async with running(database_url, tmp_path, tools(), name="b") as other:

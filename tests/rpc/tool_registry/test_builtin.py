@@ -170,7 +170,7 @@ async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(pl
     assert content(await planning.run("add_subtask", named, call="v"))["parent"]["title"] == "Party 0"
 
 
-async def test_email_is_previewed_approved_and_sent_once_as_edited(
+async def test_edited_email_is_sent_once_after_approval(
     database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
 ) -> None:
     """HITL-2, HITL-3: send_email is sensitive; AT_MOST_ONCE: a repeated call does not send it again."""
@@ -264,7 +264,7 @@ async def replicas(database_url: str, tmp_path: Path) -> AsyncIterator[list[Regi
         ]
 
 
-async def test_file_calls_are_serialized_by_path_and_by_both_paths_of_a_move(replicas: list[Registry]) -> None:
+async def test_file_calls_are_serialized_by_path_and_moves_by_both_paths(replicas: list[Registry]) -> None:
     registry = replicas[0]
     for name, arguments, keys in [
         ("write_file", {"path": "a/b", "content": ""}, ["file:a/b"]),

@@ -68,7 +68,7 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
         yield registry
 
 
-async def test_valid_call_may_run_with_all_that_its_run_needs(registry: Registry) -> None:
+async def test_verdict_on_a_valid_call_has_everything_its_run_needs(registry: Registry) -> None:
     verdict = await registry.check("write", {"path": "a", "size": "440"})
     assert verdict.disposition == RUN
     assert verdict.arguments_json == b'{"lines":[],"path":"a","size":440}'
@@ -131,7 +131,7 @@ async def test_front_end_call_is_offered_or_approved_first(registry: Registry) -
     assert (gated.disposition, gated.context) == (APPROVE, call_pb2.EXECUTION_CONTEXT_FRONTEND)
 
 
-async def test_refused_call_explains_itself_to_program_and_model(registry: Registry) -> None:
+async def test_refused_call_has_reasons_for_both_program_and_model(registry: Registry) -> None:
     """LOOP-7: these are error results for the model and do not fail the request or other calls."""
     rows: list[tuple[str, Any, int, str, str]] = [
         ("wriet", {}, 0, "TOOL_NOT_FOUND", "did you mean 'write'?"),
@@ -204,7 +204,7 @@ async def checked(registry: Registry, output: str | None, schema: object = SCHEM
     return await registry.execution.CheckOutput(request, timeout=60)
 
 
-async def test_answer_is_valid_or_all_problems_are_reported(registry: Registry) -> None:
+async def test_all_problems_in_an_invalid_answer_are_reported(registry: Registry) -> None:
     assert (await checked(registry, '{"count": 3}')).output_json == b'{"count":3}'
     wrong = await checked(registry, '{"count": 6}')
     assert wrong.output_json == b""
@@ -212,7 +212,7 @@ async def test_answer_is_valid_or_all_problems_are_reported(registry: Registry) 
     assert await checked(registry, None) == execution_pb2.CheckOutputResponse()
 
 
-async def test_slow_schema_check_fails_and_blocks_no_other(registry: Registry) -> None:
+async def test_slow_schema_check_fails_without_blocking_others(registry: Registry) -> None:
     """With any schema and any model output."""
     checking = asyncio.ensure_future(checked(registry, json.dumps({"a": [-1] * 20_000}), COSTLY))
     listed = 0

@@ -183,7 +183,7 @@ async def count_apart(path: str, context: ToolContext) -> int:
         ("count_apart", signal.SIGKILL),
     ],
 )
-async def test_tool_resumes_from_its_checkpoint_after_the_registry_ended(
+async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(
     database_url: str, tmp_path: Path, name: str, end: signal.Signals
 ) -> None:
     """Through a crash, or a deploy that does not wait for it."""
@@ -224,7 +224,7 @@ async def record(database_url: str) -> Any:
         yield database, PostgresCheckpoints(database)
 
 
-async def test_latest_attempt_writes_whatever_its_number(database_url: str) -> None:
+async def test_latest_attempt_can_write_regardless_of_its_number(database_url: str) -> None:
     """A restarted caller may count its attempts from zero."""
     async with record(database_url) as (_, checkpoints):
         assert await checkpoints.keep(writer("a"), b"1", is_first=True)
@@ -285,7 +285,7 @@ async def test_invalid_checkpoint_is_rejected_and_secrets_are_not_stored(databas
         assert content(found) == {"key": "[secret]"}
 
 
-async def test_worker_resumes_from_the_checkpoint_of_a_lost_worker(database_url: str, tmp_path: Path) -> None:
+async def test_worker_resumes_from_a_lost_workers_checkpoint(database_url: str, tmp_path: Path) -> None:
     tool = definition(effect=WireEffect.EFFECT_CLASS_IDEMPOTENT)
     async with running(database_url, tmp_path, worker_options=BRIEF) as registry, attached(registry, tool) as first:
         asked = asyncio.ensure_future(registry.run("charge"))

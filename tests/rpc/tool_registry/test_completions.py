@@ -134,7 +134,7 @@ async def test_call_waits_without_its_tool_until_completed(registry: Registry, p
     assert (outcome(ended), content(ended)) == ("SUCCEEDED", {"pages": 3})
 
 
-async def test_first_completion_counts_and_the_same_one_again_is_a_duplicate(registry: Registry, press: Press) -> None:
+async def test_only_the_first_completion_counts(registry: Registry, press: Press) -> None:
     await run(registry)
     token = press.tokens["call"].token
     ends: list[Any] = [complete(registry, token, number) for number in range(8)]
@@ -185,7 +185,7 @@ async def test_completion_needs_the_token_and_a_valid_result(
     assert (outcome(ended), content(ended)) == ("FAILED TOOL_ERROR", {"error": "There is no paper."})
 
 
-async def test_secrets_of_the_call_are_redacted_in_its_completion(
+async def test_call_secrets_are_redacted_from_its_completion(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     said = {"log": f"login {SECRETS['acme']['press']}"}
@@ -209,7 +209,7 @@ async def test_ended_call_cannot_be_completed(registry: Registry, press: Press, 
         assert await refused(registry, press.tokens[call].token) == "CALL_NOT_PENDING"
 
 
-async def test_completion_reaches_the_run_after_an_outage_and_the_chain_once(
+async def test_completion_is_delivered_and_audited_once_after_an_outage(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     await run(registry)

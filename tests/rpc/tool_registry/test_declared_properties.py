@@ -101,7 +101,7 @@ async def test_caller_restriction_applies_to_runs_with_an_older_version(database
         assert await refusal(registry.stream("open_book", version=1)) == "TOOL_NOT_FOUND"
 
 
-async def test_rate_is_shared_by_replicas_per_store_and_returns_a_retry_time(
+async def test_store_rate_limit_spans_replicas_and_returns_a_retry_time(
     database_url: str, tmp_path: Path, tools: Tools
 ) -> None:
     async with (
@@ -116,7 +116,7 @@ async def test_rate_is_shared_by_replicas_per_store_and_returns_a_retry_time(
     assert (outcome(elsewhere), tools.ran["rare"]) == ("SUCCEEDED", 3)
 
 
-async def test_rate_counts_a_call_once_and_recovers_with_time(registry: Registry, database_url: str) -> None:
+async def test_rate_limit_counts_a_call_once_and_recovers_over_time(registry: Registry, database_url: str) -> None:
     moved = "UPDATE tool_registry.rates SET unused_at = unused_at + interval '{} seconds'"
     for attempt in range(3):
         assert outcome(await registry.run("glance", call="c0", earlier_attempts=attempt)) == "SUCCEEDED"

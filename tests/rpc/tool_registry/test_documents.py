@@ -129,7 +129,7 @@ async def test_search_finds_words_phrases_and_alternatives_best_first(shelf: She
     assert "some of them" in some["note"]
 
 
-async def test_each_document_is_searched_by_the_rules_of_its_language(shelf: Shelf) -> None:
+async def test_each_document_is_searched_by_its_languages_rules(shelf: Shelf) -> None:
     await shelf.put("english", "She was running to the houses.", language="english")
     await shelf.put("german", "Die Häuser am See.", language="german")
     await shelf.put("plain", "running houses")
@@ -142,7 +142,7 @@ async def test_each_document_is_searched_by_the_rules_of_its_language(shelf: She
     assert await shelf.found("the") == ["english"]
 
 
-async def test_only_an_admin_changes_documents_of_the_store(shelf: Shelf) -> None:
+async def test_only_an_admin_changes_store_documents(shelf: Shelf) -> None:
     await shelf.put("rules", "be kind", user="root")
     bob = shelf.clients["acme", "bob"]
     get = document_pb2.GetDocumentRequest

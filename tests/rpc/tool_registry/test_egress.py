@@ -89,7 +89,7 @@ async def test_decompression_bomb_is_cut_off(site: WebServer) -> None:
     assert (len(unpacker.body), unpacker.is_full) == (1001, True)
 
 
-async def test_silent_server_is_cut_off_at_the_deadline(site: WebServer) -> None:
+async def test_silent_server_is_disconnected_at_the_deadline(site: WebServer) -> None:
     with pytest.raises(RequestFailed, match=r"no response of .* within 0.2 s") as failed:
         await get(site, "/waits", timeout_seconds=0.2)
     assert failed.value.was_sent
@@ -98,7 +98,7 @@ async def test_silent_server_is_cut_off_at_the_deadline(site: WebServer) -> None
     assert failed.value.was_sent
 
 
-async def test_error_tells_whether_the_server_may_have_received_the_request(site: WebServer) -> None:
+async def test_error_states_whether_the_server_may_have_received_the_request(site: WebServer) -> None:
     with pytest.raises(RequestFailed) as failed:
         await get(site, "/breaks")
     assert failed.value.was_sent
@@ -191,7 +191,7 @@ async def test_request_is_sent_unchanged_and_any_status_is_returned(
     assert (missing.status, missing.body) == (404, b"not here")
 
 
-async def test_body_is_decompressed_and_truncated_at_its_limit_or_an_error(site: WebServer) -> None:
+async def test_body_is_decompressed_up_to_its_limit_and_invalid_encodings_fail(site: WebServer) -> None:
     for path, body in (("/gzip", b"hello you"), ("/hints", b"hello")):
         assert (await get(site, path)).body == body, path
     for path in ("/broken", "/brotli", "/twice", "/too-many-hints"):
@@ -280,7 +280,7 @@ async def test_custom_client_is_checked_and_sends_secrets_only_to_safe_targets(
                 await client.get("http://169.254.169.254/")
 
 
-def test_invalid_egress_file_stops_the_start(tmp_path: Path) -> None:
+def test_invalid_egress_file_prevents_startup(tmp_path: Path) -> None:
     path = tmp_path / "egress.json"
     path.write_text('{"*": {"hosts": ["*.example.com"], "private": ["10.1.2.3:8080"]}, "acme": {}}')
     assert read_egress_file(path) == {"*": read_rules(["*.example.com"], ["10.1.2.3:8080"]), "acme": EgressRules()}

@@ -199,7 +199,7 @@ async def test_shorter_timeout_applies_and_cancels_the_work(registry: Registry, 
     events.release.set()
 
 
-async def test_blocking_async_tool_is_named_and_delays_only_async_tools(
+async def test_blocking_async_tool_is_reported_and_delays_only_async_tools(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool_loop, "BLOCKED_SECONDS", 0.05)
@@ -211,7 +211,9 @@ async def test_blocking_async_tool_is_named_and_delays_only_async_tools(
     assert content(await registry.run("add", {"a": 1})) == 2
 
 
-async def test_timed_out_thread_gets_a_cancel_and_counts_until_it_ends(registry: Registry, events: Events) -> None:
+async def test_timed_out_thread_is_cancelled_and_uses_its_slot_until_it_ends(
+    registry: Registry, events: Events
+) -> None:
     await registry.run_out_of_time("block", call="a")
     assert registry.runner.threads_busy == 1
     await registry.run_out_of_time("block", call="b")
@@ -225,7 +227,7 @@ async def test_timed_out_thread_gets_a_cancel_and_counts_until_it_ends(registry:
     assert events.happened == ["began", "began", "cancelled=True", "cancelled=True"]
 
 
-async def test_disconnected_caller_ends_a_call_without_a_journal(registry: Registry, events: Events) -> None:
+async def test_caller_disconnect_ends_a_call_without_a_journal(registry: Registry, events: Events) -> None:
     stream = registry.stream("wait", timeout_seconds=300)
 
     reading = asyncio.ensure_future(stream.read())

@@ -108,7 +108,7 @@ async def test_concurrent_calls_never_exceed_the_grant(registry: Registry) -> No
     assert sum(verdict.disposition == RUN for verdict in verdicts) == 4
 
 
-async def test_grant_covers_exactly_what_was_shown_and_expires(registry: Registry) -> None:
+async def test_grant_expires_and_covers_exactly_what_was_shown(registry: Registry) -> None:
     of = await granted(registry)
     for other in (series(of.digest, times=4), series(of.digest, interval=1.0), series(of.digest, ends_in=3600)):
         assert (await check(registry, "call_2", other)).disposition == APPROVE
@@ -144,7 +144,7 @@ async def test_rules_take_precedence_over_a_grant(registry: Registry) -> None:
         await rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=made.rule.rule_id))
 
 
-async def test_audit_chain_names_the_author_and_the_grant_of_each_use(registry: Registry) -> None:
+async def test_audit_chain_names_the_author_and_grant_for_each_use(registry: Registry) -> None:
     of = await granted(registry)
     decision = execution_pb2.RecordedDecision(
         call_id="call_1",

@@ -117,7 +117,7 @@ async def test_stuck_function_blocks_a_second_attempt(database_url: str, tmp_pat
 
 
 @pytest.mark.parametrize("effect", [EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE])
-async def test_call_that_may_happen_once_has_an_unknown_outcome(
+async def test_lost_at_most_once_call_has_an_unknown_outcome(
     database_url: str, tmp_path: Path, effect: EffectClass
 ) -> None:
     async with running(database_url, tmp_path, [silent(effect)]) as registry:
@@ -188,7 +188,7 @@ async def left(registry: Registry, name: str, seconds: float, *, of: execution_p
     return float(content(await registry.run(name, call=call, who=of, timeout_seconds=seconds)))
 
 
-async def test_call_of_a_job_gets_the_background_timeout(database_url: str, tmp_path: Path) -> None:
+async def test_job_call_gets_the_background_timeout(database_url: str, tmp_path: Path) -> None:
     """It may run for a day. The short timeout of the tool is for callers that wait."""
     tools: list[Tool[..., Any]] = [look, look_again, process_tools.seconds_left]
     async with running(database_url, tmp_path, tools, worker_options=OPTIONS) as registry:
@@ -210,7 +210,7 @@ async def test_call_of_a_job_gets_the_background_timeout(database_url: str, tmp_
             assert await left(registry, "charge", ASYNC_TIMEOUT_SECONDS_MAX, of=context()) <= 60
 
 
-async def test_verdict_has_the_background_settings_of_the_tool(database_url: str, tmp_path: Path) -> None:
+async def test_verdict_has_the_tools_background_settings(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, [look, look_again, stay]) as registry:
         verdicts = {name: await registry.check(name, {}) for name in ("look", "look_again", "stay")}
         said = {
@@ -229,7 +229,7 @@ async def count() -> None:
     """Count."""
 
 
-async def test_verdict_has_the_job_reports_of_the_tool(database_url: str, tmp_path: Path) -> None:
+async def test_verdict_has_the_tools_job_reports(database_url: str, tmp_path: Path) -> None:
     """ASYNC-5: for functions and workers; it is part of the version."""
     async with running(database_url, tmp_path, [look, count], worker_options=OPTIONS) as registry:
         verdict = await registry.check("count", {})

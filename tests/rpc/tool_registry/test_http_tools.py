@@ -133,7 +133,7 @@ async def world() -> AsyncIterator[World]:
         yield world
 
 
-async def test_secrets_go_into_headers_and_into_no_binding(world: World) -> None:
+async def test_secrets_appear_in_headers_but_not_in_bindings(world: World) -> None:
     tool = await world.endpoint("/json", secretHeaders={"Authorization": "token"})
     assert SECRETS["token"].encode() not in tool.binding
     await world.call(tool)
@@ -185,9 +185,7 @@ async def test_source_with_an_unavailable_document_is_unreachable(world: World) 
         await world.discover({"openApi": {"documentUrl": f"{world.url}/huge"}})
 
 
-async def test_http_call_goes_through_the_registry_like_any_other(
-    world: World, database_url: str, tmp_path: Path
-) -> None:
+async def test_http_call_follows_the_usual_call_lifecycle(world: World, database_url: str, tmp_path: Path) -> None:
     world.server.answer = lambda asked: Reply(
         f"you said {asked.headers['authorization']}".encode(),
         status=403 if asked.target == "/fails" else 200,

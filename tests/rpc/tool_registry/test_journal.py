@@ -44,7 +44,7 @@ async def registry(database_url: str, tmp_path: Path, world: World) -> Any:
         (cannot_say(), ("UNKNOWN OUTCOME_UNKNOWN", None), ["asked about call"]),
     ],
 )
-async def test_reconcilable_tool_is_asked_for_the_outcome_of_a_call(  # noqa: PLR0917
+async def test_reconcilable_tool_is_asked_for_a_calls_outcome(  # noqa: PLR0917
     database_url: str, registry: Registry, world: World, finding: ReconcileResult, expected: Any, effects: list[str]
 ) -> None:
     world.finding = finding
@@ -56,7 +56,7 @@ async def test_reconcilable_tool_is_asked_for_the_outcome_of_a_call(  # noqa: PL
     assert world.effects == effects
 
 
-async def test_process_without_its_lease_stops_repeatable_calls(
+async def test_process_that_lost_its_lease_stops_repeatable_calls(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
     """I4: a reconcilable call must not continue after another process was told that it has not happened."""
@@ -122,7 +122,7 @@ class FlakyJournal:
         return call
 
 
-async def test_concurrent_replicas_have_one_effect_and_one_result(
+async def test_concurrent_replicas_run_a_call_once_and_return_one_result(
     database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
     """I13: the same id in another store is another call; a different call with the id is rejected."""
@@ -293,7 +293,7 @@ async def test_stop_gives_running_calls_a_grace_period(database_url: str, tmp_pa
         assert content(await registry.run("pay", {"wait": True})) == "paid 1"
 
 
-async def test_call_that_outlives_the_stop_is_recorded_with_its_true_state(
+async def test_call_that_outlives_shutdown_is_recorded_in_its_actual_state(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
     """An effect that may have happened is unknown; a reconcilable tool is asked."""
@@ -337,7 +337,7 @@ async def test_cancel_works_in_any_replica_and_is_permanent(
         assert await refusal(registry.cancel(wait=wait)) == "INVALID_FIELD"
 
 
-async def test_cancelled_call_of_another_process_ends_or_is_unknown_if_that_died(
+async def test_cancelled_call_in_a_dead_process_has_an_unknown_outcome(
     database_url: str, registry: Registry, world: World
 ) -> None:
     """I5: nothing of it runs any longer, and its effect is unknown."""

@@ -52,7 +52,7 @@ async def test_server_gets_only_its_own_environment(
 
 
 @pytest.mark.parametrize(("stateless", "starts"), [(False, 3), (True, 2)])
-async def test_users_share_a_process_only_of_a_stateless_server(
+async def test_users_share_a_process_only_if_the_server_is_stateless(
     mcp: McpRegistry, server: FakeServer, *, stateless: bool, starts: int
 ) -> None:
     await mcp.add(server.config(stateless=stateless))
@@ -101,7 +101,7 @@ async def test_cancelled_or_timed_out_call_is_cancelled_at_the_server(mcp: McpRe
     assert server.starts == 2, "the calls had one connection"
 
 
-async def test_server_crash_makes_its_call_unknown_and_restarts_the_server(
+async def test_crashed_server_restarts_and_its_call_has_an_unknown_outcome(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     await mcp.add(server.config())
@@ -113,7 +113,7 @@ async def test_server_crash_makes_its_call_unknown_and_restarts_the_server(
     assert server.log().count("call terminate") == 1
 
 
-async def test_standard_error_of_a_program_reaches_no_log_and_no_result(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_program_stderr_reaches_neither_logs_nor_results(mcp: McpRegistry, server: FakeServer) -> None:
     with structlog.testing.capture_logs() as logged_events:
         await mcp.add(server.config(policies=[READ_ONLY]))
         result = await mcp.run("fake.die")
@@ -122,7 +122,7 @@ async def test_standard_error_of_a_program_reaches_no_log_and_no_result(mcp: Mcp
     assert {event["log_level"] for event in server_events} <= {"debug"}
 
 
-async def test_unreadable_answer_is_bounded_and_typed(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_unreadable_answer_gives_a_bounded_and_typed_error(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     for tool, expected in {
         "garbage": UNKNOWN,
@@ -135,7 +135,7 @@ async def test_unreadable_answer_is_bounded_and_typed(mcp: McpRegistry, server: 
         await mcp.connector.forget(StoreId("acme"), "fake")  # Otherwise the next start would be delayed
 
 
-async def test_flooding_server_disturbs_no_other(mcp: McpRegistry, server: FakeServer, tmp_path: Path) -> None:
+async def test_flooding_server_does_not_affect_others(mcp: McpRegistry, server: FakeServer, tmp_path: Path) -> None:
     other = FakeServer(tmp_path / "other", ["note"])
     await mcp.add(server.config())
     await mcp.add(other.config("other"))
@@ -201,7 +201,7 @@ def secret_question(user: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("policies", "times"), [([policy("*", category=SAFE)], 1), ([READ_ONLY], 2)])
-async def test_user_is_asked_and_the_answer_returns_to_the_call(
+async def test_users_answer_is_returned_to_the_call_that_asked(
     mcp: McpRegistry, asker: FakeServer, policies: list[Any], times: int
 ) -> None:
     await mcp.add(asker.config(policies=policies))
@@ -225,7 +225,9 @@ async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, asker: Fake
     await check(execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer="5"))
 
 
-async def test_call_that_needs_a_page_is_repeated_after_it_was_opened(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_call_that_requires_a_page_is_repeated_once_the_page_was_opened(
+    mcp: McpRegistry, asker: FakeServer
+) -> None:
     await mcp.add(asker.config())
     refused = await mcp.run("fake.log_in", call="refused")
     assert "https://login.example.com/" in refused.question.question
@@ -236,7 +238,7 @@ async def test_call_that_needs_a_page_is_repeated_after_it_was_opened(mcp: McpRe
     assert content(await mcp.run("fake.log_in", answers=[answer(asked, "done")])) == "welcome"
 
 
-async def test_questions_do_not_contain_secrets_of_the_server(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_questions_do_not_contain_server_secrets(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config(secret_environment={"TOKEN": "token"}))
     schema = {"type": "object", "properties": {"a": {"type": "string", "description": "s3cret-token?"}}}
     asked = await mcp.run("fake.ask", {"asks": {"message": "Is it s3cret-token?", "requestedSchema": schema}})
@@ -244,7 +246,7 @@ async def test_questions_do_not_contain_secrets_of_the_server(mcp: McpRegistry, 
     assert "s3cret-token" not in str(asked)
 
 
-async def test_cancelled_call_withdraws_its_question(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_cancelling_a_call_withdraws_its_question(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     await mcp.run("fake.ask")
     assert (await mcp.registry.cancel()).stopped
@@ -272,7 +274,9 @@ async def test_question_on_a_shared_connection_reaches_no_user(mcp: McpRegistry,
     assert json.loads(content(result)) == {"action": "decline"}
 
 
-async def test_question_of_a_possibly_different_conversation_is_declined(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_question_that_may_belong_to_another_conversation_is_declined(
+    mcp: McpRegistry, asker: FakeServer
+) -> None:
     await mcp.add(asker.config())
     elsewhere = context(run="elsewhere")
     elsewhere.conversation_id = "elsewhere"

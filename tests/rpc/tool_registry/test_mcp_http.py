@@ -141,7 +141,7 @@ CALLS = {
 }
 
 
-async def test_unreadable_answer_is_bounded_and_typed(mcp: McpRegistry) -> None:
+async def test_unreadable_answer_gives_a_bounded_and_typed_error(mcp: McpRegistry) -> None:
     async with serving(lambda message: usual(message, lambda: CALLS[kind])) as url:
         await mcp.add(config(url), who="admin")
         for kind in CALLS:
@@ -187,7 +187,7 @@ async def test_unrelated_json_response_is_rejected_without_waiting(mcp: McpRegis
             await mcp.add(config(url), who="admin")
 
 
-async def test_server_without_mcp_is_unreachable(mcp: McpRegistry) -> None:
+async def test_server_without_mcp_support_is_reported_as_unreachable(mcp: McpRegistry) -> None:
     for kind in ("huge", "bomb", "garbage", "broken", "elsewhere"):
         async with serving(lambda _, kind=kind: CALLS[kind]) as url:  # type: ignore[misc]
             assert await refusal(mcp.add(config(url), who="admin")) == "SOURCE_UNREACHABLE", kind

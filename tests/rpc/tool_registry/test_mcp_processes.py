@@ -178,26 +178,26 @@ async def test_removed_source_leaves_no_process(mcp: McpRegistry, tmp_path: Path
 
 
 @ON_LINUX
-async def test_program_above_its_memory_limit_is_denied_more() -> None:
+async def test_program_cannot_allocate_beyond_its_memory_limit() -> None:
     assert "MemoryError" in await exit_reason(
         sys.executable, "-c", f"bytearray({300 * MIB})", memory_bytes_max=128 * MIB
     )
 
 
-async def test_program_error_is_reported_without_output_of_its_runtime() -> None:
+async def test_program_error_is_reported_without_runtime_output() -> None:
     output = "echo 'Error: no licence' >&2; echo '    at main.js:1' >&2; echo 'Node.js v24.19.0' >&2"
     assert "'Error: no licence'" in await exit_reason("sh", "-c", output)
 
 
 @ON_LINUX
-async def test_programs_above_the_total_memory_limit_are_ended() -> None:
+async def test_programs_above_the_total_memory_limit_are_killed() -> None:
     hog = f"{sys.executable} -c 'x = bytearray({60 * MIB}); import time; time.sleep(1000)' & "
     message = await exit_reason("sh", "-c", hog * 4 + "wait", memory_bytes_max=128 * MIB)
     assert "more than 134217728 bytes of memory" in message
 
 
 @ON_LINUX
-async def test_program_with_too_many_processes_is_ended() -> None:
+async def test_program_with_too_many_processes_is_killed() -> None:
     assert "more than 10 processes" in await exit_reason(
         "sh", "-c", "while true; do sleep 1000 & sleep 0.01; done", processes_max=10
     )
@@ -245,7 +245,7 @@ async def test_program_changes_only_its_own_limits_and_priorities(folders: Path)
 
 
 @ON_LINUX
-async def test_private_folders_are_unreadable_and_others_readable_as_granted(folders: Path) -> None:
+async def test_program_reads_granted_folders_but_never_private_ones(folders: Path) -> None:
     """OPS-1: the keys of the suite above all."""
     private, mine = ("data/file", "mine/link", "door/file", "mine/../data/file"), str(folders / "mine")
     rows: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
@@ -314,7 +314,7 @@ async def test_program_cannot_reach_server_sockets(folders: Path, monkeypatch: p
 
 
 @ON_LINUX
-async def test_program_cannot_read_memory_environment_or_keyring_of_others(folders: Path) -> None:
+async def test_program_cannot_read_other_processes_memory_environment_or_keyring(folders: Path) -> None:
     """OPS-1: they may hold database rows, keys and tickets of the user who runs the registry."""
     memory = SharedMemory(create=True, size=16)
     try:
@@ -331,7 +331,7 @@ async def test_program_cannot_read_memory_environment_or_keyring_of_others(folde
         assert output == f"-1 {errno.EACCES}\n"
 
 
-async def test_only_listed_programs_start_when_the_deployment_lists_them(database_url: str, tmp_path: Path) -> None:
+async def test_only_listed_programs_start_if_the_deployment_has_a_list(database_url: str, tmp_path: Path) -> None:
     """OPS-1: an operator of one store does not control the deployment."""
     server = FakeServer(tmp_path / "fake", ["echo", "read"])
     plain = server.config()

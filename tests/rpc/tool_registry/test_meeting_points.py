@@ -79,7 +79,7 @@ async def check(
     return await registry.verdicts(*(proposed(call, tool, arguments, **fields) for call in calls), who=who)
 
 
-async def test_question_is_not_cached_and_its_answer_is_for_one_call(registry: Registry) -> None:
+async def test_questions_and_answers_are_never_reused_for_another_call(registry: Registry) -> None:
     """ListAudit: RETURNED is the end of an execution, and the analytics count ends."""
     auditor = registry.auditors["acme", "olga"]
     request = audit_pb2.ListAuditRequest(kind=audit_pb2.AUDIT_KIND_RETURNED)
@@ -93,7 +93,7 @@ async def test_question_is_not_cached_and_its_answer_is_for_one_call(registry: R
     assert outcome(await registry.run("weather", call="other")) == "INPUT_REQUIRED", "another call has not asked"
 
 
-async def test_duplicate_call_uses_no_rule(registry: Registry) -> None:
+async def test_duplicate_call_does_not_count_as_a_rule_use(registry: Registry) -> None:
     """The duplicate is rejected, so the rule has not allowed it."""
     await allow(registry, uses_max=2)
     first, again = await check(registry, "one", "two")
@@ -135,7 +135,7 @@ async def test_edited_call_has_its_own_digest_even_without_approval(registry: Re
 
 
 @pytest.mark.parametrize(("settles", "expected", "count"), [(False, "FAILED TOOL_ERROR", 20), (True, "SUCCEEDED", 2)])
-async def test_tool_that_asks_a_new_question_each_time_ends(
+async def test_tool_that_keeps_asking_new_questions_is_stopped(
     registry: Registry, settles: bool, expected: str, count: int
 ) -> None:
     """Old answers are skipped to find the current one; the user is not asked forever."""
@@ -147,7 +147,7 @@ async def test_tool_that_asks_a_new_question_each_time_ends(
     assert (outcome(result), len(given)) == (expected, count)
 
 
-async def test_calls_waiting_for_answers_use_no_slot(registry: Registry) -> None:
+async def test_calls_waiting_for_answers_do_not_use_slots(registry: Registry) -> None:
     """An answer may take days, and unanswered questions would block the tools of all stores."""
     for number in range(5):
         assert outcome(await registry.run("order", call=f"order-{number}")) == "INPUT_REQUIRED"

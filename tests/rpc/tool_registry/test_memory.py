@@ -77,7 +77,7 @@ async def test_memory_is_found_by_its_words(host: Host) -> None:
     assert len(await host.recalled(most=2)) == 2
 
 
-async def test_memory_belongs_to_one_agent_one_user_and_one_store(host: Host) -> None:
+async def test_memory_belongs_to_one_agent_and_user_in_one_store(host: Host) -> None:
     """Arguments of the model cannot change the owner of a memory."""
     kept = await host("remember", text="Ann wants a seat at the window.")
     for other in ({"agent": "clerk"}, {"agent": "draft/host"}, {"user": "bob"}, {"store": "other"}):
@@ -92,7 +92,7 @@ async def test_memory_belongs_to_one_agent_one_user_and_one_store(host: Host) ->
     assert await host.recalled() == ["Ann wants a seat at the window."]
 
 
-async def test_repeated_call_stores_no_second_memory(host: Host) -> None:
+async def test_repeated_call_does_not_store_a_second_memory(host: Host) -> None:
     first = await host("remember", text="Ann eats no fish.", call="the_call")
     assert await host("remember", text="Ann eats no fish.", call="the_call") == first
     assert await host("remember", text=" Ann eats  no fish.") == first, "nor does a duplicate text"
@@ -158,7 +158,7 @@ async def test_invalid_memory_requests_are_rejected(host: Host) -> None:
         assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no searchable words"
 
 
-async def test_memory_tools_are_only_in_runs_that_name_them(host: Host) -> None:
+async def test_only_runs_that_name_memory_tools_have_them(host: Host) -> None:
     async def names(**fields: Any) -> list[str]:
         request = execution_pb2.ResolveToolsRequest(context=context(), **fields)
         return [tool.definition.name for tool in (await host.registry.execution.ResolveTools(request)).tools]

@@ -49,7 +49,7 @@ async def pids(path: Path) -> list[int]:
     return [int(pid) for pid in path.read_text().split()]
 
 
-async def test_tool_process_inherits_nothing_of_the_registry(registry: Registry) -> None:
+async def test_tool_process_inherits_nothing_from_the_registry(registry: Registry) -> None:
     responses = [response async for response in registry.stream("look_round", {"number": "7"})]
     assert responses[0].progress.message == "looking"
     found = content(responses[-1].result)
@@ -137,7 +137,7 @@ async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) 
     assert content(failed) == {"error": "no secret named 'other_key' is configured"}
 
 
-async def test_undo_is_returned_and_an_idle_process_ends_with_its_runner() -> None:
+async def test_undo_is_returned_and_idle_processes_end_with_their_runner() -> None:
     before = set(psutil.Process().children(recursive=True))
     async with ProcessRunner(PythonRunner(threads_max=1), processes_max=1) as runner:
         value: Any = await runner.start(process_tools.undo, {}, ToolContext()).result()
@@ -170,7 +170,7 @@ async def test_helper_over_its_limit_is_killed_and_another_continues(helpers: He
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
 
 
-async def test_helper_killed_from_outside_is_replaced_unnoticed(helpers: Helpers) -> None:
+async def test_externally_killed_helper_is_replaced_transparently(helpers: Helpers) -> None:
     """A machine without memory kills processes too, and no job is to blame for it."""
     process_id = await helpers.run(ACME, os.getpid, cpu_seconds=5)
     os.kill(process_id, signal.SIGKILL)
@@ -190,7 +190,7 @@ async def test_failed_helper_start_is_a_temporary_error(
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
 
 
-async def test_store_does_not_wait_for_jobs_of_other_stores(helpers: Helpers) -> None:
+async def test_store_does_not_wait_for_other_stores_jobs(helpers: Helpers) -> None:
     """Jobs of other stores always leave a process free, and each store uses one at a time."""
     waiting = [
         asyncio.ensure_future(helpers.run(StoreId(store), math.factorial, ENDLESS, cpu_seconds=600))

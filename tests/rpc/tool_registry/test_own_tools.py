@@ -56,7 +56,7 @@ async def judge(
     return verdict
 
 
-async def test_tools_of_a_run_are_not_stored_and_have_stable_digests(registry: Registry) -> None:
+async def test_run_tools_are_not_stored_and_have_stable_digests(registry: Registry) -> None:
     first, second = await checked(registry, front_end_tool("a"), front_end_tool("b", context=0))
     assert first.definition.context == second.definition.context == call_pb2.EXECUTION_CONTEXT_FRONTEND
     assert len({first.definition_sha256, second.definition_sha256}) == 2
@@ -65,7 +65,7 @@ async def test_tools_of_a_run_are_not_stored_and_have_stable_digests(registry: R
     assert {entry.definition.name for entry in listed} == {"look"}
 
 
-async def test_tools_of_a_run_are_checked_like_registered_ones(registry: Registry) -> None:
+async def test_run_tools_are_checked_like_registered_ones(registry: Registry) -> None:
     rows: list[tuple[dict[str, Any], str, str]] = [
         ({"name": "look"}, "TOOL_EXISTS", "cannot be replaced"),
         ({"name": "private"}, "TOOL_EXISTS", "cannot be replaced"),
@@ -91,7 +91,7 @@ async def test_registered_tool_keeps_its_name_unless_identical(registry: Registr
     await checked(registry, front_end_tool(), front_end_tool("chart_of_bob"))
 
 
-async def test_call_is_checked_against_the_definition_of_its_run(registry: Registry) -> None:
+async def test_call_is_checked_against_its_runs_definition(registry: Registry) -> None:
     closed = b'{"type":"object","properties":{"points":{"type":"array"}},"additionalProperties":false}'
     (own,) = await checked(registry, front_end_tool("show_map", timeout_seconds=5, arguments_schema_json=closed))
     verdict = await judge(registry, own, b'{"points":"1"}')

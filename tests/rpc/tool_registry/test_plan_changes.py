@@ -75,7 +75,7 @@ async def test_ambiguous_project_name_makes_the_model_ask(planner: Planner) -> N
     assert all("status" not in project for project in await planner.projects())
 
 
-async def test_task_update_keeps_fields_that_are_not_given(planner: Planner) -> None:
+async def test_task_update_keeps_unspecified_fields(planner: Planner) -> None:
     task = await planner("create_task", title="Cake", notes="big", due="2026-12-24")
     changed = await planner("update_task", task="cake", done=True, due="2026-12-25")
     shown = {"task_id": task["task_id"], "title": "Cake", "notes": "big", "due": "2026-12-25", "done": True}
@@ -119,7 +119,7 @@ async def test_deleting_a_task_needs_approval_and_an_option_for_its_subtasks(pla
     assert [task["title"] for task in (await planner.projects())[0]["tasks"]] == ["Other"]
 
 
-async def test_tasks_of_a_user_are_hidden_from_others(planner: Planner) -> None:
+async def test_other_users_tasks_are_hidden(planner: Planner) -> None:
     """I13, also if the other user has a task with the same title, and by id."""
     mine = await planner("create_task", title="Party", project="Home")
     for who in (context(user="bob"), context(store="other")):

@@ -44,7 +44,7 @@ async def test_time_server_returns_the_time(mcp: McpRegistry) -> None:
     assert outcome(await mcp.run("time.get_current_time", {"timezone": "Mars"}, call="2")) == "FAILED TOOL_ERROR"
 
 
-async def test_everything_server_returns_content_questions_and_progress(mcp: McpRegistry, tmp_path: Path) -> None:
+async def test_reference_server_returns_content_questions_and_progress(mcp: McpRegistry, tmp_path: Path) -> None:
     npm.add(tmp_path, PACKAGE, timeout_seconds=INSTALL_SECONDS_MAX)
     server = tmp_path / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
     await mcp.add(stdio("every", npm.NODE, server))

@@ -134,7 +134,7 @@ async def test_read_result_is_returned_with_its_check_and_recorded(registry: Reg
     assert outcome((await until_read(registry, "f", "fail")).result) == "FAILED TOOL_ERROR"
 
 
-async def test_effects_questions_and_counted_calls_do_not_run_early(registry: Registry, tools: Tools) -> None:
+async def test_calls_with_effects_questions_or_quotas_do_not_run_early(registry: Registry, tools: Tools) -> None:
     """Nor do other calls of the batch, because the run decides their order, nor calls allowed by a rule."""
     for name in ("note", "private", "counted", "locked"):
         verdicts = await checked(registry, (f"a_{name}", "look", {}), (f"b_{name}", name, {}))
@@ -185,7 +185,7 @@ async def test_read_that_asks_a_question_is_requested_again(registry: Registry) 
     assert content(await registry.run("asking", call="b", answers=[answer])) == "this"
 
 
-async def test_read_that_is_never_executed_ends_after_its_check(
+async def test_read_that_is_checked_but_never_executed_ends(
     registry: Registry, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run was cancelled, or its caller has disconnected."""

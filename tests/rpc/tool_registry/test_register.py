@@ -109,7 +109,7 @@ async def test_run_continues_without_a_tool_that_is_no_longer_loaded(database_ur
         assert (verdict.disposition, verdict.error_reason) == (execution_pb2.DISPOSITION_REFUSE, "TOOL_NOT_FOUND")
 
 
-async def test_registered_tool_is_available_only_to_runs_of_its_store(registry: Registry) -> None:
+async def test_registered_tool_is_available_only_to_its_stores_runs(registry: Registry) -> None:
     """TOOL-2: fields that a definition omits get the cautious default."""
     made = await register(registry, category=0, effect_class=0)
     assert (made.version, made.source, made.create_time.seconds > 0) == (1, "store", True)
@@ -121,7 +121,7 @@ async def test_registered_tool_is_available_only_to_runs_of_its_store(registry: 
         assert await refusal(foreign) == "TOOL_NOT_FOUND"
 
 
-async def test_versions_count_definitions_and_a_run_keeps_its_version(registry: Registry) -> None:
+async def test_changed_definition_gets_a_new_version_and_runs_keep_theirs(registry: Registry) -> None:
     """TOOL-1."""
     entries = await asyncio.gather(*(register(registry) for _ in range(8)))
     assert {entry.version for entry in entries} == {1}, "the same definition is one version"
@@ -142,7 +142,7 @@ async def test_versions_count_definitions_and_a_run_keeps_its_version(registry: 
     assert (await register(registry, description="Again.")).version == 10
 
 
-async def test_pages_list_every_tool_once_in_order_of_names(registry: Registry) -> None:
+async def test_pages_list_every_tool_once_in_name_order(registry: Registry) -> None:
     for number in range(5):
         await register(registry, name=f"tool_{number}")
     found = await all_pages(registry.ann.ListTools, tool_pb2.ListToolsRequest(page_size=2), "tools")
@@ -243,7 +243,7 @@ async def test_front_end_tools_are_limited_per_user_and_per_store(
     await put(registry, "mel", name="one")
 
 
-async def test_tool_limit_keeps_tools_that_other_users_cannot_displace(
+async def test_tool_limit_never_drops_tools_in_favour_of_other_users_tools(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tools registered by a member cannot fail runs of other users or displace their tools."""

@@ -145,7 +145,7 @@ async def test_lock_acquisition_is_retried_after_a_deadlock(replicas: list[Regis
     await admin.close()
 
 
-async def test_lock_acquisition_whose_commit_outlives_its_connection_is_released(
+async def test_lock_is_released_if_its_commit_outlives_the_connection(
     replicas: list[Registry], database_url: str
 ) -> None:
     async def commits() -> bool:

@@ -98,7 +98,7 @@ async def test_deny_overrides_everything_including_approved_calls(registry: Regi
     assert (await registry.check("pay", store="other")).disposition == APPROVE
 
 
-async def test_uses_count_once_per_call_and_then_approval_is_needed_again(registry: Registry) -> None:
+async def test_each_call_counts_as_one_use_and_used_up_rules_require_approval(registry: Registry) -> None:
     await make(registry, ALLOW, uses_max=2)
     for call in ("one", "one", "two", "one"):
         assert (await registry.check("pay", call=call)).disposition == RUN
@@ -279,7 +279,7 @@ async def test_rules_and_their_decisions_are_in_the_audit_chain_once(registry: R
     ]
 
 
-async def test_rule_of_an_agent_applies_to_runs_of_all_users(registry: Registry) -> None:
+async def test_agent_rule_applies_to_all_users_runs(registry: Registry) -> None:
     rule_id = await make(registry, ALLOW, "root", scope=AGENT, scope_id="clerk")
     for user in ("ann", "bob"):
         verdict = await registry.check("pay", call=user, user=user, agent="clerk")
@@ -295,7 +295,7 @@ async def test_rule_of_an_agent_applies_to_runs_of_all_users(registry: Registry)
     assert outcome(await registry.run("pay", call="ann", rule_id=rule_id, who=context(agent="clerk"))) == "SUCCEEDED"
 
 
-async def test_admins_create_list_and_revoke_rules_of_agents(registry: Registry) -> None:
+async def test_admins_create_list_and_revoke_agent_rules(registry: Registry) -> None:
     rows: list[tuple[str, dict[str, str], str]] = [
         *((who, {}, "PERMISSION_DENIED") for who in ("ann", "apu", "vic")),
         ("root", {"scope_id": "nobody"}, "AGENT_NOT_FOUND"),

@@ -49,7 +49,7 @@ async def test_tools_of_a_source_belong_to_its_store_and_are_removed_with_it(
     assert mcp.open_count == 0
 
 
-async def test_safety_hints_of_a_server_are_ignored_unless_they_restrict(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_server_safety_hints_are_ignored_unless_they_restrict(mcp: McpRegistry, server: FakeServer) -> None:
     server.describe(
         [
             a_tool("look", annotations={"readOnlyHint": True, "destructiveHint": False}),
@@ -64,9 +64,7 @@ async def test_safety_hints_of_a_server_are_ignored_unless_they_restrict(mcp: Mc
     assert wipe.category == call_pb2.TOOL_CATEGORY_DESTRUCTIVE
 
 
-async def test_policies_are_enforced_and_changing_a_configuration_needs_replace(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
+async def test_policies_are_enforced_and_changing_them_requires_replace(mcp: McpRegistry, server: FakeServer) -> None:
     policies = [
         policy("echo", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY, timeout_seconds=5),
         policy("*", excluded=True),
@@ -100,7 +98,9 @@ async def test_changed_definition_does_not_run_until_it_is_approved(mcp: McpRegi
     assert content(await mcp.run("fake.echo", call="three", version=2)) == "{}"
 
 
-async def test_missing_tool_does_not_run_and_is_removed_by_an_approval(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_missing_tool_does_not_run_and_approving_the_change_removes_it(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
     await mcp.add(server.config())
     server.describe([a_tool("note"), a_tool("long", execution={"taskSupport": "required"})])
     checked = await mcp.check()

@@ -126,7 +126,7 @@ def test_broken_modules_and_duplicate_names_are_errors(kit: Path) -> None:
     assert "  apart  sensitive, at most once, own process" in output
 
 
-def test_call_is_checked_and_run_like_a_call_of_the_model(kit: Path) -> None:
+def test_call_is_checked_and_run_like_one_from_the_model(kit: Path) -> None:
     secrets = kit / "secrets.json"
     secrets.write_text('{"acme": {"key": "hunter2"}}')
     given = ("./kit", "--call", "convert", "--args", '{"amount": "7"}', "--store", "acme", "--user", "ann")

@@ -115,7 +115,7 @@ async def test_cancelled_call_stops_its_function(registry: Registry) -> None:
             assert stopped.is_set()
 
 
-async def test_call_survives_the_end_of_the_replica_of_its_worker(database_url: str, tmp_path: Path) -> None:
+async def test_call_survives_the_loss_of_its_workers_replica(database_url: str, tmp_path: Path) -> None:
     lasting = WorkerOptions(lease_seconds=60, poll_seconds=0.1)
     started, release = asyncio.Event(), asyncio.Event()
     async with running(database_url, tmp_path, worker_options=lasting) as registry:

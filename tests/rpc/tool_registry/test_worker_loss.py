@@ -85,7 +85,7 @@ async def answer(worker: AttachedWorker, call: worker_pb2.Invocation, **outcome:
     return frame.status
 
 
-async def test_call_that_may_happen_once_has_an_unknown_outcome(registry: Registry) -> None:
+async def test_lost_at_most_once_call_has_an_unknown_outcome(registry: Registry) -> None:
     async with attached(registry, AT_MOST_ONCE) as first, attached(registry, AT_MOST_ONCE, worker="w2") as second:
         asked, _ = await start_call(registry, first)
         first.vanish()
@@ -256,7 +256,7 @@ async def test_result_after_the_call_was_abandoned_is_audited_once(
             assert getattr(late, name) == getattr(ended, name), name
 
 
-async def test_calls_progress_and_cancels_reach_a_worker_of_another_replica(
+async def test_calls_progress_and_cancels_cross_replicas(
     replicas: tuple[Registry, Registry],
 ) -> None:
     here, there = replicas
@@ -329,7 +329,7 @@ async def test_call_survives_a_lost_response_to_its_claim(
         assert outcome(await following) == "SUCCEEDED"
 
 
-async def test_call_whose_record_stays_broken_has_an_unknown_outcome(
+async def test_call_with_a_permanently_broken_record_has_an_unknown_outcome(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1, internal_seconds_max=0.2)

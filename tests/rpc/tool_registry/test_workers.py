@@ -127,7 +127,7 @@ async def test_worker_gets_the_context_of_a_call_and_its_result_counts_once(regi
         assert content(await registry.run("charge", {"amount": 3})) == {"charged": 3}
 
 
-async def test_other_stores_cannot_see_run_or_remove_its_tools(registry: Registry) -> None:
+async def test_other_stores_cannot_see_run_or_remove_worker_tools(registry: Registry) -> None:
     """I13."""
     remove = tool_pb2.UnregisterToolRequest(name="charge")
     async with attached(registry) as worker:
@@ -165,7 +165,7 @@ async def test_invalid_worker_result_becomes_an_error_result(registry: Registry)
             assert outcome(await asked) == expected, number
 
 
-async def test_call_is_cancelled_at_its_worker_which_may_continue(registry: Registry) -> None:
+async def test_cancel_reaches_the_worker_which_may_still_finish_the_call(registry: Registry) -> None:
     async with attached(registry) as worker:
         for call, listens in (("one", True), ("two", False)):
             asked = asyncio.ensure_future(registry.run("charge", call=call))
@@ -231,7 +231,7 @@ async def test_group_belongs_to_its_first_user_and_only_an_admin_relaxes_its_too
     assert found.definition.category == call_pb2.TOOL_CATEGORY_SAFE
 
 
-async def test_worker_of_an_admin_takes_a_name_from_a_front_end_tool(registry: Registry) -> None:
+async def test_admins_worker_takes_over_a_front_end_tool_name(registry: Registry) -> None:
     front_end = definition(context=call_pb2.EXECUTION_CONTEXT_FRONTEND)
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end))
     assert await refused_hello(registry, {"hello": hello([definition()])}) == "TOOL_EXISTS"
@@ -240,7 +240,7 @@ async def test_worker_of_an_admin_takes_a_name_from_a_front_end_tool(registry: R
     assert found.definition.context == call_pb2.EXECUTION_CONTEXT_BACKEND
 
 
-async def test_worker_of_an_older_version_does_not_restore_that_version(registry: Registry) -> None:
+async def test_older_worker_does_not_restore_its_tool_version(registry: Registry) -> None:
     """Both versions are attached during a deploy; when the newer one leaves, the older one is used again."""
     old, new = definition(), definition(description="Charge an amount, better.")
     request = tool_pb2.GetToolRequest(name="charge")
@@ -259,7 +259,7 @@ async def test_worker_of_an_older_version_does_not_restore_that_version(registry
             assert (found.version, found.definition.description) == (3, old.description)
 
 
-async def test_worker_rolled_back_and_forward_gets_its_calls(database_url: str, tmp_path: Path) -> None:
+async def test_worker_still_gets_calls_after_a_rollback_and_roll_forward(database_url: str, tmp_path: Path) -> None:
     """Its definition is not older because it existed before; it is used when the other one has no worker left."""
     old, new = definition(), definition(description="Charge an amount, better.")
     options = WorkerOptions(lease_seconds=1.0, poll_seconds=0.05)

@@ -62,7 +62,7 @@ SOME: Final = (
 EVERY: Final = tuple(itertools.product(STORIES, SERVICES, WAYS))
 
 
-def test_short_selection_covers_each_fault_and_story() -> None:
+def test_short_test_selection_covers_each_fault_and_story() -> None:
     assert {(service, how) for _, service, how in SOME} == set(itertools.product(SERVICES, WAYS))
     assert all(sum(story == name for story, *_ in SOME) >= 2 for name in STORIES)
 
@@ -81,7 +81,7 @@ PLAYED: Final = by_fault(EVERY if os.environ.get("TESTS_STORIES") == "all" else 
 @pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("death", PLAYED, ids="-".join)
-async def test_story_survives_crashed_or_deployed_services(
+async def test_story_survives_service_crashes_and_deployments(
     world: World, tmp_path: Path, death: tuple[str, str]
 ) -> None:
     service, how = death
@@ -101,7 +101,7 @@ async def test_story_survives_crashed_or_deployed_services(
 @pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("server", ["postgres", "nats"])
-async def test_story_survives_unavailable_database_and_nats(
+async def test_story_survives_database_and_nats_outages(
     world: World, pawl: AsyncClient, tmp_path: Path, server: str
 ) -> None:
     """Running work continues, due work is not repeated, and no story needs a restart."""

@@ -31,7 +31,7 @@ def figures(pawl: CommandLine) -> list[int]:
     return next(([int(row[2]), *map(int, row[8:])] for row in rows if row[0] == "send_email"), [0] * 5)
 
 
-def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLine) -> None:
+def test_gated_calls_are_shown_decided_on_once_audited_and_counted(pawl: CommandLine) -> None:
     """HITL-2, HITL-3, TOOL-6. Without a terminal to confirm, nothing is approved."""
     before = figures(pawl)
     ran = [("executed", "APPROVED", ""), ("returned", "SUCCEEDED", "")]

@@ -57,7 +57,7 @@ def test_steps_of_a_run_show_reasoning_folded_and_in_full(pawl: CommandLine) -> 
         assert len(whole.splitlines()) > len(folded)
 
 
-def test_run_is_undone_after_approval_and_read_only_run_has_nothing_to_undo(
+def test_run_is_undone_after_approval_unless_it_was_read_only(
     pawl: CommandLine,
 ) -> None:
     """HITL-7: preview, approval, report. HITL-3: without a terminal to confirm, nothing is approved."""

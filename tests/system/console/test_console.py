@@ -68,7 +68,7 @@ async def test_inbox_approval_works_by_keyboard_alone(open_page: NewPage) -> Non
     await expect(page.locator("main:focus, main :focus")).to_have_count(1)
 
 
-async def test_login(open_page: NewPage, suite: Suite) -> None:
+async def test_user_logs_in_with_a_known_key_and_out_again(open_page: NewPage, suite: Suite) -> None:
     page = await open_page(user="")
     await page.get_by_label("Your key").fill("wrong")
     await page.keyboard.press("Enter")
@@ -108,7 +108,7 @@ async def test_seven_windows_all_receive_updates(open_page: NewPage) -> None:
         await expect(page.locator(".card.wait")).to_have_count(1)
 
 
-async def test_session_that_ends_in_a_hidden_tab_leads_to_login(open_page: NewPage) -> None:
+async def test_session_that_ends_in_a_hidden_tab_returns_to_login(open_page: NewPage) -> None:
     """An inbox without a session must not look like an empty one."""
     page = await open_page("/inbox", user="sleeper")
     await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()

@@ -105,7 +105,7 @@ async def chat(server: str, browser: Browser) -> AsyncIterator[Chat]:
     assert faults == []
 
 
-async def test_calls_are_approved_and_rejected_also_after_a_reload(chat: Chat) -> None:
+async def test_calls_can_be_approved_and_rejected_even_after_a_reload(chat: Chat) -> None:
     await chat.say(f"{MAIL} and {MAIL.replace('ann', 'bob')}")
     asked = chat.page.get_by_role("group", name="Approval")
     await expect(asked).to_have_count(2, timeout=ANSWER_MS)

@@ -101,7 +101,7 @@ async def ended(page: Page, state: str = "COMPLETED") -> None:
     await expect(page.locator("section").last).to_have_attribute("data-state", f"RUN_STATE_{state}", timeout=120_000)
 
 
-async def test_text_streams_and_reload_during_a_run_keeps_everything(page: Page) -> None:
+async def test_text_is_streamed_and_survives_a_reload_during_a_run(page: Page) -> None:
     await log_in(page)
     await say(page, "what is 17 * 23")
     await ended(page)
@@ -119,7 +119,7 @@ async def test_text_streams_and_reload_during_a_run_keeps_everything(page: Page)
     assert len(await reported.inner_text()) > len(before)
 
 
-async def test_calls_are_approved_and_rejected_and_a_question_answered(page: Page) -> None:
+async def test_calls_can_be_approved_and_rejected_and_questions_answered(page: Page) -> None:
     await log_in(page)
     await say(page, "email ann@example.com about lunch")
     card = page.locator("section").last.locator("article")

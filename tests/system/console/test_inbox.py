@@ -26,7 +26,7 @@ async def three_wait(open_page: NewPage, user: str) -> Page:
     return page
 
 
-async def test_several_approvals_are_decided_together(open_page: NewPage) -> None:
+async def test_several_approvals_can_be_decided_on_together(open_page: NewPage) -> None:
     page = await three_wait(open_page, "several")
     mine = page.locator("[data-item]", has_text="several")
     several = page.get_by_role("group", name="Bulk decision")
@@ -45,7 +45,7 @@ async def test_several_approvals_are_decided_together(open_page: NewPage) -> Non
     await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
 
 
-async def test_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
+async def test_approval_can_be_remembered_as_a_rule(open_page: NewPage) -> None:
     page = await open_page(user="rememberer")
     await say(page, "email ann@example.com about ships")
     card = page.locator(".card.wait")
@@ -61,7 +61,7 @@ async def test_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
 
 
-async def test_edit_is_approved_only_while_visible(open_page: NewPage) -> None:
+async def test_edit_can_be_approved_only_while_it_is_visible(open_page: NewPage) -> None:
     page = await open_page(user="exact")
     await say(page, "in the background, every 1 seconds, 3 times: email ann@example.com about planes")
     await page.goto(at(page, "/inbox"))

@@ -13,7 +13,7 @@ from tests.system.console.keyed import World
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
-async def test_roles_decide_what_users_see(world: World) -> None:
+async def test_console_shows_only_what_the_users_role_allows(world: World) -> None:
     await world.whole()
     member = await world.enter("acme", "ann")
     await say(member, "email ann@example.com about roles")

@@ -18,7 +18,7 @@ from tests.system.console.conftest import NewPage, address, at, done, say
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
-async def test_run_is_shown_as_a_timeline_and_watched_once(open_page: NewPage) -> None:
+async def test_run_is_shown_as_a_timeline_over_a_single_stream(open_page: NewPage) -> None:
     page = await open_page(user="bars")
     watched: list[int] = []
 

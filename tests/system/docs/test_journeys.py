@@ -79,11 +79,11 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent
             yield agent
 
 
-async def test_start_run(agent: Agent) -> None:
+async def test_start_run_takes_the_documented_path(agent: Agent) -> None:
     await travelled("From StartRun to its row", lambda: agent.start("what is 17 * 23?"))
 
 
-async def test_model_chunk(agent: Agent) -> None:
+async def test_model_chunk_takes_the_documented_path(agent: Agent) -> None:
     run = await agent.start("count to 200 slowly")
     events = agent.watch(run.run_id)
 
@@ -99,7 +99,7 @@ async def test_model_chunk(agent: Agent) -> None:
     await agent.until_ended(run.run_id)
 
 
-async def test_gated_call(agent: Agent) -> None:
+async def test_gated_call_takes_the_documented_path(agent: Agent) -> None:
     run = await agent.start("e-mail kim@example.com about Lunch: See you at noon")
     call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_AWAITING_APPROVAL)
 

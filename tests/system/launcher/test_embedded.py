@@ -108,7 +108,9 @@ async def test_restarted_suite_keeps_data_secrets_and_model(suite: Suite) -> Non
     assert models["data"][0]["id"] == "pawl-scripted"
 
 
-async def test_cluster_with_other_version_or_secrets_is_refused_unchanged(suite: Suite, tmp_path: Path) -> None:
+async def test_cluster_with_other_version_or_secrets_is_refused_and_left_unchanged(
+    suite: Suite, tmp_path: Path
+) -> None:
     """I23"""
     _, _, port = (suite.endpoints.postgres or "").rpartition(":")
     secrets = SecretFiles(tmp_path / "secrets")
@@ -143,7 +145,7 @@ async def test_nats_requires_a_password(suite: Suite) -> None:
     writer.close()
 
 
-async def test_each_nats_user_publishes_only_subjects_of_its_service(suite: Suite) -> None:
+async def test_each_nats_user_publishes_only_its_services_subjects(suite: Suite) -> None:
     """I13"""
     allowed = {
         "job_store": {"pawl.v1.s.run.r.events", "pawl.v1.s.lifecycle.completed", "pawl.internal.v1.work"},

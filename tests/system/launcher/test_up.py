@@ -104,7 +104,7 @@ def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: P
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="otherwise the next start finds them")
-def test_killed_launcher_leaves_no_process_and_signal_stops_the_next_start(
+def test_killed_launcher_leaves_no_process_and_a_signal_stops_a_restart(
     data: Path,
 ) -> None:
     """OPS-5"""

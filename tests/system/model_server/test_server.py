@@ -79,7 +79,7 @@ async def ended(server: ModelServer, outcome: str) -> None:
     await until(has_ended)
 
 
-async def test_tool_call_streams_in_the_order_reasoning_text_fragments_finish_usage(
+async def test_streamed_answer_sends_reasoning_text_calls_finish_and_usage_in_order(
     client: openai.AsyncOpenAI,
 ) -> None:
     chunks = await stream(client, "what is 17 * 23", tools=[CALCULATE], stream_options={"include_usage": True})
@@ -180,7 +180,7 @@ async def test_each_stream_fault_can_be_scripted(server: ModelServer) -> None:
         assert absent not in answer, reply
 
 
-async def test_paced_answer_detects_a_disconnected_client(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+async def test_paced_answer_stops_when_its_client_disconnects(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     """LOOP-6: a cancelled model call is cancelled at the provider."""
     answer = await client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": "tell me a long story very slowly"}], stream=True

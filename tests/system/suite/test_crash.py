@@ -32,7 +32,7 @@ async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene
                 raise AssertionError(f"{getattr(scene, '__name__', scene)}: {error}") from error
 
 
-async def test_another_owner_finishes_the_runs_of_killed_agent_loops(
+async def test_another_agent_loop_finishes_a_killed_ones_runs(
     suite: Suite, agent: Agent, pawl: AsyncClient, tmp_path: Path
 ) -> None:
     """OPS-5: both replicas are killed while they drive runs."""
@@ -48,7 +48,9 @@ async def test_another_owner_finishes_the_runs_of_killed_agent_loops(
     )
 
 
-async def test_calls_of_killed_registry_end_as_their_class_permits(suite: Suite, agent: Agent, tmp_path: Path) -> None:
+async def test_killed_registrys_calls_end_as_their_effect_class_permits(
+    suite: Suite, agent: Agent, tmp_path: Path
+) -> None:
     async def killed() -> None:
         kill(suite, "tool-registry")
         await ready(suite, "tool-registry")

@@ -87,7 +87,7 @@ def notices(events: list[dict[str, Any]]) -> list[str]:
     return [each["value"]["message"] for each in events if each.get("name") == "pawl.notice"]
 
 
-async def test_question_of_a_job_interrupts_the_thread_that_started_it(endpoint: httpx2.AsyncClient) -> None:
+async def test_job_question_interrupts_the_thread_that_started_the_job(endpoint: httpx2.AsyncClient) -> None:
     """Its user answers it there, and may send other messages first."""
     thread, asked = Thread(endpoint, "background"), list[dict[str, Any]]()
     await thread.ask(f"in the background: {MAIL}")
@@ -120,7 +120,7 @@ async def test_run_continues_after_disconnect_and_can_be_rejoined(endpoint: http
     assert len((await endpoint.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
 
 
-async def test_run_is_stopped_by_disconnect_or_by_the_run_id_of_the_page(endpoint: httpx2.AsyncClient) -> None:
+async def test_run_is_stopped_by_disconnect_or_by_the_pages_run_id(endpoint: httpx2.AsyncClient) -> None:
     page = Thread(endpoint, "stopping")
     await page.leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
     run = {"runId": run_of(await Thread(endpoint, "stopping").ask())["runId"]}

@@ -31,7 +31,7 @@ async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
     return [tool.definition for tool in page.tools if not tool.source.startswith("module:tests.")]
 
 
-async def test_worst_case_model_gains_nothing(suite: Suite, agent: Agent, model: Model) -> None:
+async def test_worst_case_model_cannot_bypass_any_protection(suite: Suite, agent: Agent, model: Model) -> None:
     """I10, I13: every tool, with every argument, by a model that obeys everything it reads."""
     secret_ids = await _plant(suite)
     mails = mails_sent(suite)

@@ -56,7 +56,7 @@ def run_of(found: AgentVersion, **asked: Any) -> RunOptions:
 
 
 @given(st.text("ab.*", max_size=8), st.text("ab.", max_size=8))
-def test_a_star_matches_any_characters(pattern: str, name: str) -> None:
+def test_a_star_in_a_tool_pattern_matches_any_characters(pattern: str, name: str) -> None:
     assert matches(pattern, name) is bool(re.fullmatch(fnmatch.translate(pattern), name))
 
 
@@ -110,7 +110,7 @@ def test_an_invalid_definition_is_refused_and_names_the_field() -> None:
         assert refused.value.metadata["field"] == named, fields
 
 
-def test_a_card_accepts_the_url_of_a_picture() -> None:
+def test_an_agent_card_accepts_a_picture_url() -> None:
     rows: list[Any] = ["", "https://a.example", "https://a.example:8443/x.png?size=2#top", "https://[::1]/"]
     for url in rows:
         assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url, url

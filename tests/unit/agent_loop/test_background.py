@@ -100,7 +100,7 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
 @example(parameters=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
 @example(parameters=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
 @example(parameters=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
-def test_odd_parameters_are_refused_or_make_a_job_that_ends(
+def test_unusual_parameters_are_refused_or_give_a_job_that_ends(
     parameters: dict[str, Any], more: dict[str, Any], as_tool: bool
 ) -> None:
     """ASYNC-2 to ASYNC-4, for conditions, monitors and reports. A stored job reads back the same."""
@@ -325,7 +325,7 @@ def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])
-def test_similar_tool_names_resolve_to_the_given_one(name: str) -> None:
+def test_a_tool_with_the_exact_name_is_used_before_a_similar_one(name: str) -> None:
     """Source tools are called with two underscores, unless a tool has that exact name."""
     tools = [Tool(name=each, version=1) for each in ("shop.buy", "shop__buy")]
     asked = Call(
@@ -361,7 +361,7 @@ def test_similar_tool_names_resolve_to_the_given_one(name: str) -> None:
         ("look", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 0),
     ],
 )
-async def test_a_tool_sets_the_default_reports_of_its_jobs(
+async def test_a_tool_sets_its_jobs_default_reports(
     tool_name: str, asked: dict[str, Any], reports: JobReports, iterations: int
 ) -> None:
     """ASYNC-5: the model's choice wins; monitors report by default."""

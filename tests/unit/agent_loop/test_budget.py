@@ -129,7 +129,7 @@ class TestAccounting:
             ),
         ],
     )
-    def test_only_unreported_usage_is_estimated_and_marked_as_such(
+    def test_only_unreported_usage_is_estimated_and_marked_as_an_estimate(
         self, report: UsageReport, counted: UsageReport
     ) -> None:
         assert budget.counted(report, prompt_bytes=100, output_bytes=12) == counted
@@ -189,7 +189,7 @@ class TestCallInFlight:
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
         assert run.run.tokens_needed == 0
 
-    def test_missing_tokens_are_the_need_minus_the_remaining_budget(self) -> None:
+    def test_missing_tokens_are_the_required_minus_the_remaining_ones(self) -> None:
         rows: list[Any] = [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)]
         for used, needed, missing in rows:
             base = with_budget(100).base
@@ -197,7 +197,7 @@ class TestCallInFlight:
             loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
             assert budget.missing(replace(base, run=run, loop=loop)) == missing, used
 
-    def test_a_run_that_fails_on_its_budget_reports_the_cost(self) -> None:
+    def test_a_run_that_fails_because_of_its_budget_reports_the_cost(self) -> None:
         run = with_budget(100, policy=FAIL)
         run.needs(5721)
         assert run.run.state is RunState.FAILED
@@ -237,7 +237,7 @@ def submit(world: World, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> 
     return world.ledger.submit("hello", RunOptions(token_budget_policy=policy), agent=CLERK)
 
 
-async def test_a_run_whose_agent_quota_is_used_up_waits_for_the_next_day() -> None:
+async def test_a_run_with_an_exhausted_agent_quota_waits_for_the_next_day() -> None:
     world = World(VERDICTS, [says("Done.")])
     await give(world, 100)
     use(world, 100)
@@ -266,7 +266,7 @@ async def test_a_run_whose_agent_quota_is_used_up_waits_for_the_next_day() -> No
     assert len(world.model.requests) == 1
 
 
-async def test_a_run_may_fail_on_a_used_up_agent_quota_instead() -> None:
+async def test_a_run_may_fail_on_an_exhausted_agent_quota_instead() -> None:
     world = World(VERDICTS, [says("Done.")])
     await give(world, 100)
     use(world, 101)

@@ -200,7 +200,7 @@ def started(*names: str, asked: RunOptions | None = None) -> Simulation:
     return run
 
 
-def test_an_edited_call_needs_the_remaining_approvals_again() -> None:
+def test_an_edited_call_still_requires_the_remaining_approvals() -> None:
     """D6: the editor's approval counts for the edited call, and the model sees that it was edited."""
     run = started("gated", asked=RunOptions(approvals_required=2))
     run.decides(run.calls[0], DecisionKind.EDIT)

@@ -170,7 +170,7 @@ async def test_a_forced_tool_choice_applies_to_the_first_call_only(choice: ToolC
     ],
     ids=["in the list", "as the choice"],
 )
-async def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunOptions) -> None:
+async def test_a_run_that_names_a_missing_tool_fails_with_a_reason(options: RunOptions) -> None:
     world, key = await finished(VERDICTS, [], options=options)
     failure = world.ledger.run(key).failure
     assert (present(failure).reason, present(failure).failure_class) == ("TOOL_NOT_FOUND", "LIMIT")
@@ -178,7 +178,7 @@ async def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunO
 
 
 @pytest.mark.parametrize("wanted", ["", "tool_199"])
-async def test_tools_over_the_limit_are_left_out_but_never_the_forced_one(wanted: str) -> None:
+async def test_tools_over_the_limit_are_omitted_except_for_the_forced_one(wanted: str) -> None:
     verdicts = dict.fromkeys((f"tool_{number:03}" for number in range(200)), VERDICTS["look"])
     world = World(verdicts, [says("hello")])
     choice = ToolChoice(mode=ToolChoiceMode.TOOL, tool_name=wanted) if wanted else ToolChoice()

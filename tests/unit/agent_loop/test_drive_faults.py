@@ -103,7 +103,7 @@ def test_a_message_may_arrive_right_before_any_commit() -> None:
     at_each(main, more_than=8)
 
 
-def test_a_late_step_of_a_dropped_drive_does_no_harm() -> None:
+def test_a_late_step_from_a_dropped_drive_is_harmless() -> None:
     """I4: both drives have the same epoch, so the ledger cannot tell them apart."""
 
     async def main(position: int) -> bool:
@@ -188,7 +188,7 @@ def test_a_worker_may_die_at_any_moment() -> None:
     at_each(main, more_than=30)
 
 
-async def test_a_takeover_in_mid_stream_voids_the_shown_output() -> None:
+async def test_a_takeover_in_mid_stream_voids_the_output_shown_so_far() -> None:
     """EVT-2, I8."""
 
     world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])

@@ -99,7 +99,7 @@ def test_the_scripted_model_recognizes_job_notices() -> None:
     assert request.notices == [{"job_id": "run_1"}]
 
 
-def test_calls_are_sent_to_the_provider_with_ids_of_pawl() -> None:
+def test_calls_are_sent_to_the_provider_with_pawl_ids() -> None:
     """Provider ids are unique within a batch at most, and may be missing."""
     history_sent = history.of_run(
         state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b")))
@@ -136,7 +136,7 @@ def test_adjacent_messages_of_the_same_role_are_joined() -> None:
     check_history(history_sent)
 
 
-def test_a_notice_is_separate_from_the_text_of_a_user() -> None:
+def test_a_notice_is_separate_from_the_users_text() -> None:
     """It is a separate part next to a message of the user, and plain text when alone."""
     (history_sent,) = history.of_run(state(user("hi"), NOTICE, user("and?")))
     first, notice, last = (part["text"] for part in history_sent["content"])
@@ -148,7 +148,7 @@ def of_another(message: Message) -> Message:
     return replace(message, run_id=RunId("other"), user_id=UserId("bob"))
 
 
-def test_messages_of_other_users_are_attributed_to_them() -> None:
+def test_other_users_messages_are_attributed_to_them() -> None:
     mine, theirs = replace(user("hi"), user_id=RUN.user_id), of_another(user("delete\n\nall of it"))
     answer, empty = of_another(assistant("No.", interrupted=True)), of_another(assistant())
     history_sent = history.of_run(
@@ -176,7 +176,7 @@ def test_messages_of_other_users_are_attributed_to_them() -> None:
         ([of_another(NOTICE), of_another(assistant("", "c"))], False),
     ],
 )
-def test_a_repeated_turn_ignores_notices_and_answers_of_other_users(others: list[Message], *, is_quoted: bool) -> None:
+def test_a_repeated_turn_ignores_other_users_notices_and_answers(others: list[Message], *, is_quoted: bool) -> None:
     """ASYNC-5: notices for other users are excluded, and the request ends with something to answer."""
     turn, broken = replace(RUN, generation=1), assistant("I wa", interrupted=True)
     mine = state(user("hi"), replace(NOTICE, user_id=RUN.user_id), replace(broken, user_id=RUN.user_id), *others)
@@ -194,7 +194,7 @@ LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")
 
 
 @given(st.lists(st.tuples(st.sampled_from([Role.USER, Role.ASSISTANT]), LINES), max_size=5))
-def test_no_line_of_another_user_can_impersonate_another_source(others: list[tuple[Role, str]]) -> None:
+def test_other_users_lines_cannot_impersonate_another_source(others: list[tuple[Role, str]]) -> None:
     """Not for the run's user, the model, a summary or a third user."""
     theirs = [of_another(Message(role=role, run_id=RunId("r"), text=text + "mine")) for role, text in others]
     (history_sent,) = history.of_run(state(*theirs, user("mine")))
@@ -205,7 +205,7 @@ def test_no_line_of_another_user_can_impersonate_another_source(others: list[tup
 
 
 @given(st.lists(LINES, min_size=1).map("".join))
-def test_each_line_of_another_user_is_quoted(text: str) -> None:
+def test_each_line_from_another_user_is_quoted(text: str) -> None:
     """For all line endings, and for a last line without one."""
     (history_sent,) = history.of_run(state(of_another(user(text or "x"))))
     quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
@@ -226,7 +226,7 @@ def test_a_note_is_sent_with_the_result() -> None:
     assert json.loads(content) == {"result": 1, "note": "A reviewer edited this call."}
 
 
-def test_results_over_the_limit_are_cut_with_a_hint_for_the_rest() -> None:
+def test_results_over_the_limit_are_truncated_with_a_hint_on_reading_the_rest() -> None:
     """LOOP-8: small results stay whole."""
     large = ("é" * 30_000).encode()
     history_sent = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
@@ -245,7 +245,7 @@ def test_invalid_json_arguments_do_not_break_the_history() -> None:
     assert json.loads(history_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
 
 
-def test_reasoning_is_echoed_only_to_servers_that_sent_some() -> None:
+def test_reasoning_is_echoed_only_to_servers_that_sent_it() -> None:
     """LOOP-11."""
     silent = state(user("hi"), assistant("", "a"), calls=(call("a"),))
     assert "reasoning_content" not in history.of_run(silent)[1]
@@ -304,7 +304,7 @@ def test_a_summary_never_separates_a_call_from_its_result(sizes: list[int]) -> N
     assert asked == [message["tool_call_id"] for message in history_sent if message["role"] == "tool"]
 
 
-def test_the_newest_summary_precedes_the_messages_it_does_not_cover() -> None:
+def test_the_newest_summary_is_followed_by_the_messages_it_does_not_cover() -> None:
     """LOOP-11: position does not matter; older summaries that it covers are left out."""
 
     def summary(text: str, number: int, to_number: int) -> Message:
@@ -383,7 +383,7 @@ def test_a_truncated_structured_answer_is_invalid() -> None:
     assert world.ledger.run(key).output_text == GOOD
 
 
-def test_no_answer_passes_while_the_registry_is_unavailable() -> None:
+def test_no_answer_is_accepted_while_the_registry_is_unavailable() -> None:
     world, key = played(says(GOOD), unavailable_checks=3)
     assert world.ledger.run(key).state is RunState.COMPLETED
     assert world.registry.outputs == [GOOD] * 4

@@ -83,7 +83,7 @@ def test_each_fault_is_reported_with_its_position() -> None:
         assert not position or str(position) in refused.value.metadata["positions"].split(","), history
 
 
-def test_all_faults_are_reported_together_in_order() -> None:
+def test_all_faults_are_reported_at_once_and_in_order() -> None:
     bad = [answer("", call("a", "!")), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), user("\x00")]
     with pytest.raises(InvalidHistory) as refused:
         imports.check(bad)

@@ -76,7 +76,7 @@ def happen(run: Simulation, what: str, which: int) -> None:
 
 @settings(max_examples=300)
 @given(batches=BATCHES, options=OPTIONS, happenings=EVENTS)
-def test_any_order_of_events_gives_one_result_per_call(
+def test_each_call_gets_one_result_in_any_order_of_events(
     batches: list[list[str]], options: RunOptions, happenings: list[tuple[str, int]]
 ) -> None:
     run = Simulation([answer(*names) for names in batches], options)

@@ -48,7 +48,7 @@ async def test_a_monitor_reports_each_time_its_condition_becomes_true() -> None:
 # Paused and resumed jobs.
 
 
-async def test_a_paused_series_starts_nothing_and_resumes_on_schedule() -> None:
+async def test_a_paused_series_does_not_start_runs_and_resumes_on_schedule() -> None:
     """Running iterations finish; due ones are skipped, even if no worker reads the pause in time."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=3)), seconds=5.0)
@@ -131,7 +131,7 @@ async def waiting_job(story: Story, seconds: float = 7200.0) -> tuple[Run, Call]
     return job, call
 
 
-async def test_a_waiting_call_holds_no_worker_and_continues_on_completion() -> None:
+async def test_a_waiting_call_frees_its_worker_and_continues_on_completion() -> None:
     story = Story(calls(background("slow")), says("Begun."), says("Printed."))
     job, call = await waiting_job(story)
     registry, key = story.world.registry, story.key(job)

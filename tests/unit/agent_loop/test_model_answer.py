@@ -154,7 +154,7 @@ def test_a_complete_response_instead_of_a_stream_is_accepted() -> None:
     ]
 
 
-def test_any_finish_reason_ends_an_answer() -> None:
+def test_an_answer_may_end_with_any_finish_reason() -> None:
     rows: list[Any] = ["stop", "tool_calls", "length", "function_call", "end_turn", "made_up"]
     for reason in rows:
         assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason), reason
@@ -164,7 +164,7 @@ def test_data_after_the_end_is_ignored() -> None:
     assert read(STOP, DONE, delta(content="late"), b"{garbage") == [Finished(reason="stop")]
 
 
-def test_each_stream_fault_has_a_reason_and_class() -> None:
+def test_each_stream_fault_has_a_reason_and_error_class() -> None:
     rows: list[Any] = [
         ([], "EMPTY_STREAM", FailureClass.PROVIDER, True),
         ([DONE], "EMPTY_STREAM", FailureClass.PROVIDER, True),
@@ -221,7 +221,7 @@ def test_error_text_of_the_server_is_kept() -> None:
         assert caught.value.problem.message.endswith(ending), data
 
 
-def test_numbers_outside_json_do_no_harm() -> None:
+def test_numbers_that_json_does_not_allow_are_handled() -> None:
     chunk = rb'{"choices":[{"delta":{"content":"NaN \"Infinity"},"logprobs":{"a":NaN,"b":[-Infinity,Infinity]}}]}'
     assert read(chunk, STOP, DONE) == [TextPiece(text='NaN "Infinity'), Finished(reason="stop")]
 
@@ -319,7 +319,7 @@ def test_pieces_before_a_fault_in_the_same_bytes_are_returned(fault: bytes) -> N
         next(pieces)
 
 
-def test_an_endless_answer_is_refused_without_retry() -> None:
+def test_an_endless_answer_is_refused_and_not_retried() -> None:
     answer = Answer()
     chunk = event(delta(content="x" * 100_000))
     with pytest.raises(ModelError) as caught:

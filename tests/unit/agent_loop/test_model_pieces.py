@@ -106,7 +106,7 @@ def test_100_simultaneous_pieces_give_at_most_11_outputs() -> None:
     assert "".join(output.text for output in outputs) == "x" * 100
 
 
-def test_the_first_piece_is_due_immediately() -> None:
+def test_the_first_piece_is_output_immediately() -> None:
     coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="H"))
     assert coalescer.due_at() == 0.0
@@ -296,7 +296,7 @@ def test_fragments_are_assigned_to_their_call(pieces: list[CallPiece], expected:
         (["[" * 100_000], "[" * 100_000),
     ],
 )
-def test_fragments_join_to_one_object(fragments: list[str], expected: str) -> None:
+def test_argument_fragments_are_joined_into_one_object(fragments: list[str], expected: str) -> None:
     """Servers resend whole arguments, send `{}` first, or add text after them; valid JSON stays joined."""
     for again in (piece(0), piece(0, "a", "f")):
         pieces = [piece(0, "a", "f"), *(replace(again, arguments=fragment) for fragment in fragments)]

@@ -59,7 +59,7 @@ def after(what: Job, values: list[Any]) -> JobCursor:
 
 
 @given(_WRITTEN, st.lists(st.tuples(st.integers(0, 9), _SECONDS), max_size=30), _SECONDS, st.integers(1, 5))
-def test_a_monitor_fires_on_edges_within_its_pause_and_count(
+def test_a_monitor_fires_on_edges_subject_to_its_pause_and_count(
     written: object, seen: list[tuple[int, float]], pause: float, times: int
 ) -> None:
     watch = watched(written, pause=pause, times=times)
@@ -325,6 +325,6 @@ def test_an_expression_that_would_block_the_event_loop_is_refused() -> None:
             evaluated(source, value, previous)
 
 
-def test_only_numbers_can_cross_a_bound() -> None:
+def test_only_numbers_can_cross_a_threshold() -> None:
     above = present(condition.read({"above": 1}))
     assert [above.is_met(found) for found in (2, 1.5, 1, True, "2", None)] == [True, True, *[False] * 4]

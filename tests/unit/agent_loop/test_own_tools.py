@@ -20,7 +20,7 @@ def offered(world: World, request: int = 0) -> list[str]:
     return [function["function"]["name"] for function in world.model.requests[request].tools]
 
 
-async def test_calls_of_own_tools_are_checked_by_their_own_definition() -> None:
+async def test_own_tool_calls_are_checked_by_their_own_definition() -> None:
     world = World(VERDICTS, [calls("show", "look"), says("Done.")])
     key = world.ledger.submit("go", own_tools=[SHOW])
     await world.finish(key)
@@ -70,7 +70,7 @@ async def test_descriptions_of_own_tools_count_towards_the_budget(description: s
     assert run.failure is None or run.failure.reason == "BUDGET_EXHAUSTED"
 
 
-async def test_the_fallback_of_an_own_tool_is_pinned_with_it() -> None:
+async def test_an_own_tools_fallback_is_pinned_with_it() -> None:
     panel = own_tool("panel", fallback="mail")
     world = World(VERDICTS, [calls("panel"), says("Done.")])
     options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))

@@ -146,7 +146,7 @@ def test_an_image_has_a_fixed_cost_independent_of_its_bytes() -> None:
     assert parts.IMAGE_SIZE_BYTES < history.size_bytes(prompt) < 2 * parts.IMAGE_SIZE_BYTES
 
 
-def test_a_summary_is_made_from_text_only() -> None:
+def test_summaries_are_made_from_text_only() -> None:
     state = state_of(message_of(*stored("What is this?", image(PNG + bytes(5000))), number=1))
     summarised = history.to_summarise(state, 1)
     assert "What is this?" in summarised
@@ -161,7 +161,7 @@ def test_parts_survive_a_round_trip_over_the_wire(given_parts: list[Part]) -> No
     assert wire.MESSAGE.read(message_pb2.Message.FromString(body)).parts == message.parts
 
 
-def test_a_part_of_a_newer_kind_is_refused_and_not_dropped() -> None:
+def test_a_part_of_an_unknown_kind_is_refused_rather_than_dropped() -> None:
     unknown = message_pb2.Part.FromString(b"\xa2\x06\x01x")
     with pytest.raises(InvalidField, match="each part must be"):
         parts.checked("", [wire.WIRE.struct(Part, message_pb2.Part).read(unknown)], takes_images=True)
@@ -221,11 +221,11 @@ def test_event_text_cannot_escape_its_json_field(text: str) -> None:
 
 
 @given(st.binary(max_size=3000), st.integers(1500, 4000))
-def test_any_bytes_stay_on_one_line(body: bytes, bytes_max: int) -> None:
+def test_event_data_always_stays_on_one_line(body: bytes, bytes_max: int) -> None:
     shown(body, bytes_max)
 
 
-def test_a_large_event_is_cut_and_marked_as_cut() -> None:
+def test_a_large_event_is_truncated_and_marked_as_truncated() -> None:
     event = shown(b"ab" * 50_000, 20_000)
     assert event["cut_from_bytes"] == 100_000
     assert 17_000 < len(event["data"]) < 20_000
@@ -235,7 +235,7 @@ def test_a_large_event_is_cut_and_marked_as_cut() -> None:
     assert 100 < len(shown(("\u202e" * 50_000).encode(), 20_000)["data"]) < 20_000 / 6
 
 
-def test_an_event_replaces_its_placeholder_or_is_appended() -> None:
+def test_an_event_replaces_its_placeholder_or_is_appended_if_there_is_none() -> None:
     assert outside.put_into("a {{event}} b", b"{{event}}") == "a {{event}} b"
     assert outside.put_into("do", b"{}") == "do\n\n{}"
 

@@ -113,7 +113,7 @@ class TestRounds:
 class TestSurplus:
     """LOOP-5."""
 
-    def test_calls_over_the_limit_get_an_error_and_the_rest_run(self) -> None:
+    def test_only_calls_over_the_limit_get_an_error(self) -> None:
         run = started(("parallel",) * 5, options=RunOptions(limits=Limits(calls_per_round_max=3)))
         assert running(run) == [0, 1, 2]
         assert [call.state for call in run.calls[3:]] == [CallState.FAILED] * 2
@@ -153,7 +153,7 @@ class TestProposals:
     ],
     ids=["identical calls", "refused calls", "two calls in turn", "three calls in turn"],
 )
-def test_a_repeating_run_ends_before_the_next_repetition(
+def test_a_run_that_repeats_itself_ends_before_the_next_repetition(
     name: str, arguments: list[str], reason: str, executed: int
 ) -> None:
     """LOOP-5, D2."""
@@ -310,7 +310,7 @@ class TestDoubt:
 class TestTakeover:
     """C9, C10."""
 
-    def test_a_call_of_a_dead_worker_is_executed_again_with_the_same_id(self) -> None:
+    def test_a_dead_workers_call_is_executed_again_with_the_same_id(self) -> None:
         run = started(("serial",))
         run.is_taken_over()
         assert run.started == [run.calls[0].call_id] * 2

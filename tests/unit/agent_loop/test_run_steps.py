@@ -126,7 +126,7 @@ def test_a_run_is_shown_as_steps() -> None:
     ]
 
 
-def test_changes_in_any_chunks_lead_to_the_same_steps() -> None:
+def test_steps_do_not_depend_on_how_changes_are_chunked() -> None:
     log = whole_run()
     whole = steps_of(whole_run()).all()
     for start in range(len(log)):

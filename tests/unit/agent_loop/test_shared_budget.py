@@ -43,7 +43,7 @@ async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: 
     assert story.world.ledger.row(key).shared_tokens_used == used
 
 
-async def test_a_run_with_a_used_up_budget_expires_unless_topped_up() -> None:
+async def test_a_run_with_an_exhausted_budget_expires_unless_topped_up() -> None:
     """LOOP-12."""
     story = Story(seconds=20.0)
     started = calls(background("hire", task="b0"), 'work {"n":1}')
@@ -66,7 +66,7 @@ async def test_a_run_with_a_used_up_budget_expires_unless_topped_up() -> None:
     assert changes == [run_pb2.RUN_STATE_EXPIRED], "it does not resume with too few tokens"
 
 
-async def test_a_used_up_budget_fails_one_turn_and_keeps_the_notices() -> None:
+async def test_an_exhausted_budget_fails_one_turn_and_keeps_the_notices() -> None:
     story = Story(calls(background("work", _interval=600, _stopAfter=4)), says("Begun."), says("I see."))
     story.say("do it", RunOptions(limits=Limits(total_tokens_max=1000)))
     await story.until(lambda: bool(story.jobs) and all(run.state in ENDED for run in story.runs))

@@ -134,7 +134,7 @@ async def test_a_schedule_that_cannot_start_is_refused_with_a_reason(clock: Manu
     assert reasons == {"gone": "AGENT_NOT_FOUND", "wrong": "INVALID_FIELD", "good": ""}
 
 
-async def test_a_schedule_of_a_deleted_file_key_starts_nothing(clock: ManualClock) -> None:
+async def test_a_schedule_with_a_deleted_file_key_does_not_start_runs(clock: ManualClock) -> None:
     ledger = ScheduleBook([due("look", "file-gone"), due("see")])
     await played(ledger, clock, 0.5)
     assert {text: refusal.partition(":")[0] for text, refusal in ledger.fired} == {
@@ -159,7 +159,7 @@ async def test_an_unavailable_ledger_is_retried(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
-async def test_many_due_schedules_fire_and_a_constantly_changing_one_does_not(clock: ManualClock) -> None:
+async def test_many_due_schedules_fire_but_a_constantly_changing_one_does_not(clock: ManualClock) -> None:
     ledger = ScheduleBook([due(f"{number}") for number in range(64)], [due("one more")])
     await played(ledger, clock, 20)
     assert len({*ledger.fired}) == len(ledger.fired) == 65
@@ -168,7 +168,7 @@ async def test_many_due_schedules_fire_and_a_constantly_changing_one_does_not(cl
     assert len(ledger.fired) > 66
 
 
-async def test_each_past_due_time_has_its_own_request_id(clock: ManualClock) -> None:
+async def test_each_past_scheduled_time_has_its_own_request_id(clock: ManualClock) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
 
     class Past(ScheduleBook):

@@ -44,7 +44,7 @@ def with_commands(run: Simulation, *kinds: CommandKind) -> State:
         ("ask", lambda call_id: Decide(call_id=call_id, kind=DecisionKind.ANSWER, answer="blue")),
     ],
 )
-def test_a_received_decision_counts_despite_an_earlier_message(
+def test_an_acknowledged_decision_counts_despite_an_earlier_message(
     tool_name: str, command: Callable[[str], CommandKind]
 ) -> None:
     """I1: a receipt is final, even if the worker reads it together with an earlier message."""
@@ -131,7 +131,7 @@ def test_a_tool_that_asks_parks_the_run_until_each_answer() -> None:
     assert run.started == [call.call_id] * 3
 
 
-def test_an_expired_question_of_a_tool_is_returned_as_declined() -> None:
+def test_an_expired_tool_question_is_returned_as_declined() -> None:
     run = Simulation([answer("serial")])
     call = asking_call(run)
     run.passes(run.options.limits.answer_timeout_seconds)
@@ -139,7 +139,7 @@ def test_an_expired_question_of_a_tool_is_returned_as_declined() -> None:
     assert call.call_id in run.under_way
 
 
-def test_a_steering_message_declines_the_question_of_a_tool() -> None:
+def test_a_steering_message_declines_a_tool_question() -> None:
     run = Simulation([answer("serial")])
     call = asking_call(run)
     run.steers()
@@ -176,7 +176,7 @@ def test_a_tool_timeout_applies_up_to_the_ceiling() -> None:
         assert Limits().seconds_of_tool(own) == held, own
 
 
-def test_a_run_limits_tool_timeouts_only_by_its_ceiling() -> None:
+def test_only_a_runs_ceiling_limits_the_timeouts_that_tools_set() -> None:
     asked = Limits().with_asked({"tool_timeout_seconds": 5}, CEILINGS)
     assert (asked.seconds_of_tool(0), asked.seconds_of_tool(99)) == (5, 99)
     narrow = Limits().with_asked({"tool_timeout_seconds_max": 5}, CEILINGS)

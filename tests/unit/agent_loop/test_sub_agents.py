@@ -83,7 +83,7 @@ def the_call(world: World, key: RunKey) -> Call:
     return call
 
 
-async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
+async def test_the_agents_answer_is_the_calls_result() -> None:
     world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("It is blue.")])
     key = world.ledger.submit("top")
 
@@ -118,7 +118,7 @@ async def test_agents_start_agents_only_to_the_depth_limit(depth_max: int) -> No
     assert present(refused.result).error_reason == "NOT_ALLOWED"
 
 
-def test_rules_of_the_reporting_conversation_apply_to_child_runs() -> None:
+def test_the_reporting_conversations_rules_apply_to_child_runs() -> None:
     job = Run(
         store_id=StoreId(STORE),
         user_id=UserId(USER),
@@ -149,7 +149,7 @@ async def test_a_sub_agent_never_has_more_tools_than_its_parent() -> None:
     assert "shell" in present(refused.result).content_json.decode()
 
 
-async def test_a_failed_sub_agent_is_an_error_result_for_the_model() -> None:
+async def test_a_failed_sub_agent_gives_the_model_an_error_result() -> None:
     failing = fails("HTTP_400", retryable=False, after=says("Half an ")[:1])
     world = world_of(top=[calls(agent("part")), says("Never mind.")], part=[failing])
     key = world.ledger.submit("top")
@@ -162,7 +162,7 @@ async def test_a_failed_sub_agent_is_an_error_result_for_the_model() -> None:
     assert "The model server failed." in present(call.result).content_json.decode()
 
 
-async def test_worker_deaths_at_any_step_lose_and_repeat_nothing() -> None:
+async def test_worker_deaths_at_any_step_neither_lose_nor_repeat_work() -> None:
     """The worker dies after each request in turn, whether or not it was applied."""
 
     async def play(number: int, *, done: bool) -> bool:
@@ -245,7 +245,7 @@ def clerk(
     )
 
 
-async def test_a_call_may_name_a_delegate_of_its_agent() -> None:
+async def test_a_call_may_name_one_of_its_agents_delegates() -> None:
     """It uses its own tools and the smaller of the limits."""
 
     world = world_of(
@@ -268,7 +268,7 @@ async def test_a_call_may_name_a_delegate_of_its_agent() -> None:
 
 
 @pytest.mark.parametrize("named", ["b", "c", "gone", "closed", "nobody"])
-async def test_an_unavailable_delegate_is_an_error_result_for_the_model(named: str) -> None:
+async def test_an_unavailable_delegate_gives_the_model_an_error_result(named: str) -> None:
     world = world_of(top=[calls(agent("part", agent=named)), says("Done.")])
     closed = clerk("closed", roles=("boss",))
     to = ("gone", "closed")
@@ -286,7 +286,7 @@ async def test_an_unavailable_delegate_is_an_error_result_for_the_model(named: s
     assert world.ledger.run(key).state is RunState.COMPLETED
 
 
-async def test_a_long_answer_is_cut_and_a_call_without_a_task_refused() -> None:
+async def test_a_long_answer_is_truncated_and_a_call_without_a_task_is_refused() -> None:
     long = [says("\x01" * 3 * OUTPUT_BYTES_MAX)]
     world = world_of(top=[calls(agent("part")), calls(agent(" "))], part=long)
     key = world.ledger.submit("top")

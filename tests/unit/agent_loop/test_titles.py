@@ -84,14 +84,14 @@ async def test_the_answering_model_writes_the_title_from_what_it_saw() -> None:
 
 
 @pytest.mark.parametrize("script", [fails(), fails(after=says("Half a ti")[:1]), [2 * SECONDS_MAX]])
-async def test_a_failing_model_gives_no_title_and_blocks_no_other(script: Script) -> None:
+async def test_a_failing_model_gives_no_title_and_does_not_block_others(script: Script) -> None:
     ledger = Ledger(tasks(6))
     await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
     assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, ValueError])
-async def test_a_title_that_cannot_be_stored_blocks_no_other(error: type[Exception]) -> None:
+async def test_a_title_that_cannot_be_stored_does_not_block_others(error: type[Exception]) -> None:
     ledger = Ledger(tasks(6), refuses=error)
     await made(ledger, FakeModel([]))
     assert len(ledger.brought) == 6

@@ -151,7 +151,7 @@ async def test_an_inverse_with_a_missing_tool_does_not_block_the_others() -> Non
     assert "There is no tool unstrange" in world.ledger.run(by).output_text
 
 
-async def test_an_inverse_of_unknown_outcome_is_never_run_again() -> None:
+async def test_an_inverse_with_an_unknown_outcome_is_never_run_again() -> None:
     world = new_world([calls("write"), says("Done.")])
     world.registry.forgets = {"unwrite"}
     key = await finished(world)
@@ -293,7 +293,7 @@ def any_source(draw: st.DrawFn) -> UndoSource:
 
 
 @given(any_call(call_id="last"), st.sampled_from(list(EffectClass)))
-def test_trimmed_calls_of_a_job_are_reported_as_not_undoable(call: Call, effect: EffectClass) -> None:
+def test_a_jobs_trimmed_calls_are_reported_as_not_undoable(call: Call, effect: EffectClass) -> None:
     """In previews, plans and reports; it is not an identifiable call."""
     call = replace(call, effect_class=effect)
     gone = UndoSource(call=replace(call, call_id=CallId(""), round=0, end_time=None), trimmed_rounds=4900)
@@ -308,7 +308,7 @@ def test_trimmed_calls_of_a_job_are_reported_as_not_undoable(call: Call, effect:
 
 
 @given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
-def test_a_plan_reverses_the_end_order_with_each_call_at_most_once(sources: list[UndoSource]) -> None:
+def test_a_plan_undoes_calls_in_reverse_end_order_at_most_once_each(sources: list[UndoSource]) -> None:
     run = Run(
         store_id=StoreId("s"),
         user_id=UserId("u"),
@@ -351,7 +351,7 @@ def _may_have_had_its_effect(call: Call) -> bool:
     )
 
 
-def test_a_tool_stopped_during_its_question_cannot_be_undone() -> None:
+def test_a_tool_stopped_while_asking_cannot_be_undone() -> None:
     """The tool had started, so its effect before the question is unknown."""
     call = Call(
         store_id=StoreId("store"),

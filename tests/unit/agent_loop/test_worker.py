@@ -39,7 +39,7 @@ async def test_many_runs_are_driven_concurrently() -> None:
     assert world.meter.held == 0
 
 
-async def test_without_wake_ups_a_command_is_found_by_the_next_renewal() -> None:
+async def test_a_command_without_a_wake_up_is_found_at_the_next_renewal() -> None:
     """Without NATS the worker is slower, never wrong."""
 
     world = World(VERDICTS, [long()])

@@ -16,7 +16,7 @@ from bench.load import Outcome, Owner
 from bench.slices import CPU, Slice, ratios, shown
 
 
-def test_a_verdict_reports_by_how_much_a_figure_misses_its_bound() -> None:
+def test_a_verdict_reports_how_far_a_figure_misses_its_target() -> None:
     def upper(value: float, spread: tuple[float, float] | None = None) -> str:
         return report.verdict(at_most(100, code="P6", what="p99", value=value, unit="ms", spread=spread))
 
@@ -77,7 +77,7 @@ async def test_the_load_keeps_its_count_and_concurrency() -> None:
     assert most == 4
 
 
-async def test_a_fixed_rate_keeps_its_interval_however_long_calls_take() -> None:
+async def test_a_fixed_rate_keeps_its_interval_regardless_of_call_duration() -> None:
     async def work(_: int, due: float) -> float:
         return due
 
@@ -87,7 +87,7 @@ async def test_a_fixed_rate_keeps_its_interval_however_long_calls_take() -> None
     assert gaps == pytest.approx([0.001] * 19)
 
 
-def test_refusals_are_counted_by_reason_and_only_completed_runs_timed() -> None:
+def test_refusals_are_counted_by_reason_and_only_completed_runs_are_timed() -> None:
     refusals = {
         "QUEUE_FULL": True,
         "watch: OVERLOADED": True,
@@ -105,7 +105,7 @@ def slice_of(cpu: float, *, client: float = 0.0, rate: float = 1.0, p50: float =
     return Slice(cpu=parts, client=client, runs_per_second=rate, p50_milliseconds=p50)
 
 
-def test_a_slow_phase_of_the_machine_does_not_change_a_ratio() -> None:
+def test_a_temporarily_slow_machine_does_not_change_a_ratio() -> None:
     slow = (1.0, 5.0, 1.1, 9.0)
     found = ratios([slice_of(30 * s) for s in slow], [slice_of(20 * s) for s in slow], CPU)
     assert shown(found) == {"value": pytest.approx(1.5), "spread": (pytest.approx(1.5), pytest.approx(1.5))}

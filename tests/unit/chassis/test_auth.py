@@ -50,7 +50,7 @@ async def test_each_task_has_its_own_caller() -> None:
         auth.current_principal()
 
 
-async def test_a_user_is_required() -> None:
+async def test_a_caller_must_have_a_user() -> None:
     async def serve() -> None:
         auth.set_principal(ANN)
         assert auth.require_user() == ANN
@@ -96,7 +96,7 @@ def test_a_delegate_acts_for_a_user_with_the_roles_it_passes_on() -> None:
         principal_of(backend, {"pawl-user": "a.b"})
 
 
-def test_no_caller_claims_more_than_its_key_allows() -> None:
+def test_no_caller_gets_more_rights_than_its_key_allows() -> None:
     """A request for fewer roles than the key has must not get all of them."""
     admin, approver, delegate = credential("admin"), credential("approver"), credential("delegate", "approver")
     assert principal_of(admin, {"pawl-user": "backend", "pawl-store": "acme"}).user_id == "backend"
@@ -111,7 +111,7 @@ def test_no_caller_claims_more_than_its_key_allows() -> None:
     assert not_refused(PermissionDenied, lambda row: principal_of(*row), rows) == []
 
 
-def test_the_people_behind_an_act_include_key_makers_and_delegates() -> None:
+def test_the_users_behind_an_action_include_key_creators_and_delegates() -> None:
     """HITL-4: the makers of a key and its delegate user count as acting, even if another user is named."""
     makers = frozenset({UserId("olga"), UserId("otto")})
     backend = msgspec.structs.replace(credential("delegate", "member"), maker_user_ids=makers)
@@ -160,7 +160,7 @@ def test_unknown_roles_give_no_rights(roles: frozenset[str]) -> None:
     assert not_refused(PermissionDenied, lambda row: auth.check_may_call(*row), rows) == []
 
 
-def test_a_viewer_can_change_nothing() -> None:
+def test_a_viewer_cannot_change_anything() -> None:
     for name, callers in CALLERS.items():
         verb = name.rpartition("/")[2]
         if Role.VIEWER in callers and not verb.startswith("ServerReflection"):
@@ -216,7 +216,7 @@ def of_key(credential_id: str, *roles: str, user_id: str = "ann", delegate_user_
     )
 
 
-async def test_only_a_key_removed_from_its_file_is_gone(tmp_path: Path) -> None:
+async def test_only_keys_removed_from_the_file_stop_working(tmp_path: Path) -> None:
     path, clock, keys = key_file(tmp_path)
     (found,) = keys().values()
     is_gone = gone(ServiceSettings.model_construct(api_keys_file=path), clock)
@@ -228,7 +228,7 @@ async def test_only_a_key_removed_from_its_file_is_gone(tmp_path: Path) -> None:
     assert gone(ServiceSettings.model_construct(api_keys_file=None), clock)(all_of[0])
 
 
-def test_a_role_removed_from_a_file_key_is_lost(tmp_path: Path) -> None:
+def test_a_role_removed_from_a_key_in_the_file_no_longer_applies(tmp_path: Path) -> None:
     path, rows = tmp_path / "keys.json", []
     for roles, user_id in (
         ("member,approver", "ann"),
@@ -306,7 +306,7 @@ async def test_a_service_uses_the_current_key_of_its_file(tmp_path: Path, monkey
         assert shown() == wanted
 
 
-def test_services_are_identified_by_digests_of_their_keys() -> None:
+def test_services_are_identified_by_their_key_digests() -> None:
     digest = "ab" * 32
     found = parse_service_keys(f'{{"agent-loop": ["{digest}"]}}'.encode())
     assert found == {bytes.fromhex(digest): service_principal("agent-loop")}

@@ -84,7 +84,7 @@ async def test_a_hook_runs_on_the_current_connection_after_start(nats_url: str, 
         await ran.wait()
 
 
-async def test_without_a_url_the_bus_does_nothing(metrics: Metrics) -> None:
+async def test_without_a_url_the_bus_is_disabled(metrics: Metrics) -> None:
     async with bus_to(None, metrics) as bus:
         await bus.publish("anything", b"lost")
         assert not bus.connected
@@ -109,7 +109,7 @@ async def test_subscriptions_are_restored_with_the_server(server: NatsServer, me
             await until(lambda: not bus.connected)
 
 
-async def test_a_failed_callback_still_gets_the_next_message(bus: Bus) -> None:
+async def test_a_callback_that_failed_still_gets_the_next_message(bus: Bus) -> None:
     """I20."""
     inbox = Inbox()
 

@@ -140,7 +140,7 @@ async def test_a_database_that_commits_to_disk_is_accepted(own_server: str, safe
     assert logs == []
 
 
-async def test_a_server_that_commits_without_its_disk_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
+async def test_a_server_that_may_lose_commits_in_a_crash_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
     """The error names only the unsafe setting."""
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         await safe.execute("ALTER SYSTEM RESET ALL")
@@ -150,7 +150,7 @@ async def test_a_server_that_commits_without_its_disk_is_refused(own_server: str
         assert (f"{setting} is off" in message, message.count(" is off")) == (True, 1), message
 
 
-async def test_unsafe_settings_of_role_database_and_url_are_found(own_server: str, safe: asyncpg.Connection) -> None:
+async def test_unsafe_role_database_and_url_settings_are_detected(own_server: str, safe: asyncpg.Connection) -> None:
     await safe.execute("CREATE ROLE lax LOGIN SUPERUSER")
     url = urlsplit(own_server)
     url = url._replace(netloc=url.netloc.replace("postgres", "lax", 1))

@@ -155,7 +155,7 @@ def test_public_addresses_are_public_in_python_too(address: IPv4Address | IPv6Ad
 
 
 @given(st.sampled_from(REFUSED_IPV4) | st.ip_addresses(v=4).filter(lambda a: reach_of(a) is not Reach.PUBLIC).map(str))
-def test_a_refused_address_is_refused_inside_every_ipv6_address(text: str) -> None:
+def test_a_refused_address_is_refused_when_embedded_in_an_ipv6_address(text: str) -> None:
     for form in inside_ipv6(IPv4Address(text)):
         assert reach_of(form) is not Reach.PUBLIC, form
         assert reach_of(plain_address(str(form))) is not Reach.PUBLIC, form
@@ -288,7 +288,7 @@ def addresses_are_refused(url: str, addresses: list[str], rules: EgressRules | N
     return False
 
 
-def test_a_name_is_refused_if_any_of_its_addresses_is() -> None:
+def test_a_name_is_refused_if_any_of_its_addresses_is_refused() -> None:
     assert not addresses_are_refused("http://a.example", ["8.8.8.8", "2606:4700::1"])
     assert addresses_are_refused("http://a.example", ["8.8.8.8", "10.0.0.1"])
     assert addresses_are_refused("http://a.example", ["8.8.8.8", "::ffff:127.0.0.1"])

@@ -94,7 +94,7 @@ async def test_concurrent_callers_share_one_fetch() -> None:
     assert world.fetches == 1
 
 
-async def test_unknown_keys_cost_three_fetches_in_thirty_seconds_at_most() -> None:
+async def test_unknown_keys_cause_at_most_three_fetches_in_thirty_seconds() -> None:
     world = World(OLD)
     for _ in range(60):
         for name in ("a", "b"):
@@ -114,7 +114,7 @@ async def test_a_key_without_an_id_is_found_by_its_algorithm() -> None:
     assert world.fetches == 2
 
 
-async def test_fetches_stop_with_the_process() -> None:
+async def test_fetches_stop_at_shutdown() -> None:
     world = World(OLD)
     world.answers.clear()
     async with world.running():
@@ -139,7 +139,7 @@ async def test_a_failing_caller_does_not_block_others_at_its_address() -> None:
         assert world.fetches == 2
 
 
-async def test_invalid_tokens_cost_no_fetch() -> None:
+async def test_invalid_tokens_do_not_cause_a_fetch() -> None:
     world = World(OLD)
     assert await world.user(OLD) == "ann"
     await world.clock.advance(60)
@@ -182,7 +182,7 @@ async def test_keys_are_fetched_every_five_minutes_and_sooner_after_a_failure() 
         assert world.fetches == fetches + 10
 
 
-async def test_known_keys_stay_valid_for_a_day_of_outage() -> None:
+async def test_known_keys_stay_valid_during_an_outage_of_up_to_a_day() -> None:
     world = World(OLD)
     async with world.running():
         world.published = None
@@ -227,7 +227,7 @@ async def test_every_refused_token_gets_the_same_error() -> None:
         await KeyAuthenticator().authenticate({"authorization": f"Bearer {token(private=OLD)}"}, source="")
 
 
-async def test_the_log_has_the_reason_of_a_refusal_but_never_the_token() -> None:
+async def test_the_log_has_the_reason_for_a_refusal_but_never_the_token() -> None:
     made = token(private=OLD, aud="other")
     known = KeyAuthenticator(issuers=World(OLD).issuers)
     with structlog.testing.capture_logs() as logged, pytest.raises(Unauthenticated):

@@ -96,7 +96,7 @@ def test_a_mistyped_secret_is_detected(random: bytes, position: int, other: str)
     assert is_secret(mistyped) == (mistyped == secret)
 
 
-async def test_changes_are_known_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+async def test_key_changes_take_effect_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     """OPS-1."""
     source.changes = [grant(0), grant(1)]
     is_gone = gone(ServiceSettings.model_construct(api_keys_file=None), clock, lambda: rows)
@@ -137,7 +137,7 @@ async def test_changes_are_read_by_page_and_restart_on_an_older_database(
     assert [await is_live(rows, number) for number in range(5)] == [True, False, False, False, False]
 
 
-async def test_a_stampede_of_unknown_keys_costs_one_poll(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+async def test_a_stampede_of_unknown_keys_causes_one_poll(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     before = len(source.syncs)
     for garbage in ("pawl_" + "x" * 49, "header.payload.signature"):
         assert await rows.find(garbage) is None
@@ -152,7 +152,9 @@ async def test_a_stampede_of_unknown_keys_costs_one_poll(rows: KeyRows, source: 
     assert len(source.syncs) <= before + 1 + 4 + 1
 
 
-async def test_a_caller_that_fails_too_often_causes_no_poll(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+async def test_a_caller_that_fails_too_often_does_not_cause_a_poll(
+    rows: KeyRows, source: Source, clock: ManualClock
+) -> None:
     source.changes = [grant(0)]
     await clock.advance(2)
     before = len(source.syncs)
@@ -168,7 +170,7 @@ async def test_a_caller_that_fails_too_often_causes_no_poll(rows: KeyRows, sourc
     assert len(source.syncs) == before
 
 
-async def test_without_a_poll_for_a_minute_no_key_is_accepted(
+async def test_no_key_is_accepted_if_polls_have_failed_for_a_minute(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
     """Fail closed: any key may have been revoked since."""

@@ -39,7 +39,7 @@ def failures(clock: ManualClock) -> tuple[LoginFailures, Metrics]:
     return LoginFailures(metrics.rpc.login_failures, clock), metrics
 
 
-def test_a_source_is_an_address_without_a_port() -> None:
+def test_a_request_source_is_an_address_without_its_port() -> None:
     sources = {
         "ipv4:10.0.0.1:5123": "10.0.0.1",
         "ipv6:[2001:db8:1:2:3:4:5:6]:5123": "2001:db8:1:2::/64",
@@ -53,7 +53,7 @@ def test_a_source_is_an_address_without_a_port() -> None:
     assert {peer: source_of(peer) for peer in sources} == sources
 
 
-def test_login_failures_have_a_few_kinds() -> None:
+def test_login_failures_are_counted_under_a_fixed_set_of_kinds() -> None:
     kinds = {
         (): "absent",
         (("pawl-user", "me"), ("trace-bin", b"\xff")): "absent",
@@ -75,7 +75,7 @@ def test_counts_of_recent_sources_are_limited(monkeypatch: pytest.MonkeyPatch) -
     assert [failed.may_look_up(f"source {number}", "") for number in range(5)] == [True, True, False, False, False]
 
 
-async def test_a_source_over_its_rate_causes_no_poll_and_few_log_lines() -> None:
+async def test_a_source_over_its_rate_causes_no_polls_and_few_log_lines() -> None:
     clock = ManualClock()
     failed, metrics = failures(clock)
     with capture_logs() as lines:
@@ -134,7 +134,7 @@ async def turn_over() -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_of_one_caller_are_read_a_few_at_a_time() -> None:
+async def test_a_callers_requests_are_read_a_few_at_a_time() -> None:
     arrivals, slow, others = Arrivals(), Slow(), Slow()
     reading = [asyncio.ensure_future(arrivals.read(slow, user("ann"))) for _ in range(50)]
     await turn_over()
@@ -156,7 +156,7 @@ async def test_a_request_that_does_not_arrive_times_out(monkeypatch: pytest.Monk
         await Arrivals().read(Slow(), user("ann"))
 
 
-async def test_many_callers_of_one_store_do_not_block_another() -> None:
+async def test_many_callers_in_one_store_do_not_block_another() -> None:
     arrivals, slow, others = Arrivals(), Slow(), Slow()
     reading = [asyncio.ensure_future(arrivals.read(slow, user(f"u{number}"))) for number in range(500)]
     await turn_over()
@@ -181,7 +181,7 @@ class Ended:
         self.reason = reason
 
 
-def test_the_largest_holder_of_a_full_server_loses_calls_first() -> None:
+def test_the_source_with_the_most_calls_loses_calls_first_on_a_full_server() -> None:
     crowd, alone, many, late = AnonymousCalls(10), Ended(), [Ended() for _ in range(50)], Ended()
     crowd.enter(alone, "a")
     for call in many:
@@ -268,7 +268,7 @@ async def test_other_errors_are_raised_immediately() -> None:
     assert dependency.asked == 1
 
 
-async def test_all_attempts_together_respect_the_time_limit() -> None:
+async def test_the_time_limit_applies_to_all_attempts_in_total() -> None:
     clock = _Clock()
     with pytest.raises(DependencyUnavailable):
         await _retry(clock).until_answered(_Dependency(repeat(DependencyUnavailable())).ask, seconds_max=30.0)

@@ -204,7 +204,7 @@ async def looked_up(lookups: Lookups, store: str, host: str) -> Sequence[str]:
     return await shield(await lookups.start(store, host, 80))
 
 
-async def test_hanging_lookups_of_a_store_leave_half_of_the_slots_to_others() -> None:
+async def test_one_stores_hanging_lookups_leave_half_the_slots_to_others() -> None:
     names = HangingNames()
     lookups = Lookups(names, at_once_max=8)
     stores = {"acme": "hang.acme", "other": "hang.other", "third": "hang.third"}
@@ -272,7 +272,7 @@ def test_the_best_available_replica_is_chosen(key: str, known: list[ReplicaHealt
 
 
 @given(st.text(), well)
-def test_small_load_differences_move_no_store(key: str, known: list[ReplicaHealth]) -> None:
+def test_small_load_differences_do_not_move_stores(key: str, known: list[ReplicaHealth]) -> None:
     at = choose(key, known)
     assert choose(key, [replace(one, calls=CALLS_MAX - 1) for one in known]) == at
     full = [replace(one, calls=CALLS_MAX if number == at else 0) for number, one in enumerate(known)]

@@ -181,7 +181,7 @@ async def test_a_service_without_a_database_url_reports_it() -> None:
             await service.open_database()
 
 
-def test_a_service_loads_no_libraries_that_it_does_not_need() -> None:
+def test_a_service_loads_only_the_libraries_it_needs() -> None:
     """Libraries for issuer tokens and for colours would cost every process megabytes."""
     for service in ("agent_loop", "job_store", "notifier", "tool_registry"):
         program = (

@@ -42,12 +42,12 @@ def test_settings_come_from_variables_with_the_prefix(environment: pytest.Monkey
     assert (settings.listen, settings.log_level, settings.nats_url) == ("127.0.0.1:7603", "warning", None)
 
 
-def test_no_variable_sets_a_constant(environment: pytest.MonkeyPatch) -> None:
+def test_constants_cannot_be_set_by_a_variable(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("PAWL_STREAMS_MAX", "5")
     assert (read(Settings).streams_max, Settings(streams_max=5).streams_max) == (1000, 5)
 
 
-def test_all_problems_are_reported_together(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment.delenv("PAWL_DATABASE_URL")
     environment.setenv("PAWL_LISTEN", "7603")
     environment.setenv("PAWL_METRICS_LISTEN", "unix:/run/metrics")
@@ -117,7 +117,7 @@ def test_services_require_a_key_and_listen_on_loopback_by_default() -> None:
         assert all(map(is_loopback, filter(None, listens))), cls
 
 
-def test_a_registry_is_private_only_with_the_local_key(environment: pytest.MonkeyPatch) -> None:
+def test_a_registry_is_private_only_if_it_uses_the_local_key(environment: pytest.MonkeyPatch) -> None:
     """Otherwise an operator of any store could start any program on the registry's machine."""
     environment.delenv("PAWL_LOCAL_KEY")
     environment.setenv("PAWL_SERVICE_KEY", "s" * 32)

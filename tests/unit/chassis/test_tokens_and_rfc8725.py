@@ -41,7 +41,7 @@ from tests.tables import for_each, not_explained, not_refused, refusal
 ENTRY = {"issuer": ISSUER, "audience": "pawl", "store": {"value": "acme"}, "user": {"claim": "sub"}}
 
 
-def test_a_token_is_valid_for_its_time_and_the_provider_leeway() -> None:
+def test_a_token_is_valid_for_its_lifetime_plus_the_provider_leeway() -> None:
     rows: list[tuple[dict[str, Any], bool]] = [
         ({"exp": NOW + 1}, True),
         ({"exp": NOW - 59}, True),
@@ -141,7 +141,7 @@ def test_roles_come_from_the_map_and_a_user_without_any_is_refused() -> None:
         assert found == (expected or {"viewer"}), claim
 
 
-def test_a_token_caller_has_the_rights_of_its_store_until_expiry() -> None:
+def test_a_token_caller_has_its_stores_rights_until_expiry() -> None:
     caller = principal_of(credential_of(provider(), CLAIMS), {})
     assert (caller.store_id, caller.user_id) == ("acme", "ann")
     assert caller.rights == {Role.MEMBER}
@@ -210,7 +210,7 @@ def test_an_invalid_key_set_counts_as_an_outage() -> None:
     assert not_refused(ValueError, parse_keys, contents) == []
 
 
-def test_unusable_keys_are_skipped_and_few_candidates_are_tried() -> None:
+def test_unusable_keys_are_skipped_and_candidates_are_limited() -> None:
     entries: list[dict[str, Any]] = [
         {},
         {"kty": ["RSA"]},

@@ -76,7 +76,7 @@ labelled = st.dictionaries(keys, values, max_size=LABELS_MAX)
 
 
 @given(labelled, labelled)
-def test_label_lines_match_exactly_if_all_labels_match(labels: dict[str, str], wanted: dict[str, str]) -> None:
+def test_label_lines_match_only_if_all_labels_match(labels: dict[str, str], wanted: dict[str, str]) -> None:
     """As the index compares them, and only for the same user."""
     for sought in (wanted, dict(list(labels.items())[::2])):
         lines = set(kept.lines(*ANN, sought))
@@ -85,7 +85,7 @@ def test_label_lines_match_exactly_if_all_labels_match(labels: dict[str, str], w
 
 
 @given(st.dictionaries(st.text(max_size=70), st.text(max_size=300), max_size=20))
-def test_valid_labels_are_stored_unchanged_and_invalid_ones_named(labels: dict[str, str]) -> None:
+def test_valid_labels_are_stored_unchanged_and_invalid_ones_are_named(labels: dict[str, str]) -> None:
     try:
         assert kept.read(kept.written(*ANN, check_labels(labels, "here"))) == labels
     except InvalidField:
@@ -109,7 +109,7 @@ def test_there_are_at_most_sixteen_labels() -> None:
 
 
 @given(items=st.lists(st.binary(max_size=12)), size_max=st.integers(0, 20), items_max=st.integers(1, 5))
-def test_parts_keep_the_order_and_only_a_single_item_may_be_larger(
+def test_parts_keep_the_order_and_exceed_the_limit_only_for_a_single_item(
     items: list[bytes], size_max: int, items_max: int
 ) -> None:
     parts = list(in_parts(items, len, size_max=size_max, items_max=items_max))
@@ -268,7 +268,7 @@ def filled(items: list[tuple[str, int]]) -> FairQueue[str, tuple[str, int]]:
 
 
 @given(items=ITEMS)
-def test_items_come_once_and_in_order_per_key(items: list[tuple[str, int]]) -> None:
+def test_each_item_is_returned_once_and_in_order_for_its_key(items: list[tuple[str, int]]) -> None:
     shares = filled(items)
     assert len(shares) == len(items)
     taken = [shares.take() for _ in items]
@@ -290,7 +290,7 @@ def test_waiting_keys_take_turns(items: list[tuple[str, int]]) -> None:
             assert sorted(between) == sorted(set(later) - {key})
 
 
-async def test_a_key_gets_half_of_the_slots_that_others_leave() -> None:
+async def test_a_key_gets_half_of_the_slots_that_others_leave_free() -> None:
     places = FairSlots(8)
     works = {key: [asyncio.get_running_loop().create_future() for _ in range(9)] for key in "abcd"}
     entering = []
@@ -330,7 +330,7 @@ def test_every_unicode_format_character_is_marked() -> None:
     assert [text for text in formats if text not in "\t\n" and visible(text) == text] == []
 
 
-def test_a_text_is_cut_between_characters_and_outside_of_marks() -> None:
+def test_text_is_truncated_between_characters_and_outside_markers() -> None:
     shown = "ü" + visible("\u202e" * 5)
     cuts = {shortened(shown, size) for size in range(4, len(shown.encode()) + 1)}
     assert cuts == {"...", "ü...", "ü<U+202E>...", *("ü" + "<U+202E>" * n + "..." for n in (2, 3, 4)), shown}

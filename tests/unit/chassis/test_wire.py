@@ -289,7 +289,7 @@ def test_oneof_fields_are_translated() -> None:
         STRICT.one_of(event_pb2.RunEvent, "kind", kinds, without=without - {"output_delta"})
 
 
-def test_a_one_sided_field_is_refused_unless_listed() -> None:
+def test_a_field_missing_on_one_side_is_refused_unless_listed() -> None:
     with pytest.raises(TypeError, match="summary is only in the message"):
         STRICT.struct(struct("Short", tool_name=str, arguments=bytes), call_pb2.Inverse)
 
@@ -331,7 +331,7 @@ def test_differing_enums_are_refused() -> None:
         STRICT.enum(Shifted, call_pb2.QuestionKind)
 
 
-def test_an_exception_translates_a_field_in_its_own_way() -> None:
+def test_a_field_can_have_a_custom_translation() -> None:
     translation = STRICT.struct(
         Above,
         run_pb2.RunAbove,

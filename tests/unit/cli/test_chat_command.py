@@ -132,7 +132,7 @@ def turn_event(**kind: Any) -> session_pb2.SessionResponse:
 
 
 @pytest.mark.parametrize("reply", ["", "It has ended: 42."])
-async def test_a_silent_turn_shows_nothing(reply: str) -> None:
+async def test_a_silent_turn_is_not_shown(reply: str) -> None:
     """ASYNC-5: a silent turn shows neither start, notice nor end; any other shows everything in order."""
     talk, _, output = talking()
     talk._active["turn_1"], talk._silent_turns["turn_1"] = None, []
@@ -266,7 +266,7 @@ def test_a_conversation_is_given_by_its_id_or_its_key(target: Target) -> None:
             assert (code, target.asked) == (0, asked), output
 
 
-def test_a_conversation_needs_exactly_one_of_id_and_key(target: Target) -> None:
+def test_a_conversation_requires_exactly_one_of_id_and_key(target: Target) -> None:
     for arguments in [
         ("conversations", "show"),
         ("conversations", "show", "conv_1", "--key", "k"),

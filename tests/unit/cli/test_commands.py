@@ -290,7 +290,7 @@ def test_an_unreadable_token_is_reported(completed: list[str], tmp_path: Path) -
     assert completed == []
 
 
-def test_resending_all_dead_deliveries_leaves_out_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resending_all_dead_deliveries_skips_confirmation_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The service resends all or nothing, so one mistyped address would leave the rest dead."""
     sent: list[str] = []
 
@@ -451,7 +451,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
 ]
 
 
-def test_a_command_sends_its_request_and_shows_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_sends_its_request_and_shows_the_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "clerk.yaml"
     file.write_text("name: clerk\n")
     monkeypatch.setattr(AsyncClient, "get_conversation", AsyncMock())

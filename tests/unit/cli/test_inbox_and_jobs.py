@@ -113,7 +113,7 @@ async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, 
     return shown.getvalue()
 
 
-async def test_all_calls_are_approved_together_after_being_shown() -> None:
+async def test_all_calls_are_shown_before_they_are_approved_together() -> None:
     agents = Agents(late="c")
     shown = await typed(agents, "all\ny\n", call("a"), call("b", ASKED), call("c"))
     ((first, second),) = agents.asked
@@ -126,7 +126,7 @@ async def test_all_calls_are_approved_together_after_being_shown() -> None:
     assert "c: Not approved: it was decided." in shown
 
 
-async def test_nothing_is_approved_without_a_yes() -> None:
+async def test_nothing_is_approved_without_an_explicit_yes() -> None:
     for answer in ("", "n", "no", "perhaps"):
         agents = Agents()
         await typed(agents, f"all\n{answer}\n\n\n", call("a"), call("b"))
@@ -140,7 +140,7 @@ async def test_an_unclear_answer_about_all_calls_is_asked_again() -> None:
     assert "Type y or n." in shown
 
 
-async def test_each_line_decides_the_call_that_was_shown() -> None:
+async def test_each_line_decides_on_the_call_shown() -> None:
     """HITL-1: a question can be refused; an empty line skips, and the end of input leaves the rest."""
     agents, rules = Agents(), Rules()
     decided = call_pb2.Decision(user_id="cyd")
@@ -179,7 +179,7 @@ async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None
     assert not rules.revoked
 
 
-async def test_a_partly_failed_always_answer_reports_what_was_done() -> None:
+async def test_a_partially_failed_always_answer_reports_what_succeeded() -> None:
     agents, rules = Agents(), Rules()
     rules.refuses_to.add("make")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
@@ -252,7 +252,7 @@ def shown(kind: str, event: event_pb2.RunEvent) -> str:
     return line(message, as_json=False)
 
 
-def test_a_line_shows_the_outcome_of_a_firing() -> None:
+def test_a_line_shows_a_scheduled_runs_outcome() -> None:
     fire = schedule_pb2.ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED, run_id="run_1")
     event = event_pb2.RunEvent(type="schedule.fired")
     event.starter_fired.CopyFrom(event_pb2.StarterFired(name="report", user_id="ann", fire=fire))
@@ -290,7 +290,7 @@ def shown_of_undo_and_steps(step: steps_pb2.Step, *, full: bool = False) -> str:
     return output.getvalue()
 
 
-def test_a_step_is_folded_or_shown_whole_without_control_codes() -> None:
+def test_a_step_is_shown_folded_or_in_full_without_control_codes() -> None:
     reasoning = "First I look at the files.\n" * 20
     step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, round=2, content=reasoning)
     assert (shown_of_undo_and_steps(step).count("\n"), "…" in shown_of_undo_and_steps(step)) == (1, True)
@@ -301,7 +301,7 @@ def test_a_step_is_folded_or_shown_whole_without_control_codes() -> None:
     assert shown_of_undo_and_steps(step) == "  0 result read: 70000 bytes\n"
 
 
-def test_every_undo_state_has_a_text_and_an_inverse_names_its_call() -> None:
+def test_every_undo_state_has_a_description_and_an_inverse_names_its_call() -> None:
     for state in undo_pb2.UndoState.values()[1:]:
         undo = undo_pb2.CallUndo(call_id="call_1", tool_name="write", state=state, summary="Take it back", reason="why")
         line, _ = undo_line(undo)

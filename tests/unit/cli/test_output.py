@@ -135,7 +135,7 @@ def test_a_run_is_shown_line_by_line() -> None:
     assert "pawl resolve run_1 call_1 --happened JSON" in hint(call(call_pb2.CALL_STATE_RUNNING))
 
 
-def test_a_waiting_call_shows_all_details_and_the_command() -> None:
+def test_a_waiting_call_shows_all_details_and_how_to_decide() -> None:
     """HITL-2: the arguments are shown whole."""
     waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL, arguments=b'{"body": "%s"}' % (b"x" * 500))
     waiting.approval.preview = "An e-mail to Ann"
@@ -157,7 +157,7 @@ UNKNOWN_OUTCOME = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_UNKNOWN_OUTC
 QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
 
 
-def test_waits_operator_acts_and_unstoppable_calls_are_shown() -> None:
+def test_waits_operator_actions_and_unstoppable_calls_are_shown() -> None:
     for event, lines in [
         (
             run_event(state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_BUDGET]),
@@ -263,7 +263,7 @@ def test_a_user_who_may_not_decide_sees_who_may() -> None:
         assert text in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
 
 
-async def test_waits_of_child_runs_are_shown_once_despite_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_run_waits_are_shown_once_despite_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     output, waiting = io.StringIO(), call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
     waiting.run_id = "run_2"
     own = call(call_pb2.CALL_STATE_ASKED)
@@ -287,7 +287,7 @@ def wrapped(*pieces: str, width: int = 10) -> str:
     return "".join([*map(wrap.take, pieces), wrap.flush()])
 
 
-def test_no_word_crosses_the_line_width() -> None:
+def test_no_word_exceeds_the_line_width() -> None:
     for pieces, lines in [
         (("one two three",), ["one two", "three"]),
         (("one tw", "o th", "ree"), ["one two", "three"]),
@@ -300,7 +300,7 @@ def test_no_word_crosses_the_line_width() -> None:
 
 
 @given(st.lists(st.text(alphabet="ab \n日", max_size=12), max_size=8), st.integers(4, 30))
-def test_wrapping_loses_nothing_and_lines_fit(pieces: list[str], width: int) -> None:
+def test_wrapped_lines_fit_and_keep_all_text(pieces: list[str], width: int) -> None:
     """Only blanks before a break are dropped, and only a word longer than the line overflows."""
     text, shown = "".join(pieces), wrapped(*pieces, width=width)
     assert shown.split() == text.split() or max(map(cell_len, text.split())) >= 30
@@ -310,7 +310,7 @@ def test_wrapping_loses_nothing_and_lines_fit(pieces: list[str], width: int) -> 
         assert cell_len(line) <= width or cell_len(first) > width
 
 
-def test_hidden_characters_of_a_call_are_escaped_without_changing_its_json() -> None:
+def test_hidden_characters_in_a_call_are_escaped_without_changing_its_json() -> None:
     """HITL-3: people approve the actual value, not its appearance."""
     value = {"to": "ann\u202e@example.com", "at": "https://\u0440aypal.com"}
     call = call_pb2.Call(
@@ -328,7 +328,7 @@ def test_hidden_characters_of_a_call_are_escaped_without_changing_its_json() -> 
     assert (block.isascii(), json.loads(block)) == (True, value)
 
 
-def test_a_message_is_described_by_fields_and_cannot_forge_lines() -> None:
+def test_a_message_is_shown_by_field_and_cannot_forge_lines() -> None:
     key = key_pb2.Key(key_id="key_1", roles=["member", "viewer"], name="laptop\nuser id: root", decides_for_users=True)
     key.create_time.FromSeconds(1_795_525_200)
     lines = wording.described(key)
@@ -343,7 +343,7 @@ def test_a_message_is_described_by_fields_and_cannot_forge_lines() -> None:
     assert wording.text_at(key, "expire_time") == ""
 
 
-def test_a_time_is_shown_with_its_zone_in_the_form_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_is_shown_with_its_zone_in_the_format_options_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     moment, texts = Timestamp(seconds=1_795_525_200), []
     try:
         for zone in ("UTC", "Europe/Berlin"):
@@ -368,7 +368,7 @@ def shown_of_tables(width: int) -> list[str]:
     return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
-def test_ids_and_times_are_never_cut_on_a_narrow_terminal() -> None:
+def test_ids_and_times_are_never_truncated_on_a_narrow_terminal() -> None:
     for width in (20, 40, 78):
         lines = shown_of_tables(width)
         assert lines.count(RUN) == 2

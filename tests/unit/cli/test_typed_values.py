@@ -84,7 +84,7 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
 ]
 
 
-def test_a_refusal_names_the_typed_option_and_keeps_other_words() -> None:
+def test_a_refusal_names_the_typed_option_and_leaves_other_words_alone() -> None:
     for typed, error, sentence in REFUSALS:
         assert explain(error, [UNREACHABLE], typed=typed) == sentence
 
@@ -133,7 +133,7 @@ def test_an_invalid_value_is_refused_with_its_option() -> None:
         assert (refused.exit_code, refused.output.startswith(f"{option}: '5x' ")) == (2, True), command
 
 
-def test_a_time_without_a_zone_uses_the_zone_of_the_machine() -> None:
+def test_a_time_without_a_zone_uses_the_local_zone() -> None:
     here = datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z")
     moments = {
         "2026-01-31": here,
@@ -199,12 +199,12 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_each_word_sets_a_field_of_the_policy() -> None:
+def test_each_word_sets_a_policy_field() -> None:
     for words, fields in POLICIES:
         assert policy_of(f"look={words}") == SourceToolPolicy(tool_name="look", **fields)
 
 
-def test_every_field_of_a_policy_has_a_word() -> None:
+def test_every_policy_field_has_a_word() -> None:
     words = "safe,idempotent,excluded,without_background,permits_grants,bulk=$.a,timeout_seconds=1"
     policy = policy_of(f"*={words},async_timeout_seconds=2,reports=change")
     assert {field.name for field, _ in policy.ListFields()} == set(SourceToolPolicy.DESCRIPTOR.fields_by_name)
@@ -240,7 +240,7 @@ ASKED = call_pb2.Call(
 )
 
 
-def test_typed_answers_decide_the_shown_call() -> None:
+def test_a_typed_answer_decides_on_the_call_shown() -> None:
     """HITL-1, HITL-3: an approval carries the digest of the shown call."""
     for line in ("a", "A", " yes ", "approve"):
         decision = answers.decision_of(line, GATED)
@@ -292,7 +292,7 @@ def test_the_editor_edits_the_arguments(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert b"bob@example.com" in decision.arguments_json
 
 
-def test_a_failing_editor_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_decision_is_made_if_the_editor_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISUAL", "/no/such/editor")
     with pytest.raises(CommandError, match="Set EDITOR"):
         answers.decision_of("e", GATED)
@@ -312,7 +312,7 @@ def gated(**series: Any) -> call_pb2.Call:
     return call
 
 
-def test_a_call_shows_what_happens_without_a_decision() -> None:
+def test_a_call_shows_what_happens_if_nobody_decides() -> None:
     """HITL-4: one day by default."""
     call, now = gated(), datetime.now(UTC)
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
@@ -333,7 +333,7 @@ def test_a_series_is_granted_only_explicitly() -> None:
         decisions.for_series(gated(), None, None, None, None)
 
 
-def test_given_terms_of_a_series_are_changed_and_others_kept() -> None:
+def test_only_the_specified_terms_of_a_series_are_changed() -> None:
     call = gated(interval_seconds=60, iterations_max=20)
     edited = decisions.for_series(call, None, 5.0, None, 10.0)
     assert (edited.kind, edited.for_series, edited.digest) == (call_pb2.DECISION_KIND_EDIT, True, "of the series")

@@ -269,7 +269,7 @@ async def test_a_revoked_call_offered_again_during_cleanup_runs_again(cluster: C
     assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
-async def test_a_revoked_call_is_cancelled_without_a_result(cluster: Cluster) -> None:
+async def test_a_revoked_call_is_cancelled_and_sends_no_result(cluster: Cluster) -> None:
     cancelled = asyncio.Event()
 
     @tool
@@ -387,7 +387,7 @@ async def test_progress_of_a_function_is_reported(cluster: Cluster) -> None:
     assert report.message == "half of call_1".ljust(1024, ".")
 
 
-async def test_an_error_is_cut_to_the_result_limit() -> None:
+async def test_an_error_is_truncated_to_the_result_limit() -> None:
     """Of a longer result the model would only see the size."""
 
     @tool(category=Category.SAFE)

@@ -83,7 +83,7 @@ async def read(
     return seen
 
 
-async def test_a_silent_server_raises_no_answer(time: Time) -> None:
+async def test_a_silent_server_raises_a_no_answer_error(time: Time) -> None:
     with pytest.raises(NoAnswer, match="silent for 45 s"):
         await read(time, ())
     assert time.now < 50
@@ -120,7 +120,7 @@ def added(role: message_pb2.Role.ValueType, text: str) -> event_pb2.RunEvent:
     return event_pb2.RunEvent(attempt=2, message_added=event_pb2.MessageAdded(message=message))
 
 
-def test_pieces_form_the_answer_despite_failures_and_takeovers() -> None:
+def test_streamed_pieces_form_the_answer_despite_failures_and_takeovers() -> None:
     """EVT-1: each event, with the text that a client shows after it."""
     retrying = event_pb2.RunEvent(attempt=1, round_retrying=event_pb2.RoundRetrying(round=1))
     summary = event_pb2.RunEvent(attempt=2, round_started=event_pb2.RoundStarted(round=2, summary=True))

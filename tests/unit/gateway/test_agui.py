@@ -80,7 +80,7 @@ def resume(**more: Any) -> list[agui_input.Resume]:
     return [agui_input.Resume(interrupt_id=name, status="resolved", payload=payload) for name, payload in found.items()]
 
 
-def test_a_complete_resume_becomes_decisions() -> None:
+def test_a_complete_resume_is_converted_to_decisions() -> None:
     approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
     assert (
         approval
@@ -130,7 +130,7 @@ def test_any_payload_is_accepted_or_refused(payload: Any) -> None:
             agui_input.answers(resume(**{name: payload}), WAITING, [], {})
 
 
-def test_a_run_that_waits_for_the_page_ends_as_each_protocol_requires() -> None:
+def test_a_run_waiting_for_the_page_ends_as_its_protocol_requires() -> None:
     run = WAITING | {"waits": [], "pendingCalls": WAITING["pendingCalls"][2:]}
     body = {"threadId": "t", "runId": "r", "messages": []}
     modern = agui_input.outcome(agui_input.read(body | {"protocolVersion": "1.0"}), run)
@@ -189,7 +189,7 @@ async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
             await thread.stop(stop.run_id)
 
 
-async def test_leaving_after_the_end_stops_nothing() -> None:
+async def test_disconnecting_after_the_last_event_does_not_stop_the_run() -> None:
     """A front end may close its connection at the last event, when the run waits for its user."""
     asked = call_pb2.Call(call_id="call_1", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
     run = run_pb2.Run(run_id="run", state=run_pb2.RUN_STATE_WAITING, last_seq=1, pending_calls=[asked])
@@ -236,7 +236,7 @@ def shown(page: Page) -> list[dict[str, str]]:
     return content
 
 
-def test_an_end_is_reported_as_each_protocol_version_requires() -> None:
+def test_the_end_of_a_run_is_reported_as_the_protocol_version_requires() -> None:
     """Event type, then outcome or error code."""
     body, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
     rows: list[tuple[str, dict[str, Any], str, Any]] = [

@@ -146,7 +146,7 @@ def cors_headers(answer: httpx2.Response) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
 
 
-async def test_a_page_of_an_allowed_origin_may_use_ag_ui() -> None:
+async def test_a_page_from_an_allowed_origin_may_use_ag_ui() -> None:
     for path in ["/agui", "/agui/cancel"]:
         browser = Browser(origins=PAGE)
         asked = await browser.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
@@ -163,7 +163,7 @@ async def test_a_page_of_an_allowed_origin_may_use_ag_ui() -> None:
         assert refused.headers["vary"] == "Origin"
 
 
-async def test_no_other_page_may_read_an_answer() -> None:
+async def test_pages_from_other_origins_cannot_read_responses() -> None:
     for origins in ["", "https://other.example.com"]:
         for origin in [PAGE, "null", "https://app.example.com.evil.com", "http://app.example.com"]:
             browser = Browser(origins=origins)
@@ -387,7 +387,7 @@ def browser(tmp_path: Path, listener: Listener) -> Browser:
 
 
 @pytest.mark.parametrize("listener", ["http"], indirect=True)
-async def test_an_unsubscribe_link_confirms_but_one_click_does_not(browser: Browser) -> None:
+async def test_an_unsubscribe_link_asks_for_confirmation_but_one_click_does_not(browser: Browser) -> None:
     """NOTE-1: mail scanners follow links."""
     page = await browser.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
     assert (page.status_code, '<form method="post">' in page.text, browser.channel.timeouts) == (200, True, [])
@@ -420,7 +420,7 @@ async def sent(browser: Browser, *more: tuple[str, str], order: int = 7) -> byte
     return answer
 
 
-async def test_without_an_event_id_equal_bodies_are_the_same_event(
+async def test_identical_bodies_without_an_event_id_are_the_same_event(
     browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     for order in (7, 7, 8):
@@ -464,7 +464,7 @@ async def test_headers_added_by_proxies_are_joined_in_order(
     }
 
 
-async def test_repeated_security_headers_of_a_webhook_are_refused(
+async def test_repeated_webhook_security_headers_are_refused(
     browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     for name in ("Authorization", "Content-Type", "Webhook-Id", "Webhook-Signature", "webhook-timestamp"):
@@ -477,7 +477,7 @@ async def test_repeated_security_headers_of_a_webhook_are_refused(
     assert webhooks == []
 
 
-async def test_a_request_with_two_lengths_ends_the_connection(browser: Browser) -> None:
+async def test_a_request_with_two_content_lengths_closes_the_connection(browser: Browser) -> None:
     """A proxy may have treated the rest as part of the body."""
     inner = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 5}\r\n"

@@ -73,7 +73,7 @@ def test_any_host_text_is_accepted_or_refused(host: str) -> None:
     assert door.is_loopback(host) or door.host_name(host) in HOSTS or host.lower() in HOSTS
 
 
-def test_only_own_pages_may_use_sessions() -> None:
+def test_only_the_gateways_own_pages_may_use_sessions() -> None:
     no_origin = {"host": OWN["host"]}
     for own in (OWN, OWN | {"sec-fetch-site": "none"}, no_origin | {"sec-fetch-site": "same-origin"}):
         door.check_page("POST", own)
@@ -147,7 +147,7 @@ def test_a_key_too_long_for_a_cookie_is_refused() -> None:
     session.check_sealed(Seal(KEY).close(Session(key="k" * 2500, end_time=1.0)))
 
 
-def test_values_invalid_in_metadata_are_refused() -> None:
+def test_values_not_allowed_in_metadata_are_refused() -> None:
     for field in ("key", "pawl-store", "pawl-user"):
         for value in ("\u00e9", "a\nb", "a\tb", "a\x7f", "a\0"):
             given_ = {"key": "k", "pawl-store": "", "pawl-user": ""} | {field: value}
@@ -160,7 +160,7 @@ GIVES_RUN = "pawl.agent.v1.AgentService/GetRun"
 NOT_FOR_PEOPLE = {"ExecutionService", "WorkerService", "LedgerService", "BatchService", "KeyService"}
 
 
-def test_exactly_the_methods_for_people_are_public() -> None:
+def test_exactly_the_user_facing_methods_are_public() -> None:
     people = {"viewer", "member", "approver", "admin", "operator"}
     streams_in = {"pawl.agent.v1.AgentService/Session", "pawl.tool.v1.DocumentService/PutDocument"}
     packages = ("/pawl.agent.v1.", "/pawl.tool.v1.", "/pawl.notify.v1.")

@@ -157,7 +157,7 @@ async def test_a_response_of_another_provider_is_refused(
     assert await world.log_in(name, back, issuer) == leads_to
 
 
-async def test_a_failing_provider_is_asked_once_in_five_seconds(
+async def test_a_failing_provider_is_asked_at_most_once_in_five_seconds(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -230,7 +230,7 @@ def test_a_code_is_exchanged_with_verifier_and_client_credentials() -> None:
     assert openid.authorization(PUBLIC) is None
 
 
-def test_a_return_with_a_foreign_state_or_issuer_is_refused() -> None:
+def test_a_callback_with_the_wrong_state_or_issuer_is_refused() -> None:
     for state, issuer, now in [
         ("other", "", 100.0),
         ("", "", 100.0),
@@ -271,7 +271,7 @@ def test_an_invalid_id_token_is_refused(text: str) -> None:
         openid.key_of(PROVIDER, Tokens(access_token="at", id_token=text), "n1")
 
 
-def test_a_login_redirects_only_to_pages_of_the_console() -> None:
+def test_a_login_redirects_only_to_console_pages() -> None:
     for to in [
         "https://evil.example.com",
         "//evil.example.com",

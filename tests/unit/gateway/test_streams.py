@@ -103,7 +103,7 @@ async def test_an_idle_stream_is_kept_open_and_unbuffered(source: Source, monkey
     assert headers[b"content-type"].startswith(b"text/event-stream")
 
 
-async def test_streams_end_with_the_process_even_if_their_reader_is_stuck(source: Source) -> None:
+async def test_streams_end_at_shutdown_even_if_their_reader_is_stuck(source: Source) -> None:
     closing = asyncio.Event()
     found = opened(closing)
     async with asyncio.timeout(60):

@@ -84,7 +84,7 @@ def test_a_draft_counts_its_changes() -> None:
     assert drafted(version("d1", b"e"), (), {}, full).version == 2
 
 
-def test_a_draft_is_validated_like_an_agent_of_its_name() -> None:
+def test_a_draft_is_validated_like_the_agent_with_its_name() -> None:
     there = {
         "b": AgentRow(name="b", version=1, delegates_to=("a",)),
         "c": AgentRow(name="c", version=1, is_deleted=True),

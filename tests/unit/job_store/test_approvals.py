@@ -106,7 +106,7 @@ APPROVERS: list[tuple[int, dict[str, Any], list[tuple[dict[str, Any], tuple[str,
 ]
 
 
-def test_several_approvals_come_from_different_people() -> None:
+def test_approvals_by_the_same_person_count_once() -> None:
     """HITL-4: neither another name nor another key made by the same person counts as a second person."""
     for required, starter, decisions in APPROVERS:
         world = World()
@@ -116,7 +116,7 @@ def test_several_approvals_come_from_different_people() -> None:
         )
 
 
-def test_users_who_steer_a_run_or_made_the_steering_key_cannot_approve(world: World) -> None:
+def test_users_who_steer_a_run_or_created_the_steering_key_cannot_approve(world: World) -> None:
     run_id = world.start_run(credential_id="k1", people=("ann", "zed"))
     world.send(run_id, Steer(), credential_id="k2", people=("ann", "olga"), delegate_user_id="shop")
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=2),))

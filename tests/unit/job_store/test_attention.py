@@ -48,7 +48,7 @@ def acts(world: World, run_id: str) -> list[OperatorActed]:
     return [body for body in bodies if isinstance(body, OperatorActed)]
 
 
-def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World, run_id: str) -> None:
+def test_a_run_is_quarantined_after_its_third_worker_has_died(world: World, run_id: str) -> None:
     """I20: a run that kills its workers stops doing so, and operators see why."""
     for crashes in (1, 2):
         crash(world, run_id)

@@ -53,7 +53,7 @@ async def sweep(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingData
     return database
 
 
-def test_only_a_backward_clock_jump_brings_runs_forward() -> None:
+def test_only_a_backward_clock_jump_moves_runs_to_an_earlier_time() -> None:
     for jumps, seen in (((-130.0,), [130.0]), ((-130.0, 130.0, -60.0), [130.0, 60.0]), ((130.0,), []), ((-1.0,), [])):
         assert virtual_time.run(sweep(*jumps)).brought_forward == seen, jumps
 

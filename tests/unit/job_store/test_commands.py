@@ -29,7 +29,7 @@ def waiting(world: World, state: CallState, **fields: object) -> str:
     return run_id
 
 
-def test_a_stale_worker_changes_nothing(world: World, run_id: str) -> None:
+def test_a_stale_workers_writes_have_no_effect(world: World, run_id: str) -> None:
     """I4."""
     world.advance(31)
     assert world.claim(run_id, "w2") == 2
@@ -50,7 +50,7 @@ def test_a_repeated_last_step_returns_the_same_response(world: World, run_id: st
     assert world.run(run_id).last_seq == 5
 
 
-def test_no_run_ends_with_an_unread_message_or_top_up(world: World) -> None:
+def test_a_run_with_an_unread_message_or_top_up_does_not_end(world: World) -> None:
     """I1: the receipt was final, so the worker handles the command first."""
     for state, send in ((RunState.COMPLETED, world.steer), (RunState.EXPIRED, lambda run_id: top_up(world, run_id))):
         run_id = world.start_run(token_budget=100)
@@ -81,7 +81,7 @@ def test_nothing_starts_after_an_acknowledged_cancel(world: World, run_id: str) 
     world.commit(run_id, calls=(over,), consumed=world.unread(run_id), state=RunState.CANCELLED)
 
 
-def test_a_stopped_run_accepts_no_decision(world: World) -> None:
+def test_a_stopped_run_does_not_accept_decisions(world: World) -> None:
     """I12: an approval must not appear to start anything."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL)
     receipt = world.cancel(run_id)
@@ -117,7 +117,7 @@ def test_a_result_without_a_lease_is_accepted_if_no_client_holds_the_call(world:
     assert world.result(run_id, "call").outcome is ACCEPTED
 
 
-def test_a_call_is_decided_once_and_only_as_shown(world: World) -> None:
+def test_a_call_is_decided_on_once_and_only_as_shown(world: World) -> None:
     """I9."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL)
     for digest, reason in ((EDITED_DIGEST, "DIGEST_MISMATCH"), ("", "DIGEST_REQUIRED")):
@@ -138,7 +138,7 @@ def test_a_decision_after_the_deadline_is_late(world: World) -> None:
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "DEADLINE_PASSED"
 
 
-def test_decisions_arrive_in_any_order_and_receipts_list_the_rest(world: World, run_id: str) -> None:
+def test_decisions_may_arrive_in_any_order_and_receipts_list_open_ones(world: World, run_id: str) -> None:
     """HITL-1, HITL-6: a question is answered, not approved."""
     states = (CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED, CallState.RUNNABLE)
     digests = (DIGEST, "", "", "")
@@ -170,7 +170,7 @@ def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None
     assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "larger budgets overflow"
 
 
-def test_a_top_up_of_a_run_with_a_shared_budget_is_refused(world: World) -> None:
+def test_topping_up_a_run_with_a_shared_budget_is_refused(world: World) -> None:
     run_id = world.start_run(token_budget=100)
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_top")))
     receipt = top_up(world, run_id)
@@ -179,14 +179,14 @@ def test_a_top_up_of_a_run_with_a_shared_budget_is_refused(world: World) -> None
     assert world.run(run_id).token_budget == 100
 
 
-def test_the_token_ceiling_limits_the_sum_of_top_ups(world: World) -> None:
+def test_the_token_ceiling_limits_top_ups_in_total(world: World) -> None:
     """I18."""
     run_id = world.start_run(token_budget=100, token_ceiling=150)
     assert [top_up(world, run_id, tokens).reason for tokens in (30, 31, 20)] == ["", "TOKEN_CEILING", ""]
     assert world.run(run_id).token_budget == 150
 
 
-def test_unread_commands_of_a_run_are_limited(world: World) -> None:
+def test_a_runs_unread_commands_are_limited(world: World) -> None:
     """I19: bounds top-ups, messages per number of people, and receipts of refused commands."""
     limits: dict[str, Any] = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
     run_id = world.start_run(token_budget=100, people=("zed",))

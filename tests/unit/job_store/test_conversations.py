@@ -109,7 +109,7 @@ def test_an_update_is_idempotent(world: World) -> None:
         world.submit(request_id="r1", fingerprint=b"of a message")
 
 
-def test_the_conversation_of_a_child_run_names_its_parent(world: World) -> None:
+def test_a_child_runs_conversation_names_its_parent(world: World) -> None:
     parent = world.start_run()
     asked = change("call", CallState.DELEGATED, child_run_id="child")
     world.commit(parent, calls=(asked,), delegations=(delegation("call", "child", made_title="the task"),))
@@ -122,7 +122,7 @@ def test_the_conversation_of_a_child_run_names_its_parent(world: World) -> None:
 @example("x" * 500)
 @example("word " * 100)
 @example("a\u2028b\x85c\x1cd\x00e")
-def test_a_made_title_is_one_short_line_and_stable(text: str) -> None:
+def test_a_generated_title_is_one_short_line_and_stable(text: str) -> None:
     title = made_title(text)
     assert len(title) <= 80
     assert title == " ".join(title.split())
@@ -131,7 +131,7 @@ def test_a_made_title_is_one_short_line_and_stable(text: str) -> None:
     assert made_title(title) == title
 
 
-def test_a_made_title_is_the_first_nonblank_line() -> None:
+def test_a_generated_title_is_the_first_nonblank_line() -> None:
     assert made_title("\n \nWhat is  17 * 23?\nThank you") == "What is 17 * 23?"
     assert made_title("\n\t ") == ""
     long = made_title("the quick brown fox jumps over the lazy dog and then it sleeps until the next morning comes")
@@ -154,7 +154,7 @@ def test_search_words_are_normalised() -> None:
     assert search.words("東京 tower") == ("東", "京", "tower")
 
 
-def test_search_words_of_a_text_are_limited() -> None:
+def test_the_number_of_search_words_per_text_is_limited() -> None:
     assert len(search.words(" ".join(map(str, range(5000))))) == search.WORDS_MAX
     assert search.words("x" * 10_000) == ("x" * search.WORD_CHARACTERS_MAX,)
     assert search.words("\ufdfa" * 100_000)

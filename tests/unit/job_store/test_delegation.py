@@ -37,13 +37,13 @@ def parent_of_child(world: World) -> str:
     return run_id
 
 
-def test_a_budget_whose_run_was_removed_is_empty(world: World, run_id: str) -> None:
+def test_a_removed_runs_budget_is_empty(world: World, run_id: str) -> None:
     """LOOP-12: retention removes ended runs while their jobs are open."""
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_removed")))
     assert world.commit(run_id, tokens_used=5).shared_tokens_left == 0
 
 
-def test_the_end_of_a_child_run_enters_the_parents_inbox_once(world: World) -> None:
+def test_a_child_runs_end_enters_the_parents_inbox_once(world: World) -> None:
     parent = parent_of_child(world)
     world.claim(CHILD)
     end: dict[str, Any] = {"state": RunState.COMPLETED, "output": b"out", "usage": b"used", "commit_id": "end"}
@@ -63,7 +63,7 @@ def test_the_end_of_a_child_run_enters_the_parents_inbox_once(world: World) -> N
     assert world.call("call").state is CallState.SUCCEEDED
 
 
-def test_the_worker_of_a_child_run_reads_that_it_was_cancelled(world: World) -> None:
+def test_a_child_runs_worker_learns_that_the_run_was_cancelled(world: World) -> None:
     """Otherwise its current work would continue to its natural end."""
     parent = parent_of_child(world)
     world.claim(CHILD)

@@ -113,7 +113,7 @@ def test_a_path_points_to_the_conversation_that_owns_each_message(
             assert {part.first_number, part.last_number} <= {*own[part.source_conversation_id]}
 
 
-def test_the_segments_of_a_fork_are_limited() -> None:
+def test_the_number_of_segments_in_a_fork_is_limited() -> None:
     many = tuple(segment(n, n, f"c{n}") for n in range(1, SEGMENTS_MAX + 1))
     source = row("last", SEGMENTS_MAX + 1, past_number=SEGMENTS_MAX)
     assert path_to(source, many, SEGMENTS_MAX) == many
@@ -126,7 +126,7 @@ def test_adjacent_erased_segments_are_merged() -> None:
     assert path_to(row("c2", 6, past_number=4), erased, 6) == (segment(1, 4, ""), segment(5, 6, "c2"))
 
 
-def test_erased_messages_are_not_missing_but_removed_ones_are() -> None:
+def test_removed_messages_count_as_missing_but_erased_ones_do_not() -> None:
     path = (segment(1, 4, ""), segment(5, 10, "c1"))
     assert is_whole(path, end_number=0, kept=6)
     assert not is_whole(path, end_number=0, kept=5)
@@ -150,7 +150,7 @@ def fork(world: World, *path: Segment, **fields: Any) -> ConversationRow:
     return made
 
 
-def test_a_fork_continues_after_its_past_and_leaves_the_original(world: World) -> None:
+def test_a_fork_continues_from_its_history_without_changing_the_original(world: World) -> None:
     world.submit(made_title="Lunch")
     before = conversation(world, "conv")
     made = fork(world, segment(1, 3, "conv"))
@@ -171,7 +171,7 @@ def test_forking_is_idempotent_by_request_id(world: World) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
-def test_only_its_user_forks_a_conversation(world: World, fields: dict[str, Any]) -> None:
+def test_only_its_owner_can_fork_a_conversation(world: World, fields: dict[str, Any]) -> None:
     """I13."""
     world.submit()
     with pytest.raises(ConversationNotFound):
@@ -179,7 +179,7 @@ def test_only_its_user_forks_a_conversation(world: World, fields: dict[str, Any]
     assert not world.unit.segments.rows
 
 
-def test_an_erased_source_of_a_fork_is_empty(world: World) -> None:
+def test_a_fork_shows_an_empty_id_for_an_erased_source(world: World) -> None:
     world.submit()
     fork(world, segment(1, 2, "gone"), segment(3, 4, "conv"))
     assert [each.source_conversation_id for each in world.unit.segments.rows] == ["", "conv"]

@@ -45,7 +45,7 @@ def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> No
         assert world.call("call").decision.user_id == "ann"  # type: ignore[union-attr]
 
 
-def test_only_a_read_only_call_is_created_already_settled(world: World, run_id: str) -> None:
+def test_only_a_read_only_call_may_be_created_as_settled(world: World, run_id: str) -> None:
     """Then both events are sent: its start and its end."""
     wrong: list[dict[str, Any]] = [{}, {"only_reads": True, "attempt": 0}, {"only_reads": True, "digest": DIGEST}]
     for fields in wrong:
@@ -113,7 +113,7 @@ def test_an_approved_front_end_call_starts_only_as_its_fallback(world: World) ->
     start_call(world, run_id, digest="", tool_name="backend")
 
 
-def test_a_step_cannot_gate_late_repeat_attempts_or_take_foreign_calls(
+def test_a_step_cannot_gate_late_repeat_attempts_or_change_foreign_calls(
     world: World,
     run_id: str,
 ) -> None:

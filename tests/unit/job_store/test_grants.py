@@ -59,7 +59,7 @@ def granted(world: World) -> str:
     return run_id
 
 
-def test_calls_of_a_granted_series_start_once_each_up_to_the_limit(world: World) -> None:
+def test_calls_in_a_granted_series_start_once_each_up_to_the_limit(world: World) -> None:
     run_id = granted(world)
     for number in (2, 3):
         world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNABLE, number),))
@@ -105,7 +105,7 @@ def test_a_grant_covers_calls_only_while_it_has_enough_approvals(given_by: tuple
     assert world.run(run_id).grant.uses == 2  # type: ignore[union-attr]
 
 
-def test_an_edited_series_is_granted_as_edited(world: World) -> None:
+def test_a_grant_covers_the_series_as_edited(world: World) -> None:
     """The edit changes the call, the count and the interval of the job from then on."""
     run_id = asked(world)
     edited = replace(OTHER, interval_seconds=5.0, iterations_max=2)

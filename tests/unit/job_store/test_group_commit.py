@@ -162,7 +162,7 @@ async def test_without_a_database_all_callers_of_the_group_get_an_error(
         assert await run_all(commit, ["a", "b"]) == ["a", "b"]
 
 
-async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_one_poison_operation_does_not_fail_the_others(journal: ScriptedJournal, recorder: Recorder) -> None:
     """I20."""
     journal.poison = "poison"
     async with running(journal, recorder) as commit:
@@ -216,7 +216,7 @@ async def test_the_queue_is_bounded(
     assert isinstance(answers[2], Overloaded)
 
 
-async def test_at_shutdown_waiting_operations_are_written_and_new_ones_refused(
+async def test_shutdown_writes_waiting_operations_and_refuses_new_ones(
     journal: ScriptedJournal, recorder: Recorder
 ) -> None:
     async with running(journal, recorder) as commit:

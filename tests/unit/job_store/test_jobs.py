@@ -36,7 +36,7 @@ def test_the_end_of_a_job_starts_one_turn_that_reports_it() -> None:
     assert desk.active is None
 
 
-def test_a_silent_job_reports_nothing_and_is_closed_at_its_end(desk: Desk) -> None:
+def test_a_silent_job_is_closed_at_its_end_without_a_report(desk: Desk) -> None:
     run_id = desk.start_run()
     detached = change("call_s", CallState.DETACHED, child_run_id="job_s")
     silent = replace(delegation("call_s", "job_s", is_job=True), is_silent=True)
@@ -64,7 +64,7 @@ def test_a_top_up_does_not_start_a_turn_early(desk: Desk) -> None:
     assert turn.claim_at == desk.now + TURN_DISTANCE
 
 
-def test_a_turn_does_not_inherit_top_ups_of_its_job() -> None:
+def test_a_turn_does_not_inherit_its_jobs_top_ups() -> None:
     desk, job = desk_with_a_job()
     desk.unit.put_run(replace(desk.run(job), token_budget=100))
     desk.send(job, TopUp(tokens=30), "one")
@@ -74,7 +74,7 @@ def test_a_turn_does_not_inherit_top_ups_of_its_job() -> None:
     assert (desk.run(job).token_budget, desk.turns[0].token_budget) == (150, 100)
 
 
-def test_an_unstarted_turn_uses_no_slot_of_the_store_queue() -> None:
+def test_an_unstarted_turn_does_not_use_a_store_queue_slot() -> None:
     desk, job = desk_with_a_job()
     desk.end_job(job)
     (turn,) = desk.turns
@@ -85,7 +85,7 @@ def test_an_unstarted_turn_uses_no_slot_of_the_store_queue() -> None:
     assert desk.queue == (0, 0)
 
 
-def test_a_notice_that_may_not_start_a_turn_does_not_block_others() -> None:
+def test_a_notice_not_allowed_to_start_a_turn_does_not_block_others() -> None:
     """After five generations a notice waits for the user; a job of the user's run starts afresh."""
     desk, old = desk_with_a_job()
     desk.unit.put_run(replace(desk.run(old), generation=GENERATIONS_MAX))
@@ -99,7 +99,7 @@ def test_a_notice_that_may_not_start_a_turn_does_not_block_others() -> None:
     assert turn.generation == 1
 
 
-def test_a_reject_message_is_refused_if_another_waits_behind_a_turn() -> None:
+def test_a_message_with_reject_is_refused_if_another_waits_behind_a_turn() -> None:
     desk, _ = desk_with_a_turn()
     desk.submit(MessagePolicy.REJECT)
     with pytest.raises(ConversationBusy):
@@ -120,7 +120,7 @@ def test_a_quarantined_turn_does_not_block_messages() -> None:
         assert submitted.run.run_id in desk.conversation.queue, policy
 
 
-def test_a_crashed_turn_that_is_being_stopped_ends_for_the_message() -> None:
+def test_a_crashed_turn_that_is_being_stopped_ends_for_a_waiting_message() -> None:
     """Without an operator: open calls get a result, and the waiting message gets the turn."""
     for state, left in (
         (CallState.RUNNING, CallState.OUTCOME_UNKNOWN),

@@ -101,7 +101,7 @@ def test_the_deployment_may_grant_any_role_of_any_store(roles: frozenset[str], s
 
 
 @given(GOVERNORS, st.sampled_from(["", *STORES]), st.booleans())
-def test_only_key_makers_of_a_store_may_revoke_and_list_its_keys(
+def test_only_key_managers_of_a_store_may_list_and_revoke_its_keys(
     governor: Principal, store_id: str, ended: bool
 ) -> None:
     key = with_fields(ORDINARY, store_id=StoreId(store_id), revoke_time=NOW if ended else None)
@@ -119,7 +119,7 @@ def test_only_key_makers_of_a_store_may_revoke_and_list_its_keys(
     assert again.revoke_time == (NOW if ended else later)
 
 
-def test_the_store_of_the_caller_is_the_default() -> None:
+def test_the_callers_store_is_the_default() -> None:
     assert governed_store(operator(), "") == "acme"
     assert governed_store(DEPLOYMENT, "") == ""
 
@@ -175,7 +175,7 @@ KEY_MAKERS = st.builds(
 
 
 @given(KEY_MAKERS | st.just(DEPLOYMENT), st.lists(USERS, min_size=1, max_size=5))
-def test_a_key_records_all_users_in_its_chain_of_makers(first: Principal, users: list[UserId]) -> None:
+def test_a_key_records_all_users_in_its_chain_of_creators(first: Principal, users: list[UserId]) -> None:
     """HITL-4: no user becomes a second person through a key made directly or indirectly by them."""
     # Keys made by the deployment or the local key start a new chain, whose holder answers for later keys.
     is_root = is_deployment(first) or first.credential_id == "local"
@@ -188,7 +188,7 @@ def test_a_key_records_all_users_in_its_chain_of_makers(first: Principal, users:
         hands.add(user_id)
 
 
-def test_the_makers_of_a_key_are_limited() -> None:
+def test_the_number_of_recorded_key_creators_is_limited() -> None:
     """As many as the ledger accepts for the people of one decision."""
     governor = operator()
     for number in range(MAKERS_MAX):
@@ -200,7 +200,7 @@ def test_the_makers_of_a_key_are_limited() -> None:
 
 
 @pytest.mark.parametrize(("makers", "keys_max", "kept_max"), [((), 1000, 10_000), (("ops",), 900, 9000)])
-def test_keys_of_a_store_are_limited_with_reserve_for_the_deployment(
+def test_keys_per_store_are_limited_with_a_reserve_for_the_deployment(
     makers: tuple[str, ...], keys_max: int, kept_max: int
 ) -> None:
     key = with_fields(ORDINARY, maker_user_ids=frozenset(makers))

@@ -29,7 +29,7 @@ def groups(lanes: Lanes[Waiting], *, operations_max: int = 128, bytes_max: int =
 
 
 @given(drawn=WAITING, operations_max=st.integers(64, 128), bytes_max=st.integers(1, 2000))
-def test_operations_are_written_once_in_order_in_bounded_groups(
+def test_operations_are_written_once_and_in_order_in_bounded_groups(
     drawn: list[tuple[Lane, str, int]], operations_max: int, bytes_max: int
 ) -> None:
     found = groups(filled(drawn), operations_max=operations_max, bytes_max=bytes_max)

@@ -18,7 +18,7 @@ def event_types(desk: Desk, run_id: str) -> list[str]:
     return [event.lifecycle_type for event in events if event.lifecycle_type]
 
 
-def test_iterations_send_no_lifecycle_events() -> None:
+def test_iterations_do_not_send_lifecycle_events() -> None:
     desk, job = desk_with_a_job()
     desk.take(job)
     for _ in range(50):
@@ -28,7 +28,7 @@ def test_iterations_send_no_lifecycle_events() -> None:
     assert event_types(desk, job) == ["run.queued", "run.running", "run.completed"]
 
 
-def test_a_job_that_waits_for_a_person_and_resumes_is_reported() -> None:
+def test_a_job_that_waits_for_a_user_and_resumes_is_reported() -> None:
     """A notified user also learns that the need is over."""
     desk, job = desk_with_a_job()
     desk.take(job)
@@ -38,7 +38,7 @@ def test_a_job_that_waits_for_a_person_and_resumes_is_reported() -> None:
     assert event_types(desk, job) == [*first_events, "run.waiting", "run.waiting", "run.waiting", "run.running"]
 
 
-def test_pauses_and_resumes_of_a_job_are_reported() -> None:
+def test_job_pauses_and_resumes_are_reported() -> None:
     desk, job = desk_with_a_job()
     desk.take(job)
     for step in (TIME, PAUSED, TIME, RUNNING, PAUSED, RUNNING, PAUSED):
@@ -48,7 +48,7 @@ def test_pauses_and_resumes_of_a_job_are_reported() -> None:
     assert event_types(desk, job) == ["run.queued", "run.running", *pauses, "run.cancelled"]
 
 
-def test_every_state_change_of_a_user_run_is_reported() -> None:
+def test_every_state_change_in_a_user_run_is_reported() -> None:
     desk, _ = desk_with_a_job()
     run_id = desk.start_run()
     for step in (TIME, RUNNING, AGENT, RUNNING):

@@ -6,7 +6,7 @@ from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.job_store.ledger.rules.attention import Silence
 
 
-def test_silence_is_counted_afresh_after_a_gap_between_polls() -> None:
+def test_a_gap_between_polls_restarts_the_silence_count() -> None:
     """While the database was unavailable, no worker could renew its lease."""
     key = RunKey(StoreId("store"), RunId("run"))
     silence = Silence()

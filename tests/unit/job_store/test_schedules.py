@@ -77,7 +77,7 @@ def test_hourly_schedules_are_unaffected_by_daylight_saving(start: datetime) -> 
     assert times == [start + timedelta(minutes=30) * number for number in range(1, 13)]
 
 
-def test_half_hour_clock_changes_skip_no_due_time() -> None:
+def test_half_hour_clock_changes_do_not_skip_scheduled_times() -> None:
     start = datetime(2026, 10, 3, 14, 0, tzinfo=UTC)
     found = local("30 * * * *", start, 3, "Australia/Lord_Howe")
     assert found == ["04 01:30+1030", "04 02:30+1100", "04 03:30+1100"]
@@ -85,14 +85,16 @@ def test_half_hour_clock_changes_skip_no_due_time() -> None:
     assert found == ["04 02:30+1100", "05 02:30+1100"]
 
 
-def test_rare_days_are_searched_thirty_years_ahead() -> None:
+def test_rare_dates_are_found_up_to_thirty_years_ahead() -> None:
     """A day that occurs every 28 or 40 years used to block the event loop."""
     times = timing.due_times(Timing(cron="0 0 29 2 */7"), "x", SPRING)
     assert [time.year for time in islice(times, 10)] == [2032]
 
 
 @given(st.one_of(CRONS, INTERVALS), TIMES, st.integers(0, 20))
-def test_due_times_are_the_same_from_any_starting_point(given_timing: Timing, after: datetime, number: int) -> None:
+def test_scheduled_times_do_not_depend_on_the_starting_point(
+    given_timing: Timing, after: datetime, number: int
+) -> None:
     times = list(islice(timing.due_times(given_timing, "x", after), 30))
     assert all(earlier < later for earlier, later in pairwise([after, *times]))
     assert list(islice(timing.due_times(given_timing, "x", times[number]), 29 - number)) == times[number + 1 :]
@@ -108,7 +110,7 @@ def test_jitter_is_bounded_and_stable(schedule_id: str, seconds: int, after: dat
 
 
 @given(INTERVALS, TIMES, st.integers(1, 100_000), st.integers(0, 100_000))
-def test_nothing_is_due_before_the_start_or_from_the_end_on(
+def test_scheduled_times_are_never_before_the_start_or_at_or_after_the_end(
     given_timing: Timing, after: datetime, start_offset: int, length: int
 ) -> None:
     start = after + timedelta(seconds=start_offset)
@@ -161,7 +163,7 @@ def test_a_start_time_in_year_one_is_supported() -> None:
     assert next(timing.due_times(Timing(interval_seconds=60, start_time=year_one), "x", SPRING)) > SPRING
 
 
-def test_jitter_never_moves_a_due_time_past_the_end() -> None:
+def test_jitter_never_moves_a_scheduled_time_past_the_end() -> None:
     jittered = Timing(interval_seconds=60, jitter_seconds=3600, end_time=SPRING + timedelta(hours=2))
     late = timing.jitter(jittered, "x")
     assert late > timedelta(minutes=1)
@@ -170,7 +172,7 @@ def test_jitter_never_moves_a_due_time_past_the_end() -> None:
     )
 
 
-def test_past_due_times_are_limited_to_the_range() -> None:
+def test_past_scheduled_times_are_limited_to_the_range() -> None:
     hourly = Timing(interval_seconds=3600, end_time=SPRING + timedelta(hours=3))
     assert timing.past_times(hourly, "x", SPRING, SPRING + timedelta(hours=2)) == (SPRING, SPRING + timedelta(hours=1))
     assert len(timing.past_times(hourly, "x", SPRING, SPRING + timedelta(days=9))) == 3
@@ -186,7 +188,7 @@ def test_past_due_times_are_limited_to_the_range() -> None:
 
 
 @pytest.mark.parametrize("start", [datetime(1, 1, 1, tzinfo=UTC), SPRING - timedelta(seconds=101)])
-def test_a_past_range_with_over_a_hundred_due_times_is_refused(start: datetime) -> None:
+def test_a_past_range_with_over_a_hundred_scheduled_times_is_refused(start: datetime) -> None:
     every_second = Timing(interval_seconds=1)
     assert len(timing.past_times(every_second, "x", SPRING - timedelta(seconds=100), SPRING)) == timing.CAUGHT_UP_MAX
     with pytest.raises(TooLarge):
@@ -211,7 +213,7 @@ def kept(overlap: Overlap = Overlap.SKIP) -> ScheduleRow:
     return put(None, asked, OWNER, SPRING, new_id="sch", count=0, must_exist=False)
 
 
-def test_an_unfired_due_time_survives_unrelated_edits() -> None:
+def test_a_pending_scheduled_time_survives_unrelated_edits() -> None:
     row = kept()
     late = SPRING + timedelta(seconds=90)
     for changed in (
@@ -231,7 +233,7 @@ def test_resuming_an_active_schedule_replaces_its_key() -> None:
     assert resumed(row, OWNER, SPRING) is row
 
 
-def test_a_waiting_firing_is_not_trimmed() -> None:
+def test_a_pending_scheduled_run_is_not_trimmed() -> None:
     row = kept(Overlap.QUEUE)
     waiting = FireRow(due_time=SPRING, fire_time=SPRING, outcome=FireOutcome.WAITING, request_id=RequestId("r"))
     row = with_fire(row, waiting)
@@ -306,7 +308,7 @@ def test_any_cron_text_is_accepted_or_refused(part: str, index: int) -> None:
     assert next(timing.due_times(cron, "x", SPRING)) > SPRING
 
 
-def test_schedules_and_triggers_of_a_user_are_limited() -> None:
+def test_the_number_of_schedules_and_triggers_per_user_is_limited() -> None:
     schedule, trigger = kept().definition, triggers.TriggerDefinition(name="x", text="x")
     made = {"new_id": "x", "must_exist": False}
     with pytest.raises(TooLarge):
@@ -318,7 +320,7 @@ def test_schedules_and_triggers_of_a_user_are_limited() -> None:
 @pytest.mark.parametrize(
     ("ending", "failures"), [(RunState.FAILED, 3), (RunState.COMPLETED, 0), (RunState.CANCELLED, 2), (None, 2)]
 )
-def test_the_end_of_a_run_is_counted_once_for_its_schedule(ending: RunState | None, failures: int) -> None:
+def test_each_ended_run_is_counted_once_for_its_schedule(ending: RunState | None, failures: int) -> None:
     """A run removed before it was counted is neither a failure nor a success."""
     row = replace(kept(), failures=2, last_run_counted=False)
     assert with_ending(row, RunState.RUNNING) is row

@@ -58,7 +58,7 @@ def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
     assert desk.background.open_jobs_of(USER) == OPEN_MAX
 
 
-def test_open_jobs_of_a_user_in_a_conversation_are_limited() -> None:
+def test_a_users_open_jobs_in_a_conversation_are_limited() -> None:
     """ASYNC-7: jobs that the model started count too; jobs of other users do not."""
     desk, _ = desk_with_a_job()
     for number in range(OPEN_MAX - 1):
@@ -95,7 +95,7 @@ def test_a_delayed_job_is_queued_only_once_it_is_due(desk: Desk) -> None:
     assert not desk.run(job.run_id).needs_slot(due), "it has started"
 
 
-def test_a_job_cannot_be_started_in_a_conversation_of_another_user() -> None:
+def test_a_job_cannot_be_started_in_another_users_conversation() -> None:
     desk, _ = desk_with_a_job()
     with pytest.raises(ConversationNotFound):
         start_job(desk, user_id="you")

@@ -56,7 +56,7 @@ def test_transition_tables_match_the_specification() -> None:
 _NOT_BY_STEPS = (RunState.CANCELLING, RunState.NEEDS_ATTENTION)
 
 
-def test_a_step_moves_a_run_only_along_the_table() -> None:
+def test_a_step_moves_a_run_only_as_the_transition_table_allows() -> None:
     """I16, EVT-4: a forbidden move changes nothing."""
     for before, after in itertools.product(RunState, RunState):
         _move_run(World(), before, after)
@@ -77,7 +77,7 @@ def _move_run(world: World, before: RunState, after: RunState) -> None:
     assert len(world.unit.events.rows) == events + moves
 
 
-def test_a_step_moves_a_call_only_along_the_table() -> None:
+def test_a_step_moves_a_call_only_as_the_transition_table_allows() -> None:
     """I16: an ungated call. Gated calls have their own tests."""
     for before, after in itertools.product(CallState, CallState):
         _move_call(World(), before, after)
@@ -150,7 +150,7 @@ def test_a_run_cannot_end_with_an_open_call(world: World, run_id: str) -> None:
                 world.commit(run_id, state=RunState.COMPLETED)
 
 
-def test_only_a_run_that_waits_for_a_person_may_sleep_indefinitely() -> None:
+def test_only_a_run_that_waits_for_a_user_may_sleep_indefinitely() -> None:
     """I3: any other run needs a wake_time at which it continues."""
     for state in [state for state in RunState if not state.is_terminal]:
         world = World()

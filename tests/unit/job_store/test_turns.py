@@ -9,7 +9,7 @@ from pawl.values import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import World
 
 
-def test_a_second_message_enters_the_conversation_only_at_its_turn(world: World) -> None:
+def test_a_second_message_enters_the_conversation_only_when_its_turn_starts(world: World) -> None:
     """A message sent during a run must not enter the middle of that run's history."""
     first = world.start_run()
     second = world.submit().run
@@ -75,7 +75,7 @@ def test_a_run_that_ends_in_the_same_group_frees_its_queue_slot(world: World) ->
         world.submit(store_queue_max=1)
 
 
-def test_submitting_is_idempotent_and_a_reused_id_is_refused(world: World) -> None:
+def test_submitting_is_idempotent_and_reusing_an_id_is_refused(world: World) -> None:
     """I2, LOOP-1."""
     run = world.submit(request_id="r1").run
     world.claim(run.run_id)

@@ -70,7 +70,7 @@ def test_changes_without_usage_add_nothing() -> None:
     assert usage.added([], [(row, replace(row, usage=packed(Used(input_tokens=7))))], read, NOW) == []
 
 
-def test_an_imported_history_counts_no_usage() -> None:
+def test_an_imported_history_does_not_count_as_usage() -> None:
     assert usage.added([replace(run(used=Used(input_tokens=7)), imported=True)], [], read, NOW) == []
 
 

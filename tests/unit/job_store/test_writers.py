@@ -47,7 +47,7 @@ def shared() -> tuple[World, str]:
     return world, run_id
 
 
-def test_writers_leave_half_of_the_queue_to_its_user() -> None:
+def test_writers_leave_half_of_the_queue_to_the_owner() -> None:
     world, _ = shared()
     for _ in range(2):
         world.submit(user_id=BOB, queue_max=3)
@@ -73,7 +73,7 @@ def test_writers_may_undo_their_own_runs_only() -> None:
         world.submit(user_id=BOB, undoes=theirs)
 
 
-def test_runs_of_writers_stop_when_write_sharing_ends() -> None:
+def test_writers_runs_stop_when_write_sharing_ends() -> None:
     world, first = shared()
     world.commit(first, state=RunState.COMPLETED)
     active, waiting = (world.submit(user_id=BOB).run.run_id for _ in range(2))
@@ -104,7 +104,7 @@ def desk_of_two() -> tuple[Desk, str, str]:
     return desk, mine, theirs
 
 
-def test_a_notice_enters_only_runs_of_the_jobs_user() -> None:
+def test_a_notice_enters_only_the_job_owners_runs() -> None:
     desk, mine, theirs = desk_of_two()
     run_id = desk.start_run()
     desk.end_job(theirs)
@@ -120,7 +120,7 @@ def test_a_notice_enters_only_runs_of_the_jobs_user() -> None:
     assert [each.run_id for each in desk.enter(desk.take(desk.turns[1].run_id))] == [mine]
 
 
-def test_no_other_user_stops_or_steers_a_turn() -> None:
+def test_other_users_cannot_stop_or_steer_a_turn() -> None:
     """It is protected like a run started by a message, also before it starts."""
     for has_started in (False, True):
         desk, _, theirs = desk_of_two()

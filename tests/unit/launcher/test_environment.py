@@ -65,7 +65,7 @@ def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeyp
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
 
-def test_only_the_registry_gets_the_data_folder_of_tools(tmp_path: Path) -> None:
+def test_only_the_registry_gets_the_tools_data_folder(tmp_path: Path) -> None:
     for spec in SPECS:
         found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
         assert ("PAWL_DATA" in found) is (spec.name == "tool-registry")
@@ -129,7 +129,7 @@ def test_each_service_has_its_own_database_url(tmp_path: Path) -> None:
     assert not owners & set(urls)
 
 
-def test_the_owner_of_an_external_database_is_passed_on(tmp_path: Path) -> None:
+def test_an_external_databases_owner_is_passed_to_the_services(tmp_path: Path) -> None:
     one = SuiteOptions(data=tmp_path, database_url="postgresql://us")
     two = dataclasses.replace(one, database_owner_url="postgresql://owner")
     (store,) = STAGES[0]

@@ -23,7 +23,7 @@ def test_a_secret_is_created_once(tmp_path: Path) -> None:
     assert SecretFiles(tmp_path / "secrets").get("other") != first
 
 
-def test_secrets_are_made_private_again(tmp_path: Path) -> None:
+def test_secret_file_permissions_are_restored(tmp_path: Path) -> None:
     """I22."""
     folder = tmp_path / "secrets"
     secrets = SecretFiles(folder)
@@ -62,7 +62,7 @@ def test_a_stale_lock_file_is_ignored(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_a_folder_of_another_version_is_refused_unchanged(tmp_path: Path) -> None:
+def test_a_folder_from_another_version_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     """I23."""
     (tmp_path / "VERSION").write_text("7\n")
     with pytest.raises(StartError, match="has data version 7, and this Pawl reads version 1"):
@@ -76,7 +76,7 @@ def test_a_folder_of_another_version_is_refused_unchanged(tmp_path: Path) -> Non
         folder.close()
 
 
-def test_a_foreign_folder_is_refused_unchanged(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     before = mode(tmp_path)
     with pytest.raises(StartError, match="is not empty and not a data folder of Pawl"):

@@ -28,7 +28,7 @@ def test_a_flag_overrides_its_variable() -> None:
     assert read_options(environment).data == Path("elsewhere").resolve()
 
 
-def test_all_sets_every_port_that_is_not_named() -> None:
+def test_all_sets_every_port_that_is_not_set_individually() -> None:
     options = read_options({}, ports=["all=0", "nats=5"])
     assert set(options.ports) == set(DEFAULT_PORTS)
     assert {name: port for name, port in options.ports.items() if port} == {"nats": 5}
@@ -84,7 +84,7 @@ KUBERNETES = {
 }
 
 
-def test_variables_of_settings_tools_and_kubernetes_are_accepted() -> None:
+def test_settings_tool_and_kubernetes_variables_are_accepted() -> None:
     names = re.findall(r"^#(PAWL_\w+)=", (Path(__file__).parents[3] / ".env.example").read_text(), re.MULTILINE)
     assert names
     of_tools = {"PAWL_TOOL_ENVIRONMENT": "PAWL_OF_A_TOOL", "PAWL_OF_A_TOOL": "x"}

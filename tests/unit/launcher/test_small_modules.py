@@ -25,7 +25,7 @@ from pawl.launcher.processes import next_delay
 from pawl.launcher.up import commands, show
 
 
-def test_backoff_doubles_up_to_ten_seconds_and_starts_afresh_after_a_long_life() -> None:
+def test_backoff_doubles_to_ten_seconds_and_resets_after_a_long_uptime() -> None:
     delays: list[float] = []
     for _ in range(8):
         delays.append(next_delay(delays[-1] if delays else None, alive_seconds=1))
@@ -61,7 +61,7 @@ def test_free_ports_are_unique_across_processes() -> None:
     assert len({*theirs, *ours}) == 400
 
 
-def test_a_log_is_rotated_by_size_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_rotated_by_size_while_it_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logfile, "SIZE_MAX_BYTES", 10)
     log = LogFile(tmp_path / "x.log")
     with log.open() as writer:

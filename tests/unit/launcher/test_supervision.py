@@ -109,7 +109,7 @@ async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options,
         assert not path.exists()
 
 
-async def test_a_dead_process_restarts_on_its_address_but_not_a_stopped_one(
+async def test_a_crashed_process_restarts_at_its_address_but_a_stopped_one_does_not(
     options: Options,
 ) -> None:
     """OPS-5."""

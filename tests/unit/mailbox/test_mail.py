@@ -133,7 +133,7 @@ def test_a_mail_with_ambiguous_headers_is_refused(head: bytes) -> None:
         ([], False),
     ],
 )
-def test_only_the_dmarc_result_of_the_receiving_server_counts(results: list[str], passes: bool) -> None:
+def test_only_the_receiving_servers_dmarc_result_counts(results: list[str], passes: bool) -> None:
     headers = "".join(f"Authentication-Results: {result}\n" for result in results)
     mail = read(f"{headers}{PLAIN}", MX)
     assert (mail["refusal"] == "") is passes, mail
@@ -182,7 +182,7 @@ def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
         ("a" + "\n" * 1000 + "b", False),
     ],
 )
-def test_a_text_is_marked_as_cut_if_part_of_it_is_missing(text: str, is_cut: bool) -> None:
+def test_truncated_text_is_marked_as_truncated(text: str, is_cut: bool) -> None:
     """Runs of blank lines collapse to one and do not count as cut."""
     mail = read(f"From: ann@example.com\nContent-Type: text/plain; charset=utf-8\n\n{text}\n")
     assert ("cut" in mail, len(mail["text"].encode()) <= TEXT_BYTES_MAX) == (is_cut, True)

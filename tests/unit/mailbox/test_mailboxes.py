@@ -259,7 +259,7 @@ async def test_a_hanging_server_does_not_delay_other_mailboxes(server: ImapServe
         hanging.answers.set()
 
 
-async def test_the_mailbox_service_writes_no_document_without_a_user() -> None:
+async def test_the_mailbox_service_stores_documents_only_for_a_user() -> None:
     """Without a user it would be a document of the store, visible to every user's runs."""
     set_principal(acting_for(service_principal("mailbox"), {"pawl-store": "acme"}))
     servicer = DocumentServicer(cast("Any", None))

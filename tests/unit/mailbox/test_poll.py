@@ -133,7 +133,7 @@ async def test_the_mails_of_a_poll_are_limited(server: ImapServer) -> None:
     assert await poll(server, 5) == ([6, 7, 8, 9, 10], "", False)
 
 
-async def test_any_backlog_of_mails_is_read(server: ImapServer) -> None:
+async def test_a_backlog_of_any_size_is_read(server: ImapServer) -> None:
     server.mails = dict.fromkeys(range(1, 200_001), MAIL.encode())
     assert await poll(server, 7) == (list(range(8, 18)), "", True)
     assert await poll(server, 199_999) == ([200_000], "", False)
@@ -184,7 +184,7 @@ async def test_a_mail_that_breaks_the_parser_does_not_block_others(server: ImapS
         ("kill -TERM $$", {"error": "cannot be read: the poll process ended with status -15"}),
     ],
 )
-async def test_a_crash_of_the_reader_loses_no_earlier_mail(
+async def test_a_reader_crash_does_not_lose_earlier_mails(
     end: str, last: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mail is not to blame if the process was stopped from outside."""

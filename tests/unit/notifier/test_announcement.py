@@ -71,7 +71,7 @@ def test_a_notification_id_is_derived_from_its_event() -> None:
     assert announced(of("completed")).notification_id == notification_id(EventId("evt_1"))
 
 
-def test_texts_are_cut_by_bytes_between_characters() -> None:
+def test_text_is_truncated_to_a_byte_limit_between_characters() -> None:
     draft = announced(of("failed", failure={"message": "ä\n" * 5000}, output_text="\0\u202e" + "ü" * 5000))
     assert "\n" not in draft.title
     assert draft.body.startswith("<U+202E>ü"), "hidden characters are marked"
@@ -80,7 +80,7 @@ def test_texts_are_cut_by_bytes_between_characters() -> None:
     assert draft.body.endswith("ü...")
 
 
-def test_the_end_of_a_job_belongs_to_its_reporting_conversation() -> None:
+def test_a_jobs_end_belongs_to_its_reporting_conversation() -> None:
     """ASYNC-5: job ends that need no report are not announced."""
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("completed", {}, "completed"),
@@ -136,7 +136,7 @@ def test_an_escalated_request_notifies_all_approvers_and_the_user() -> None:
     assert shown(drafts[-1]).conversation_id == "conv_1"
 
 
-def test_a_state_change_ends_needs_and_the_end_of_a_run_approvals() -> None:
+def test_state_changes_settle_user_requests_and_run_ends_settle_approvals() -> None:
     over = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
     of_call = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))
     settled = asked()
@@ -165,7 +165,7 @@ def test_a_paused_trigger_notifies_its_user() -> None:
     assert (draft.inbox.user_id, draft.run_id, draft.conversation_id) == ("ann", "", "")
 
 
-def test_invalid_events_are_poison() -> None:
+def test_invalid_events_are_treated_as_poison() -> None:
     """I13: including an event whose store differs from its subject."""
     subject = "pawl.v1.acme.lifecycle.waiting"
     good = [of("completed"), asked(), paused()]

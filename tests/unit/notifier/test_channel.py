@@ -69,7 +69,7 @@ def test_a_failed_delivery_is_retried_over_a_day_at_the_promised_times(each: lis
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_of_a_busy_receiver_is_honoured(status: int) -> None:
+def test_a_busy_receivers_retry_after_is_honoured(status: int) -> None:
     def pause(number: int, seconds: float) -> float | None:
         return judged(Outcome(status=status, retry_after_seconds=seconds), number=number).retry_seconds
 
@@ -120,9 +120,7 @@ candidates = st.builds(
 
 
 @given(st.lists(candidates, max_size=300), st.lists(candidates, max_size=100))
-def test_no_limit_is_exceeded_and_deferred_deliveries_hit_a_full_one(
-    due: list[Candidate], before: list[Candidate]
-) -> None:
+def test_deliveries_are_deferred_exactly_when_a_limit_is_reached(due: list[Candidate], before: list[Candidate]) -> None:
     in_progress = choose(before, [])
     chosen = choose(due, in_progress)
     used = Counter(slot for each in [*in_progress, *chosen] for slot in each.slots.items())
@@ -302,7 +300,7 @@ def test_muted_or_unwanted_deliveries_are_skipped_and_quiet_ones_wait() -> None:
     assert plan(replace(muted, enabled=False), NIGHT_TIME).state is DeliveryState.DEAD
 
 
-def test_only_delayed_deliveries_are_skipped_once_read_or_over() -> None:
+def test_only_delayed_deliveries_are_skipped_once_read_or_settled() -> None:
     now = DUE.create_time
     later = replace(DUE, after_seconds=600)
     assert plan(later, now).until_time == now + timedelta(seconds=600)

@@ -129,7 +129,7 @@ async def test_a_poison_event_is_rejected_immediately_and_blocks_no_other(scene:
     assert (scene.count("rejected"), scene.count("notified")) == (1, 1)
 
 
-async def test_an_event_that_cannot_be_stored_is_finally_rejected(scene: Scene) -> None:
+async def test_an_event_that_cannot_be_stored_is_eventually_rejected(scene: Scene) -> None:
     """I20."""
     bad, good = scene.delivery(of("completed", "bad")), scene.delivery(of("completed", "a"))
     await scene.intake.take([bad, good])
@@ -172,7 +172,7 @@ async def test_an_approval_event_is_acknowledged_after_all_its_notifications(sce
     assert deliveries[0].stored_when_answered == 4
 
 
-async def test_every_event_ends_the_needs_that_it_settles(scene: Scene) -> None:
+async def test_every_event_settles_the_requests_it_resolves(scene: Scene) -> None:
     events = [of("waiting", "a"), of("running", "a"), asked("b")]
     deliveries = [scene.delivery(each) for each in (*events, event("warning"))]
     await scene.intake.take([*deliveries, scene.delivery(b"\xff")])
@@ -180,7 +180,7 @@ async def test_every_event_ends_the_needs_that_it_settles(scene: Scene) -> None:
     assert len(scene.store.drafts) == 3
 
 
-async def test_the_end_of_a_job_is_notified_only_if_its_conversation_waits(scene: Scene) -> None:
+async def test_a_jobs_end_sends_a_notification_only_if_its_conversation_waits(scene: Scene) -> None:
     """ASYNC-5: also if the wait started just before."""
     parks = of("waiting", "parks")
     parks.conversation_id = "conv_3"

@@ -188,7 +188,7 @@ texts = st.text(max_size=300) | st.sampled_from(
 
 
 @given(texts, texts)
-def test_untrusted_content_is_always_text(title: str, body: str) -> None:
+def test_untrusted_content_is_never_rendered_as_markup(title: str, body: str) -> None:
     title, body = (each.encode(errors="replace").decode() for each in (title, body))
     message = mail_of(replace(DRAFT, title=title, body=body))
     assert [name for name in message if name not in MIME] == HEADERS
@@ -231,7 +231,7 @@ def test_a_plain_address_is_accepted_and_delayed_by_default() -> None:
     assert kind_of("https://example.com/mailto:") is ChannelKind.WEBHOOK
 
 
-def test_anything_that_could_be_several_addresses_is_refused() -> None:
+def test_text_that_could_be_read_as_several_addresses_is_refused() -> None:
     addresses = [
         "",
         "ann",

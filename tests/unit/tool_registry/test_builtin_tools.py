@@ -130,7 +130,7 @@ def test_whole_numbers_are_exact(left: int, right: int, sign: str) -> None:
 
 
 @given(st.lists(st.text("aø\n 語", max_size=50), max_size=8), st.integers(1, 5000))
-def test_parts_of_a_text_cover_it_with_their_offsets(pieces: list[str], times: int) -> None:
+def test_the_parts_of_a_text_cover_all_of_it_and_have_offsets(pieces: list[str], times: int) -> None:
     text = "".join(piece * times for piece in pieces)
     parts = parts_of(text)
     assert "".join(content for _, content in parts) == text
@@ -141,7 +141,7 @@ def test_parts_of_a_text_cover_it_with_their_offsets(pieces: list[str], times: i
 
 
 @for_each("separator", ["\n\n", "\n", " "])
-def test_a_text_is_cut_between_paragraphs_lines_or_words(separator: str) -> None:
+def test_text_is_split_between_paragraphs_lines_or_words(separator: str) -> None:
     (_, first), *_ = parts_of((("x" * 99) + separator) * 2000)
     assert first.endswith("x" + separator)
 

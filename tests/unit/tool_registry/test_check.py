@@ -93,13 +93,13 @@ def test_arguments_must_be_an_object(raw: bytes) -> None:
 
 
 @for_each("raw", [b"", b"  \n", b"{}"])
-def test_no_arguments_are_an_empty_object(raw: bytes) -> None:
+def test_missing_arguments_are_read_as_an_empty_object(raw: bytes) -> None:
     found = check(raw, {"type": "object", "properties": {"a": {"default": 1}}})
     assert isinstance(found, Accepted)
     assert found.canonical == b'{"a":1}'
 
 
-def test_arguments_over_the_limit_are_refused_and_at_the_limit_are_not() -> None:
+def test_only_arguments_over_the_size_limit_are_refused() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     frame = len(b'{"a":""}')
     fits = b'{"a":"%s"}' % (b"x" * (ARGUMENTS_BYTES_MAX - frame))
@@ -107,7 +107,7 @@ def test_arguments_over_the_limit_are_refused_and_at_the_limit_are_not() -> None
     assert refused(fits + b" ", schema).reason == "INVALID_ARGUMENTS"
 
 
-def test_defaults_cannot_carry_arguments_over_the_limit() -> None:
+def test_defaults_cannot_push_arguments_over_the_limit() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"default": "y" * 1000}}}
     raw = b'{"a":"%s"}' % (b"x" * (ARGUMENTS_BYTES_MAX - 100))
     assert refused(raw, schema).reason == "INVALID_ARGUMENTS"
@@ -162,7 +162,7 @@ def test_a_long_chain_of_references_is_refused() -> None:
         {"$id": "http://example.com/b", "$ref": "#/$defs/a"},
     ],
 )
-def test_growth_cannot_hide_behind_a_non_pointer_reference(task: dict[str, str]) -> None:
+def test_schema_growth_is_detected_behind_non_pointer_references(task: dict[str, str]) -> None:
     """Growth analysis and validation must follow the same references."""
     schema = {"$id": "http://example.com/tree", "type": "object", "$anchor": "tree", "properties": {"a": task}}
     with pytest.raises(InvalidSchema, match=r"pointer|at the top"):
@@ -174,14 +174,14 @@ def test_tools_of_the_deployment_may_have_recursive_schemas() -> None:
     assert compile_schema(tree, recursion=True).is_valid({"children": [{"children": []}]})
 
 
-def test_near_matches_ignore_case_and_may_be_empty() -> None:
+def test_near_matches_ignore_case_and_decoration() -> None:
     assert near_matches("Calculat", ["calculate", "send_email"]) == ["calculate"]
     assert did_you_mean("xyz", ["calculate"]) == ""
     for name in ("tools/write_x", "write_x\u200b", "mcp__rig__write_x", "<|channel|>write_x<|message|>"):
         assert near_matches(name, ["write_x", "send"]) == ["write_x"], name
 
 
-def test_a_schema_with_patterns_weighs_its_compiled_size() -> None:
+def test_a_schema_with_patterns_counts_with_its_compiled_size() -> None:
     """Cached versions are bounded by weight, and a short pattern takes some 60 KB."""
     properties = {"a": {"type": "string", "pattern": r"\p{L}"}}
     root: dict[str, Any] = {"type": "object", "properties": properties}
@@ -312,7 +312,7 @@ def test_unambiguous_values_are_coerced(schema: dict[str, Any], written: Any, re
         ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, "maybe"),
     ],
 )
-def test_lossy_coercions_are_not_made(schema: dict[str, Any], written: Any) -> None:
+def test_no_coercion_loses_information(schema: dict[str, Any], written: Any) -> None:
     assert one(schema, written) == written
     assert type(one(schema, written)) is type(written)
 

@@ -161,7 +161,7 @@ async def test_invalid_json_answers_are_declined() -> None:
         assert await reply_to(asked, Person(answer, answer)) == ("decline", None), answer
 
 
-async def test_no_answer_declines() -> None:
+async def test_an_unanswered_question_is_declined() -> None:
     assert await reply_to(form({"a": ENUM}), Person(None)) == ("decline", None)
 
 
@@ -200,7 +200,7 @@ async def test_a_suspicious_url_is_not_shown(url: str) -> None:
         form({f"property_{number}": {"description": "x" * 300} for number in range(20)}),
     ],
 )
-async def test_unaskable_requests_are_reported(asked: mcp.types.ElicitRequestFormParams) -> None:
+async def test_requests_that_cannot_be_shown_to_a_user_are_reported(asked: mcp.types.ElicitRequestFormParams) -> None:
     with pytest.raises(UnanswerableQuestion):
         await reply_to(asked, Person())
 
@@ -217,7 +217,7 @@ async def test_an_answer_that_takes_too_long_to_check_is_invalid() -> None:
     assert (await reader.answer_problem(person.schemas[0], "x" * 50_000)).startswith("it takes too long")
 
 
-async def test_too_many_choices_are_listed_in_the_question() -> None:
+async def test_a_long_list_of_choices_is_put_into_the_question() -> None:
     person = Person("v70")
     schema = {"type": "string", "enum": [f"v{number}" for number in range(80)]}
     assert await reply_to(form({"a": schema}), person) == ("accept", {"a": "v70"})

@@ -63,13 +63,13 @@ def test_an_ended_call_is_never_run_again() -> None:
         assert found is Step.STORED
 
 
-def test_another_call_under_the_same_id_is_refused() -> None:
+def test_a_different_call_with_the_same_id_is_refused() -> None:
     for outcome, own, alive in itertools.product((None, *Outcome), (False, True), (False, True)):
         found = step(fingerprint="other", outcome=outcome, is_own=own, alive=alive, unexecuted=True, resolved=9)
         assert found is Step.MISMATCH
 
 
-def test_a_call_of_a_live_process_is_awaited() -> None:
+def test_a_call_running_in_a_live_process_is_awaited() -> None:
     for effect in JOURNALED:
         assert step(effect=effect, alive=True) is Step.ELSEWHERE
 
@@ -85,7 +85,7 @@ def test_a_call_runs_again_if_the_process_knows_it_did_not_act() -> None:
         assert step(effect=effect, is_own=True, alive=True, unexecuted=True) is Step.RUN
 
 
-def test_an_unknown_outcome_runs_again_only_if_all_were_resolved() -> None:
+def test_a_call_runs_again_only_if_every_unknown_outcome_was_resolved() -> None:
     """D9: one resolution by an operator does not cover a second interruption."""
     assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=0) is Step.STORED
     assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=1) is Step.RUN
@@ -123,7 +123,7 @@ def test_a_renewal_counts_despite_clock_jumps() -> None:
     assert see(watch, 12, a=END - JUMP) == ["a"]
 
 
-def test_time_without_the_database_does_not_count() -> None:
+def test_time_without_the_database_does_not_count_towards_a_lease() -> None:
     """Holders could not renew their leases during that time."""
     watch = LeaseWatch(6)
     for second in range(6):
@@ -132,7 +132,7 @@ def test_time_without_the_database_does_not_count() -> None:
     assert [see(watch, 60 + second, a=END) for second in (2, 4, 6)] == [[], [], ["a"]]
 
 
-def test_a_slow_response_is_dated_at_its_request() -> None:
+def test_a_slow_response_renews_a_lease_only_from_its_request_time() -> None:
     watch = LeaseWatch(6)
     watch.see({"a": END}, asked_at=0, now=2)
     watch.see({"a": END}, asked_at=3, now=9)
@@ -180,7 +180,7 @@ def job(arguments: str = "a", **changes: Any) -> Job:
     return Job(**fields | changes)
 
 
-async def test_a_cached_result_expires_counted_from_the_call_start(clock: ManualClock) -> None:
+async def test_a_cached_results_lifetime_starts_with_the_call(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic)
     cache.put(job(), succeeded(b"1", 4.0))
     await clock.advance(4.0)
@@ -198,7 +198,7 @@ async def test_a_cached_result_expires_counted_from_the_call_start(clock: Manual
     assert (len(cache._kept), cache._bytes) == (1, 1), "expired entries are removed"
 
 
-def test_versions_sources_and_functions_do_not_share_results(clock: ManualClock) -> None:
+def test_cached_results_are_not_shared_by_versions_sources_or_functions(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic)
     cache.put(job(), succeeded(b"1", 0))
     for changes in ({"version": 2}, {"running_version": 2}, {"source": "mcp:x"}, {"arguments_sha256": "b"}):

@@ -163,7 +163,7 @@ def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: D
         ("delete_file", {"path": "plan", "expected_sha256": "0" * 64}, "has changed"),
     ],
 )
-def test_a_failed_operation_is_reported_and_changes_nothing(
+def test_a_failed_operation_is_reported_and_has_no_effect(
     desk: Desk, name: str, arguments: dict[str, Any], text: str
 ) -> None:
     desk("write_file", path="plan", content="aaab", overwrite=True)
@@ -240,7 +240,7 @@ def test_links_devices_and_pipes_are_never_touched(desk: Desk, entry_path: str, 
     )
     | st.text(max_size=20),
 )
-def test_no_path_escapes_the_folder_of_the_store(desk: Desk, tmp_path: Path, name: str, path: str) -> None:
+def test_no_path_escapes_the_stores_folder(desk: Desk, tmp_path: Path, name: str, path: str) -> None:
     more = {"write_file": {"content": "x"}, "append_file": {"content": "x"}, "move_file": {"new_path": path + "x"}}
     root = desk.folder / desk.store
     root.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ def test_no_path_escapes_the_folder_of_the_store(desk: Desk, tmp_path: Path, nam
     assert (tmp_path / "secret").read_text() == SECRET
 
 
-def test_a_folder_swapped_for_a_link_does_not_escape(desk: Desk, tmp_path: Path) -> None:
+def test_swapping_a_folder_for_a_link_does_not_allow_an_escape(desk: Desk, tmp_path: Path) -> None:
     """Another process swaps a folder for a link, over and over, while files are used."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -313,7 +313,7 @@ def test_stores_do_not_share_files(desk: Desk) -> None:
 
 
 @for_each("store", ["..", "a/b", "", "acme.state", "a\0b"])
-def test_an_invalid_store_id_has_no_folder(tmp_path: Path, store: str) -> None:
+def test_no_folder_is_created_for_an_invalid_store_id(tmp_path: Path, store: str) -> None:
     with pytest.raises(Exception, match="store_id must match"):
         Desk(tmp_path / "files", store=store)("write_file", path="a", content="x")
     assert not list(tmp_path.iterdir())
@@ -384,7 +384,7 @@ def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
 
 @for_each(("name", "arguments", "other_call"), CHANGES)
-def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
+def test_a_call_repeated_after_a_crash_at_any_moment_takes_effect_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, arguments: dict[str, Any], *, other_call: bool
 ) -> None:
     """I5: with `other_call`, another call changes the file before the same one is repeated."""
@@ -444,7 +444,7 @@ def test_plain_paths_are_accepted(path: str) -> None:
         *("a\u00a0b", " a", "a ", "a/ b", "e\u0301", "x" * 201, "ø" * 101, "/".join("a" * 17), "a" * 513, "\ud800"),
     ],
 )
-def test_other_paths_are_refused_with_a_reason(path: str) -> None:
+def test_unusual_paths_are_refused_with_a_reason(path: str) -> None:
     assert path_problem(path)
 
 

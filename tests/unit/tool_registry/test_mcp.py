@@ -50,14 +50,14 @@ def fill(made: Connections, store_id: StoreId) -> int:
     raise AssertionError("there is no limit")
 
 
-def test_each_store_gets_half_of_the_connections_that_others_leave() -> None:
+def test_each_store_gets_half_of_the_connections_that_others_leave_free() -> None:
     made = connections()
     assert [fill(made, StoreId(store)) for store in "abcdefgh"] == [100, 50, 25, 12, 6, 3, 2, 1]
     assert sum(fill(made, StoreId(f"store-{number}")) for number in range(SESSIONS_MAX)) == 1
     assert len(list(made.all())) == SESSIONS_MAX
 
 
-def test_restarts_of_a_crashing_source_back_off() -> None:
+def test_a_crashing_source_restarts_with_backoff() -> None:
     clock = ManualClock()
     line = SourceConnections(fingerprint=(b"", ()), clock=clock)
     pauses = []
@@ -94,7 +94,7 @@ def test_a_call_that_never_ran_is_retried_for_any_effect_class(effect: EffectCla
 
 
 @for_each("effect", list(EffectClass))
-def test_a_call_that_may_have_run_is_retried_only_if_harmless(effect: EffectClass) -> None:
+def test_a_call_that_may_have_run_is_retried_only_if_repeating_is_harmless(effect: EffectClass) -> None:
     is_harmless = effect in REPEATABLE
     assert end(effect, Lost("gone")) == ("" if is_harmless else "OutcomeUnknown")
     assert end(effect, Lost("gone"), ATTEMPTS_MAX) == ("ToolError" if is_harmless else "OutcomeUnknown")
@@ -104,7 +104,7 @@ def test_a_call_that_may_have_run_is_retried_only_if_harmless(effect: EffectClas
 
 
 @for_each(("effect", "has_warning"), [(EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)])
-def test_an_error_reports_whether_the_call_may_have_had_its_effect(effect: EffectClass, has_warning: bool) -> None:
+def test_an_error_reports_whether_the_call_may_have_taken_effect(effect: EffectClass, has_warning: bool) -> None:
     with pytest.raises(ResultTooLarge) as raised:
         check_retry(tool(effect), TooLarge("it sent too much"), 1)
     assert ("may still have taken effect" in str(raised.value)) is has_warning
@@ -144,7 +144,7 @@ async def test_the_rate_limit_applies_after_a_burst() -> None:
         await pace.wait()
 
 
-async def test_an_endlessly_repeating_list_loses_only_its_repetitions() -> None:
+async def test_a_tool_list_that_repeats_endlessly_is_read_once() -> None:
     page = mcp.types.ListToolsResult(tools=[mcp.types.Tool(name="a", input_schema={})], next_cursor="1")
     client: Any = SimpleNamespace(session=SimpleNamespace(list_tools=AsyncMock(return_value=page)))
     tools, left_out = await listed(client, ())
@@ -153,11 +153,11 @@ async def test_an_endlessly_repeating_list_loses_only_its_repetitions() -> None:
 
 
 @for_each("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])
-def test_short_content_that_is_slow_to_parse_counts_more(flood: bytes) -> None:
+def test_content_that_is_slow_to_parse_counts_for_more_than_its_size(flood: bytes) -> None:
     assert parse_cost(flood * 1000, 0) > 10 * len(flood * 1000)
 
 
-async def test_reports_of_unaskable_questions_are_limited_in_size() -> None:
+async def test_reports_of_questions_that_cannot_be_shown_are_limited_in_size() -> None:
     definition = ToolDefinition(
         name="fake.do",
         description="Does.",

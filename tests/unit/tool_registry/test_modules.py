@@ -47,7 +47,7 @@ def broken(*entries: str) -> list[ToolModule]:
     return [module for module in load_modules(entries) if module.error]
 
 
-def test_a_package_provides_tools_of_all_its_modules(folder: Path) -> None:
+def test_a_package_provides_the_tools_in_all_its_modules(folder: Path) -> None:
     write(folder / "pack/__init__.py")
     write(folder / "pack/money.py", "convert")
     write(folder / "pack/deep/__init__.py", "here")

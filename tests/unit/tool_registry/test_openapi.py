@@ -134,7 +134,7 @@ def test_every_operation_becomes_a_tool() -> None:
     assert set(harm.values()) == {("SENSITIVE", "AT_MOST_ONCE")}, "a document cannot declare itself safe"
 
 
-def test_parameters_become_arguments_and_arguments_a_request() -> None:
+def test_parameters_become_arguments_that_are_placed_in_the_request() -> None:
     tool = read(PETS)[0]["pets.listPets"]
     schema = tool.definition.arguments_schema
     assert schema["required"] == ["tenant"]
@@ -233,7 +233,7 @@ def test_the_base_url_comes_from_source_operation_or_document_url() -> None:
 
 
 @for_each("path", [".evil.example/a", "@evil.example", ":8080/a", "a", "/a?b?c", "/a#b", "/a\\b", "/a b"])
-def test_a_path_that_would_change_the_host_is_left_out(path: str) -> None:
+def test_a_path_that_would_change_the_host_is_skipped(path: str) -> None:
     document = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": {path: {"get": {}}}}
     tools, (left,) = read(json.dumps(document))
     assert (tools, left.reason) == ({}, "its path is invalid")
@@ -312,7 +312,7 @@ def test_a_multipart_form_has_a_part_per_field_and_no_files() -> None:
     ]
 
 
-def test_an_operation_with_an_unsupported_body_is_left_out() -> None:
+def test_an_operation_with_an_unsupported_body_is_skipped() -> None:
     file = {"schema": {"required": ["f"], "properties": {"f": {"format": "binary"}}}}
     for content, reason in (({"text/csv": {}}, "neither JSON nor a form"), ({"multipart/form-data": file}, "a file")):
         paths = {"/a": {"post": {"operationId": "a", "requestBody": {"content": content}}}}
@@ -370,7 +370,7 @@ def test_external_dangling_and_circular_references_are_not_followed(target: str)
     assert (tools, left.name) == ({}, "a")
 
 
-def test_yaml_is_read_as_json_would_be() -> None:
+def test_yaml_values_are_read_like_the_same_json() -> None:
     root = read_document(b"openapi: 3.0.0\na: 2020-01-01\nb: no\nc: true\n200: x\nd: 1.5\ne: ~\nf: 1\n").root
     assert root == {
         "openapi": "3.0.0",
@@ -484,7 +484,7 @@ def large_document(operations: int = 300) -> dict[str, Any]:
     return {"openapi": "3.0.0", "servers": servers, "paths": paths, "components": {"schemas": schemas}}
 
 
-def test_only_selected_operations_of_a_large_document_are_kept() -> None:
+def test_only_selected_operations_in_a_large_document_are_kept() -> None:
     whole = json.dumps(large_document()).encode()
     kept = extract(whole, ("op0", "op250"))
     assert list(json.loads(kept)["paths"]) == ["/0", "/250", "/7"]

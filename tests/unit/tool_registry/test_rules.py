@@ -32,12 +32,12 @@ SAFE = ToolDefinition(
 )
 
 
-def test_arguments_of_an_agent_call_are_not_bulk() -> None:
+def test_agent_call_arguments_never_count_as_bulk() -> None:
     assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT), 9) == ""
     assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT, category=Category.SENSITIVE), 9) != ""
 
 
-def test_the_longest_top_level_array_counts_and_deeper_ones_do_not() -> None:
+def test_only_the_longest_top_level_array_counts() -> None:
     """D8."""
     assert longest_array({"a": [1], "b": [1, 2, 3, 4], "e": "text"}) == 4
     assert longest_array({"a": [1], "body": {"d": [[0] * 99]}}) == 99
@@ -132,7 +132,7 @@ def test_an_invalid_key_template_is_refused(template: str) -> None:
         ("approvals_required", {"context": ExecutionContext.HUMAN, "approvals_required": 2}),
     ],
 )
-def test_a_definition_out_of_range_is_refused_by_field(field: str, change: dict[str, object]) -> None:
+def test_an_out_of_range_definition_is_refused_and_names_the_field(field: str, change: dict[str, object]) -> None:
     """TOOL-2."""
     check_definition(SAFE)
     with pytest.raises(InvalidField) as error:
@@ -169,7 +169,7 @@ def test_a_stored_definition_reads_back_the_same() -> None:
         (Category.SENSITIVE, EffectClass.IDEMPOTENT, ExecutionContext.AGENT, 9, "category SENSITIVE"),
     ],
 )
-def test_category_and_bulk_gate_a_call(
+def test_a_call_is_gated_by_category_or_bulk(
     category: Category, effect: EffectClass, context: ExecutionContext, items: int, cause: str
 ) -> None:
     """D8, HITL-2, C6."""

@@ -164,7 +164,7 @@ def test_reconcile_is_required_for_reconcilable_tools_only() -> None:
         tool(effect=EffectClass.IDEMPOTENT, reconcile=ask)(everything.function)
 
 
-def test_arguments_that_fail_type_validation_are_an_error_result() -> None:
+def test_arguments_that_fail_type_validation_give_an_error_result() -> None:
     class Even(pydantic.BaseModel):
         number: int
 
@@ -197,7 +197,7 @@ def test_a_context_reports_cancellation() -> None:
         context.check_cancelled()
 
 
-def test_secrets_are_redacted_from_every_text_of_a_value() -> None:
+def test_secrets_are_redacted_from_every_string_in_a_value() -> None:
     """TOOL-4, I22."""
     value: Any = {"a hunter2 b": ["hunter2", {"x": "say hunter2!"}], "n": 1}
     assert without({"hunter2"}, value) == {"a [secret] b": ["[secret]", {"x": "say [secret]!"}], "n": 1}
@@ -213,7 +213,7 @@ def test_secrets_are_redacted_from_every_text_of_a_value() -> None:
         ({"digest": 600}, ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)),
     ],
 )
-def test_a_tool_may_set_the_reports_of_its_jobs(reports_given: Any, policy: ReportPolicy | None) -> None:
+def test_a_tool_may_configure_its_jobs_reports(reports_given: Any, policy: ReportPolicy | None) -> None:
     """ASYNC-5."""
 
     @tool(reports=reports_given)
@@ -289,7 +289,7 @@ def top() -> str:
     return "top"
 
 
-def test_a_function_that_cannot_be_imported_cannot_use_a_process() -> None:
+def test_a_function_that_cannot_be_imported_cannot_use_its_own_process() -> None:
     def inner() -> str:
         """Be within."""
         return "inner"

@@ -41,7 +41,7 @@ def found(name: str, description: str = "x", binding: bytes = b"") -> Discovered
 
 
 @given(SOURCE_NAMES, st.sets(st.text(max_size=80), max_size=20))
-def test_tools_of_a_server_get_valid_and_distinct_names(source: str, names: set[str]) -> None:
+def test_server_tools_get_valid_and_distinct_names(source: str, names: set[str]) -> None:
     registered = registered_names(source, names)
     assert registered.keys() == names
     assert len(set(registered.values())) == len(names)
@@ -69,7 +69,7 @@ def test_a_tool_name_may_contain_one_dot(name: str, holds: bool) -> None:
     assert can_exist(name) is holds
 
 
-def test_a_tool_policy_precedes_the_default_policy() -> None:
+def test_a_tool_policy_overrides_the_default_policy() -> None:
     policies = [
         pb.SourceToolPolicy(tool_name="a", category=call_pb2.TOOL_CATEGORY_SAFE),
         pb.SourceToolPolicy(tool_name="*", effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT, timeout_seconds=3),

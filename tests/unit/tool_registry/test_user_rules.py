@@ -92,7 +92,7 @@ calls = st.builds(
 
 
 @given(rules.map(lambda rule: replace(rule, scope=RuleScope.AGENT)), calls)
-def test_an_agent_rule_restricts_possible_and_allows_actual_agents(rule: Rule, asked: RuledCall) -> None:
+def test_only_restrictive_agent_rules_extend_to_sub_agents(rule: Rule, asked: RuledCall) -> None:
     same_for_all = replace(rule, scope=RuleScope.STORE)
     if ruling([same_for_all], asked, NOW) is None:
         assert ruling([rule], asked, NOW) is None
@@ -102,7 +102,7 @@ def test_an_agent_rule_restricts_possible_and_allows_actual_agents(rule: Rule, a
 
 
 @given(st.lists(rules, max_size=8), calls, st.sampled_from(["r", "c", "x"]))
-def test_a_child_run_is_never_less_restricted_than_a_sibling(made: list[Rule], asked: RuledCall, above: str) -> None:
+def test_a_child_run_is_at_least_as_restricted_as_its_siblings(made: list[Rule], asked: RuledCall, above: str) -> None:
     """An agent must not get through a delegate what it may not do itself."""
     below = replace(asked, agents_above=asked.agents_above | {above})
 
@@ -132,7 +132,7 @@ def test_deny_wins_and_only_active_rules_in_scope_apply(made: list[Rule], asked:
 
 
 @given(rules, calls)
-def test_an_allow_never_covers_calls_its_author_could_not_intend(rule: Rule, asked: RuledCall) -> None:
+def test_an_allow_never_covers_calls_its_author_could_not_foresee(rule: Rule, asked: RuledCall) -> None:
     decides = ruling([rule], asked, NOW)
     if decides is None or decides.effect is not RuleEffect.ALLOW:
         return
@@ -270,7 +270,7 @@ def test_globs_match_like_shell_patterns(text: str, glob: str) -> None:
 
 
 @given(st.text("ab", max_size=3), st.text("ab?*", max_size=4))
-def test_a_glob_reaches_below_a_prefix_if_it_can_match_there(prefix: str, glob: str) -> None:
+def test_a_glob_reaches_below_a_prefix_only_if_something_there_can_match(prefix: str, glob: str) -> None:
     endings = ("".join(letters) for length in range(5) for letters in itertools.product("ab", repeat=length))
     assert glob_reaches(prefix, glob, Work()) == any(fnmatchcase(prefix + ending, glob) for ending in endings)
 
@@ -281,7 +281,7 @@ hard_texts = st.lists(st.sampled_from(["a", "b", "ab"]), max_size=3).map(lambda 
 
 @settings(deadline=None)
 @given(hard_globs, hard_texts)
-def test_glob_matching_has_a_work_limit(glob: str, text: str) -> None:
+def test_the_work_done_by_glob_matching_is_limited(glob: str, text: str) -> None:
     """Each counted step is a few Python operations and at most 100 characters of C work."""
     work = Work(left=2000)
     steps = 0
@@ -314,7 +314,7 @@ def test_long_runs_of_combining_marks_are_not_sorted() -> None:
     assert not meets(ArgumentPattern(argument="a", glob="b*"), {"a": "a\u0301\u0327" * 1000}, strictly=False)
 
 
-def test_a_rule_ignores_a_later_tool_of_the_same_name_and_version() -> None:
+def test_a_rule_ignores_a_later_tool_with_the_same_name_and_version() -> None:
     """A deployment tool and a store tool of the same name both count versions from 1."""
     rule = Rule(
         store_id=StoreId("acme"),

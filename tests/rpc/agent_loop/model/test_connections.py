@@ -65,7 +65,7 @@ async def test_connection_is_reused_after_its_response_was_read_completely() -> 
                 assert server.connections == 1, response
 
 
-async def test_unusable_connection_is_not_reused() -> None:
+async def test_broken_connection_is_not_reused() -> None:
     for response in (
         with_length(EVENTS, b"Connection: close\r\n"),
         b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS,
@@ -143,7 +143,7 @@ async def test_unreadable_response_is_a_server_error() -> None:
         assert (await failed(sends(response, then=Exchange.close))).reason == expected, response
 
 
-async def test_concurrent_calls_use_own_connections_and_few_are_kept() -> None:
+async def test_concurrent_calls_use_separate_connections_and_few_are_kept() -> None:
     async with serving(answer) as (server, model):
         assert await asyncio.gather(*(collect(model) for _ in range(200))) == [ANSWER] * 200
         await until(lambda: server.connections - server.left <= IDLE_MAX)

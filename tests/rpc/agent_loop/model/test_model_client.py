@@ -65,7 +65,7 @@ async def test_request_contains_only_the_given_options() -> None:
     assert set(plain) == {"model", "messages", "stream", "stream_options"}
 
 
-async def test_response_format_is_omitted_beside_tools_if_unsupported() -> None:
+async def test_response_format_is_omitted_with_tools_if_unsupported() -> None:
     tools = ({"type": "function", "function": {"name": "f"}},)
     async with model_http(answer) as server, OpenAiModel(base_url=server.url, api_key="", format_with_tools=False) as m:
         for offered in (tools, ()):
@@ -155,7 +155,7 @@ async def test_error_code_for_credentials_overrides_the_status() -> None:
     assert "wrong" not in error.message
 
 
-async def test_error_text_of_a_page_with_status_200_is_kept() -> None:
+async def test_error_text_in_a_page_with_status_200_is_kept() -> None:
     error = await failed(responds(200, "<html><head><title>Sign in</title></head></html>"))
     assert (error.reason, error.message.rpartition(": ")[2]) == ("STREAM_GARBLED", "Sign in.")
 
