@@ -71,7 +71,7 @@ async def test_schedule_is_created_paused_run_and_deleted(open_page: NewPage) ->
     await expect(page.get_by_role("status")).to_contain_text("started")
     await expect(page.get_by_role("region", name="Fires").get_by_role("link")).to_have_count(1)
     await write(page, "Edit schedule", {**wanted, "cron": "30 9 * * *"})
-    await expect(page.locator(".facts")).to_contain_text("30 9")
+    await expect(page.locator(".facts")).to_contain_text("09:30")
     await sure(page, "Delete")
     await expect(page.locator(".empty")).to_be_visible()
 
