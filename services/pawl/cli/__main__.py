@@ -112,7 +112,7 @@ def up(
     *,
     port: Annotated[
         list[str] | None,
-        typer.Option(help="name=number; 0 picks a free port, `all` sets the ports not named. Repeatable."),
+        typer.Option(help="name=number; 0 picks a free port, `all` sets the ports that are not named. Repeatable."),
     ] = None,
     replicas: Annotated[list[str] | None, typer.Option(help="service=count. Repeatable.")] = None,
 ) -> None:

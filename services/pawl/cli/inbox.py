@@ -37,12 +37,14 @@ async def inbox(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait for new items until Ctrl-C.")] = False,
     all_users: Annotated[
         bool,
-        typer.Option("--all-users", help="Show what waits for approval or tokens in the whole store. For approvers."),
+        typer.Option(
+            "--all-users", help="Show what is waiting for approval or tokens in the whole store. For approvers."
+        ),
     ] = False,
 ) -> None:
-    """Show what waits for you, across all runs, and decide.
+    """Show what is waiting for you, across all runs, and decide.
 
-    Without a terminal, or with --list, it only shows.
+    Without a terminal, or with --list, it does not ask for decisions.
     """
     scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
     wanted = agent_pb2.PendingFilter(scope=scope)
@@ -53,7 +55,7 @@ async def inbox(
         return
     waiting = [item async for item in target.pending(wanted)]
     if not waiting:
-        say(console, "Nothing waits for approval." if all_users else "Nothing waits for you.")
+        say(console, "Nothing is waiting for approval." if all_users else "Nothing is waiting for you.")
         return
     await reviewer.review(waiting)
 

@@ -45,11 +45,11 @@ async def attention(
 ) -> None:
     """List the runs that need an operator.
 
-    Covers all users of the store, longest wait first, with the reason and what to do. With API keys, requires the role
-    operator or admin.
+    Covers all users of the store, longest wait first, with the reason and what to do. With API keys, requires the
+    operator or admin role.
     """
     if run_id == "":
-        raise CommandError("must not be empty. Omit it for all.", parameter="run_id")
+        raise CommandError("must not be empty. Omit it to include all.", parameter="run_id")
     found = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id or ""))
     if json:
         say(console, map(json_line, found))
@@ -91,8 +91,8 @@ async def resolve(
 ) -> None:
     """Report the outcome of an uncertain call.
 
-    For runs of any user that need attention because a process died during a call. First find out whether the effect
-    happened. With API keys, requires the role operator or admin.
+    For any user's runs that need attention because a process died during a call. First find out whether the effect
+    happened. With API keys, requires the operator or admin role.
     """
     if (happened is not None) + run_again + tell_model != 1:
         raise CommandError("Give exactly one of --happened JSON, --run-again and --tell-model.")
@@ -113,13 +113,13 @@ async def resolve(
 redrive: Final = verb(
     operator_pb2.RedriveRunRequest(),
     _REASON,
-    "Continue a quarantined run where it stopped. Fix what killed its workers first. Requires the role operator.",
+    "Continue a quarantined run where it stopped. Fix what killed its workers first. Requires the operator role.",
     lambda answer, request: f"{request.run_id} is {wording.state_name(answer.state)} again.",
 )
 end: Final = verb(
     operator_pb2.EndRunRequest(),
     _REASON,
-    "End a run of any user of the store. Its open calls end as with `pawl cancel`. Requires the role operator.",
+    "End any user's run in the store. Its open calls end as with `pawl cancel`. Requires the operator role.",
     lambda answer, request: f"{request.run_id} is {wording.state_name(answer.state)}.",
 )
 
@@ -134,7 +134,7 @@ async def undo(
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
     yes: Yes = False,
 ) -> int:
-    """Undo the effects of a run, last first.
+    """Undo a run's effects, last first.
 
     Shows what can and cannot be undone, then undoes it and reports. Undo calls that need approval wait for it. Exit
     code 0 if everything that can be undone is undone.

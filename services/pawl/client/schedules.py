@@ -26,7 +26,7 @@ class ScheduleVerbs(Target):
         ).schedule
 
     async def get_schedule(self, name: str) -> schedule_pb2.Schedule:
-        """Return a schedule with its next 10 due times and its last 20 fires."""
+        """Return a schedule with its next 10 scheduled times and its last 20 fires."""
         return (await self.again(self.scheduler.GetSchedule, pb.GetScheduleRequest(name=name))).schedule
 
     async def list_schedules(self) -> Sequence[schedule_pb2.Schedule]:
@@ -34,7 +34,7 @@ class ScheduleVerbs(Target):
         return (await self.again(self.scheduler.ListSchedules, pb.ListSchedulesRequest())).schedules
 
     async def pause_schedule(self, name: str, note: str = "") -> schedule_pb2.Schedule:
-        """Pause a schedule. Times due while it is paused are skipped."""
+        """Pause a schedule. Scheduled times during the pause are skipped."""
         return (await self.again(self.scheduler.PauseSchedule, pb.PauseScheduleRequest(name=name, note=note))).schedule
 
     async def resume_schedule(self, name: str) -> schedule_pb2.Schedule:

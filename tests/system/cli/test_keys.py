@@ -17,7 +17,7 @@ def test_key_is_created_used_listed_without_secret_and_revoked(pawl: CommandLine
     assert line.endswith("\tme\tlaptop")
     assert secret not in listed
     done = commands.pawl("run", "--detach", "hello", environment=pawl.environment() | {"PAWL_API_KEY": secret})
-    assert (done.code, "needs one of the roles" in done.errors) == (2, True)
+    assert (done.code, "requires one of the roles" in done.errors) == (2, True)
     pawl.succeed("keys", "revoke", key_id)
     assert key_id not in pawl.succeed("keys", "list")
     assert key_id in pawl.succeed("keys", "list", "--all")

@@ -233,7 +233,7 @@ async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None
     [
         (CallResult(content_json=b'{"error":"no page"}', is_error=True, error_reason="TOOL_ERROR"), "no page"),
         (CallResult(content_json=b'{"success":false,"error":"no page"}'), "no page"),
-        (CallResult(content_json=b'{"success":false}'), "The tool reports no success."),
+        (CallResult(content_json=b'{"success":false}'), "The tool did not report success."),
     ],
 )
 async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: CallResult, error: str) -> None:

@@ -91,7 +91,7 @@ class Rules:
 
     async def CreateRule(self, request: rule_pb2.CreateRuleRequest) -> rule_pb2.CreateRuleResponse:
         if "make" in self.refuses_to:
-            raise PermissionDenied("that needs the role approver")
+            raise PermissionDenied("that requires the approver role")
         self.made.append(request.rule)
         request.rule.rule_id = "rule_1"
         return rule_pb2.CreateRuleResponse(rule=request.rule)
@@ -183,7 +183,7 @@ async def test_a_partly_failed_always_answer_reports_what_was_done() -> None:
     agents, rules = Agents(), Rules()
     rules.refuses_to.add("make")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
-    assert (agents.asked, "needs the role approver" in shown) == ([], True)
+    assert (agents.asked, "requires the approver role" in shown) == ([], True)
     agents, rules = Agents(late="a"), Rules()
     shown = await typed(agents, "always\n", call("a"), rules=rules)
     assert (rules.revoked, "New rule" in shown) == (["rule_1"], False)

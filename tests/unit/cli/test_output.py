@@ -170,7 +170,7 @@ def test_waits_operator_acts_and_unstoppable_calls_are_shown() -> None:
         (
             run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=UNKNOWN_OUTCOME),
             [
-                "‖ needs an operator: it is unknown whether a call had its effect",
+                "‖ needs an operator: it is unknown whether a call took effect",
                 "  operators can see what to do with: pawl attention run_1",
             ],
         ),
@@ -253,7 +253,7 @@ def test_a_user_who_may_not_decide_sees_who_may() -> None:
     for roles, approvals, approved, text in (
         ([], 1, [], "decide with: pawl approve"),
         (["approver"], 1, [], "decide with: pawl approve"),
-        (["member"], 1, [], "waits for a user with the role approver or admin"),
+        (["member"], 1, [], "waits for a user with the approver or admin role"),
         ([], 2, [], "waits for 2 other people"),
         ([], 2, ["ann"], "waits for 1 other person with"),
     ):

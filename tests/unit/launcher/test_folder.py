@@ -47,7 +47,7 @@ def test_a_replaced_secret_is_private_and_leaves_no_temporary_file(tmp_path: Pat
 def test_two_launchers_cannot_lock_one_folder(tmp_path: Path) -> None:
     first, second = DataFolder(tmp_path), DataFolder(tmp_path)
     first.open()
-    with pytest.raises(StartError, match=rf"is already running on .* \(process {os.getpid()}\)"):
+    with pytest.raises(StartError, match=rf"is already running in .* \(process {os.getpid()}\)"):
         second.open()
     first.close()
     second.open()
@@ -79,7 +79,7 @@ def test_a_folder_of_another_version_is_refused_unchanged(tmp_path: Path) -> Non
 def test_a_foreign_folder_is_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     before = mode(tmp_path)
-    with pytest.raises(StartError, match="is not empty and not a data folder of Pawl"):
+    with pytest.raises(StartError, match="is not empty and is not a Pawl data folder"):
         DataFolder(tmp_path).open()
     assert mode(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]

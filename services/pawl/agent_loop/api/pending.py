@@ -290,7 +290,7 @@ def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
         PermissionDenied: the caller wants the whole store and is no approver.
     """
     if wanted.of_all_users and not caller.roles & APPROVERS:
-        raise PermissionDenied("scope STORE requires the role approver or admin")
+        raise PermissionDenied("scope STORE requires the approver or admin role")
 
 
 def _key(item: Item) -> tuple[bool, str]:

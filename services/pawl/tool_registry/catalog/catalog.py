@@ -369,13 +369,13 @@ class Catalog:
         if current is not None and current.source_kind == WORKER:
             if caller.roles.isdisjoint({Role.ADMIN, Role.WORKER}):
                 raise ToolNotFound(
-                    f"unregistering tools of {current.source} needs the role worker or admin", tool_name=name
+                    f"unregistering tools of {current.source} requires the worker or admin role", tool_name=name
                 )
             check_owner(current, caller)
         elif current is not None and current.source == FRONT_END:
             check_owner(current, caller)
             if is_restricted(current.definition) and Role.ADMIN not in caller.roles:
-                raise PermissionDenied("unregistering a restricted tool needs the role admin")
+                raise PermissionDenied("unregistering a restricted tool requires the admin role")
         elif current is not None:
             raise ToolNotFound(
                 f"tools of {current.source} cannot be unregistered on their own: remove the source", tool_name=name

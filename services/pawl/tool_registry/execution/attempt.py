@@ -103,7 +103,7 @@ class Attempt:
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
         self.is_reconciling = False
         self.has_asked_journal = False
-        # True if the tool was started, so its effect may have happened.
+        # True if the tool was started, so it may have taken effect.
         self.has_run = False
         # How the tool ended after its call already had another result.
         self.late_end: ExecutionResult | None = None

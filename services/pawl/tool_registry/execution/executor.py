@@ -234,7 +234,7 @@ class Executor:
         if len(self._running) - asking >= most:
             raise Overloaded(f"{most} executions are running, which is the limit; try again later")
         if asking >= most * _WAITING_PER_RUNNING:
-            raise Overloaded(f"{asking} executions are waiting for people, which is the limit; try again later")
+            raise Overloaded(f"{asking} executions are waiting for users, which is the limit; try again later")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
         """Run an execution and always complete it, with a result or an error."""
@@ -384,7 +384,7 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Audit how a tool ended after its call already had a result, because its effect may have happened then."""
+        """Audit how a tool ended after its call already had a result, because it may have taken effect then."""
         await asyncio.wait({attempt.task})
         late = attempt.late_end
         if late is not None and late.outcome not in OPEN:

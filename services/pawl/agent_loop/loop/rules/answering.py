@@ -271,7 +271,7 @@ def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> Loop
     stuck = stuck_call(loop, calls, identical_max)
     if stuck is None:
         return loop
-    message = f"The model kept repeating the same call of {stuck.tool_name}."
+    message = f"The model kept repeating the same call to {stuck.tool_name}."
     failure = RunFailure(failure_class=FailureClass.STUCK, reason="STUCK_LOOP", message=message)
     return replace(loop, failure=failure)
 

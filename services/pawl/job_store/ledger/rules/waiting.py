@@ -54,7 +54,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
     {
         _W.APPROVAL: "Approve, edit or reject it, as an approver or admin of the store, or as its user without roles.",
         _W.ANSWER: "Its user must answer.",
-        _W.FRONT_END: "A front end of its user with the tool must take the call, or a client must return its result.",
+        _W.FRONT_END: "One of its user's front ends must take the call, or a client must return its result.",
         _W.TOKENS: "Its user must add tokens with a top-up.",
         _W.AGENT: "That run must end: see what it waits for.",
         _W.TURN: "The runs before it must end or be cancelled.",
@@ -186,7 +186,7 @@ def _in_need(situation: Situation) -> Waiting:
         return _for_worker(situation, "An operator has resolved its call: it waits for a worker.")
     else:
         which = _tools(calls) or "a call"
-        sentence = f"An operator must resolve {which}: it is unknown whether it had an effect."
+        sentence = f"An operator must resolve {which}: it is unknown whether it took effect."
         remedy = "An operator must report what happened, or end the run."
     return Waiting(
         reason=_W.OPERATOR,
