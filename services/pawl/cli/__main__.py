@@ -76,7 +76,7 @@ def flags(
         typer.Option(envvar="PAWL_ADDRESS", help="host:port of agent-loop; separate several replicas with commas."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(envvar="PAWL_DATA", help="Data folder of the suite; default: .pawl.")
+        Path | None, typer.Option(envvar="PAWL_DATA", help="The suite's data folder; default: .pawl.")
     ] = None,
     store: Annotated[
         str | None, typer.Option(help="Act in this store. Requires the local key of a suite on this machine.")

@@ -96,7 +96,7 @@ _ID_WORDS: Final = "must have 1 to 64 letters, digits, _ and -, and nothing else
 # Signs of a TLS mismatch in the details of gRPC errors, and what to do.
 _TLS_ERRORS: Final = (
     ("WRONG_VERSION_NUMBER", "{} does not speak TLS. Leave out --ca and PAWL_TLS_CA_FILE."),
-    ("certificate has expired", "The certificate at {} has expired. Ask the operator of the suite to renew it."),
+    ("certificate has expired", "The certificate at {} has expired. Ask the suite's operator to renew it."),
     (
         "Hostname Verification",
         "The certificate at {} does not have this name. Use an address that the certificate names.",

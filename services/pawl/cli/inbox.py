@@ -99,9 +99,9 @@ class Reviewer:
         """Show an item and ask for a decision; return whether to continue."""
         if isinstance(item, call_pb2.Call):
             return await self._put_call(item, [other for other in others if isinstance(other, call_pb2.Call)])
-        self._transcript.card(f"{item.run_id} waits for more tokens", [wording.budget_text(item)], "yellow")
+        self._transcript.card(f"{item.run_id} is waiting for more tokens", [wording.budget_text(item)], "yellow")
         is_own = item.conversation_id != ""  # The conversation id is hidden for runs of other users.
-        how = top_up_hint(item) if is_own else f"waits for its user, {wording.clean(item.user_id)}"
+        how = top_up_hint(item) if is_own else f"waiting for its user, {wording.clean(item.user_id)}"
         say(self._console, f"  {how}")
         return True
 

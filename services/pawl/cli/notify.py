@@ -104,7 +104,7 @@ app.command("update")(
             **_CHANNEL,
             "--url": Option(path="url", help=_WHERE, put=_url),
             **_options("", "kinds.kinds"),
-            "--all-kinds": Option(path="kinds.kinds", help="Notify of all kinds.", constant=()),
+            "--all-kinds": Option(path="kinds.kinds", help="Send notifications of all kinds.", constant=()),
             "--enable/--disable": "enabled",
         },
         "Update a channel. Only the given options change.",

@@ -54,7 +54,7 @@ async def attention(
     if json:
         say(console, map(json_line, found))
     elif not found:
-        say(console, f"{run_id} needs no attention." if run_id else "No run needs attention.")
+        say(console, f"{run_id} does not need attention." if run_id else "No run needs attention.")
     for run in () if json else found:
         _show(Transcript(console), run)
 

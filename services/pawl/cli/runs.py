@@ -26,7 +26,7 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2, waiting_pb2
 _EFFORT: Final = run_pb2.ReasoningEffort.DESCRIPTOR
 EventJson = Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")]
 Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's full reasoning.")]
-Agent = Annotated[str, typer.Option(help="Agent of the store. Default: 'default'.")]
+Agent = Annotated[str, typer.Option(help="One of the store's agents. Default: 'default'.")]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 Effort: Any = Annotated[choices(_EFFORT) | None, typer.Option(help="The model's reasoning effort.", show_default=False)]
 ConversationKey = Annotated[

@@ -396,7 +396,7 @@ memory.command("list")(
         {"--agent": "agent_name"},
         "List what agents remember about you, oldest first.",
         {"agent": "agent_name", "remembered": "create_time", "id": "memory_id", "text": "text"},
-        none="Agents remember nothing about you.",
+        none="Agents do not remember anything about you.",
     )
 )
 memory.command("erase")(

@@ -73,7 +73,7 @@ def problem_of(folder: Path) -> str:
     except OSError as error:
         return f"The data folder {folder} is no longer usable ({error.strerror}): Pawl stops."
     if free < _FREE_BYTES_MIN:
-        return f"The disk of the data folder {folder} is full ({free >> 20} MiB free): make room, or Pawl will stop."
+        return f"The disk with the data folder {folder} is full ({free >> 20} MiB free): make room, or Pawl will stop."
     return ""
 
 

@@ -206,7 +206,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
         iterations=3,
         failures=1,
         last_result='{"up":\x1btrue}',
-        waiting=waiting_pb2.Waiting(sentence="It waits for an approval of probe."),
+        waiting=waiting_pb2.Waiting(sentence="It is waiting for an approval of probe."),
         pending_calls=[
             call_pb2.Call(run_id="run_2", call_id="call_4", state=call_pb2.CALL_STATE_AWAITING_APPROVAL),
             call_pb2.Call(run_id="run_2", call_id="call_5", state=call_pb2.CALL_STATE_OFFERED),
@@ -217,7 +217,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
         "run_2: waiting",
         "done: 3 of 5 (1 failed)",
         "interval seconds: 60",
-        "It waits for an approval of probe.",
+        "It is waiting for an approval of probe.",
         "parent run id: run_1",
         "conversation id: conv_1",
         "decide with: pawl approve run_2 call_4",

@@ -95,4 +95,4 @@ def test_a_full_disk_and_a_missing_folder_give_one_clear_error(tmp_path: Path, m
     assert problem_of(tmp_path) == ""
     assert "is no longer usable (No such file or directory)" in problem_of(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * 2**20))
-    assert problem_of(tmp_path).startswith(f"The disk of the data folder {tmp_path} is full (5 MiB free)")
+    assert problem_of(tmp_path).startswith(f"The disk with the data folder {tmp_path} is full (5 MiB free)")

@@ -37,9 +37,14 @@ def test_only_events_that_concern_the_user_become_notifications() -> None:
         ("cancelled", {}, NotificationKind.RUN_CANCELLED, "Run cancelled"),
         ("cancelled", {"stop_cause": OPERATOR}, NotificationKind.RUN_CANCELLED, "Run ended by an operator"),
         ("expired", {}, NotificationKind.RUN_EXPIRED, "Run expired"),
-        ("waiting", {"waits": BOTH}, NotificationKind.INPUT_NEEDED, "Run waits for your approval and your answer"),
-        ("waiting", {"waits": [run_pb2.WAIT_KIND_BUDGET]}, NotificationKind.INPUT_NEEDED, "Run waits for more tokens"),
-        ("waiting", {"waits": [99]}, NotificationKind.INPUT_NEEDED, "Run waits for input"),
+        ("waiting", {"waits": BOTH}, NotificationKind.INPUT_NEEDED, "Run is waiting for your approval and your answer"),
+        (
+            "waiting",
+            {"waits": [run_pb2.WAIT_KIND_BUDGET]},
+            NotificationKind.INPUT_NEEDED,
+            "Run is waiting for more tokens",
+        ),
+        ("waiting", {"waits": [99]}, NotificationKind.INPUT_NEEDED, "Run is waiting for input"),
         ("needs_attention", {}, NotificationKind.ATTENTION_NEEDED, "Run stopped: it is unknown whether"),
         (
             "needs_attention",

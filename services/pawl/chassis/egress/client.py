@@ -46,7 +46,7 @@ class Unpacker:
         coding = coding.strip().lower()
         self._is_packed = coding in ("gzip", "x-gzip")
         if not self._is_packed and coding not in ("", "identity"):
-            raise CodingError("the content encoding of the body was not requested")
+            raise CodingError("the body's content encoding was not requested")
         self._inflate: zlib._Decompress | None = None
 
     @property

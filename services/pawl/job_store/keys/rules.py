@@ -84,7 +84,7 @@ def governed_store(governor: Principal, named: str) -> StoreId:
         return governor.store_id
     store_id = check_id(named, "store_id")
     if store_id != governor.store_id and not is_deployment(governor):
-        raise PermissionDenied("only operators of a store and the deployment can manage the store's keys")
+        raise PermissionDenied("only a store's operators and the deployment can manage the store's keys")
     return store_id
 
 
@@ -140,7 +140,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
         )
     if kept_keys >= kept_max:
         raise TooLarge(
-            f"the store already keeps {kept_max} keys, each for 90 days after its end: create fewer keys that last"
+            f"the store already keeps {kept_max} keys, each for 90 days after it ends: create fewer keys that last"
             " longer, or use tokens of an identity provider for short-lived callers"
         )
 

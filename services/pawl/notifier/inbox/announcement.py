@@ -135,7 +135,7 @@ def _wait(event: event_pb2.RunEvent, run: run_pb2.Run) -> Draft | None:
     if not waits and not _NOT_NOTIFIED.isdisjoint(run.waits):
         return None
     end = undecided() if run_pb2.WAIT_KIND_APPROVAL in run.waits else ""
-    title = f"Run waits for {' and '.join(waits) or 'input'}"
+    title = f"Run is waiting for {' and '.join(waits) or 'input'}"
     return _draft(event, UserId(run.user_id), NotificationKind.INPUT_NEEDED, title, _body(run.output_text, end))
 
 

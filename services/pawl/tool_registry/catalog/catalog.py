@@ -354,7 +354,7 @@ class Catalog:
             if fallback is None or fallback.tool.definition.context is not ExecutionContext.BACKEND:
                 raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
-            raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
+            raise ToolExists(f"{definition.name!r} is one of the deployment's tools and cannot be replaced")
 
     async def unregister(self, caller: Principal, name: str) -> None:
         """Unregister a front-end tool of the store, or a worker tool if the caller may attach workers.
@@ -364,7 +364,7 @@ class Catalog:
             PermissionDenied: only an admin may unregister another user's tool or a restricted one.
         """
         if name in self._loaded:
-            raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
+            raise ToolNotFound("the deployment's tools cannot be unregistered", tool_name=name)
         current = await self._current(caller.store_id, name)
         if current is not None and current.source_kind == WORKER:
             if caller.roles.isdisjoint({Role.ADMIN, Role.WORKER}):

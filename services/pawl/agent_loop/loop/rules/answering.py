@@ -130,7 +130,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
             Warned(reason="ANSWER_CUT_OFF", message="The model reached its output limit before the end of its answer.")
         )
     if answer.fields_left_out:
-        message = "The extra fields of the model server are too large to store; it may need them in the next request."
+        message = "The model server's extra fields are too large to store; it may need them in the next request."
         events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
     if len(calls) > limits.calls_per_round_max:
         message = f"The model asked for {len(calls)} calls in one round; only {limits.calls_per_round_max} are run."

@@ -365,7 +365,7 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
 
 def _job(notice: Notice) -> Job:
     if notice.run.job is None:
-        raise RuntimeError("the run of a notice is not a job")
+        raise RuntimeError("a notice's run is not a job")
     return notice.run.job
 
 
