@@ -57,16 +57,16 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 def _automatic(message: EmailMessage) -> str:
     """Return why a program seems to have sent the mail (RFC 3834), or an empty string."""
     if message.get_content_type() == "multipart/report":
-        return "it is an automated mail: multipart/report"
+        return "it is an automatic mail: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
         if name in message:
-            return f"it is an automated mail: {name}"
+            return f"it is an automatic mail: {name}"
     for name in ("Auto-Submitted", "X-Auto-Response-Suppress", "Precedence", "Return-Path"):
         for value in _raw(message, name):
             word = _without_comments(value).partition(";")[0].strip().lower()
             is_automatic = {"Precedence": word in _BULK, "Return-Path": word == "<>"}
             if is_automatic.get(name, word not in {"", "no", "none"}):
-                return f"it is an automated mail: {name}: {_clean(word)[:40]}"
+                return f"it is an automatic mail: {name}: {_clean(word)[:40]}"
     if len(_ids(message, "References")) >= THREAD_MAILS_MAX:
         return f"its thread has more than {THREAD_MAILS_MAX} mails"
     return ""

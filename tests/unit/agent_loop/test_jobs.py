@@ -52,7 +52,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"_interval": 5, "_stopAfter": 2}, "requires _executeAsync: true"),
     ({"_executeAsync": True, "_interval": 5}, "needs an end"),
     ({"_executeAsync": True, "_stopAfter": 5}, "requires _interval"),
-    ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "from 0.5"),
+    ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "between 0.5"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": 1_000_001}, "more than 1,000,000 times"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports must be"),

@@ -71,7 +71,7 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("invented",): "No such command",
         ("top-up", "run_1", str(2**64)): "tokens: 18446744073709551616 is out of range.",
         ("up", "--port", "nothing=1"): "nothing",
-        ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "exclude each other",
+        ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "are mutually exclusive",
         ("events", "--subject", "pawl.>.run"): "is not a NATS subject",
         ("complete", "token"): "--result JSON or --error TEXT",
         ("complete", "token", "--result", "{"): "--result is not JSON",

@@ -354,7 +354,7 @@ def test_impossible_terms_of_a_series_are_refused() -> None:
     for options, expected in {
         ("--interval", "1"): "require --series",
         ("--series", "--reject", "no"): "cannot be combined with",
-        ("--reject", "no", "--remember", "run"): "exclude each other",
+        ("--reject", "no", "--remember", "run"): "are mutually exclusive",
         ("--uses", "1"): "require --remember",
     }.items():
         refused = CliRunner().invoke(app, ("approve", "run_1", "call_1", *options), env={"PAWL_ADDRESS": UNREACHABLE})
