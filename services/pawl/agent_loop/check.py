@@ -140,12 +140,12 @@ class Probe:
                 last = await self._answer(replace(asking, messages=_with_result(answer, echo)))
             except ModelError as error:
                 if error.problem.retryable or echo == echoes[-1]:
-                    self.report.add("FAIL", f"it does not accept the result of a call: {error.problem.message}")
+                    self.report.add("FAIL", f"it does not accept a call's result: {error.problem.message}")
                     return
                 continue
             self.report.settings["PAWL_REASONING_ECHO"] = str(echo)
             verb = "answers with" if last.text.strip() else "accepts"
-            self.report.add("ok", f"it {verb} the result of a call")
+            self.report.add("ok", f"it {verb} a call's result")
             return
 
     async def _form(self) -> None:

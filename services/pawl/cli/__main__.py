@@ -76,7 +76,7 @@ def flags(
         typer.Option(envvar="PAWL_ADDRESS", help="host:port of agent-loop; separate several replicas with commas."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(envvar="PAWL_DATA", help="Data folder of the suite; default: .pawl.")
+        Path | None, typer.Option(envvar="PAWL_DATA", help="The suite's data folder; default: .pawl.")
     ] = None,
     store: Annotated[
         str | None, typer.Option(help="Act in this store. Requires the local key of a suite on this machine.")
@@ -112,7 +112,7 @@ def up(
     *,
     port: Annotated[
         list[str] | None,
-        typer.Option(help="name=number; 0 picks a free port, `all` sets the ports not named. Repeatable."),
+        typer.Option(help="name=number; 0 picks a free port, `all` sets the ports that are not named. Repeatable."),
     ] = None,
     replicas: Annotated[list[str] | None, typer.Option(help="service=count. Repeatable.")] = None,
 ) -> None:

@@ -33,7 +33,7 @@ def _scope(scope: rule_pb2.RuleScope.ValueType) -> Callable[[rule_pb2.Rule, str]
         if rule.scope != rule_pb2.RULE_SCOPE_USER:
             raise CommandError("Give only one of --run, --conversation, --agent and --all-users.")
         if not scope_id:
-            raise CommandError("must not be empty. Omit it for all.", parameter="scope_id")
+            raise CommandError("must not be empty. Omit it to include all.", parameter="scope_id")
         rule.scope, rule.scope_id = scope, scope_id
 
     return put
@@ -55,7 +55,7 @@ _STRICT: Final[Options] = {
     "tool": "rule.tool_name",
     "--all-users": Option(
         path="rule.scope",
-        help="For all users of the store; requires the role admin.",
+        help="For all users of the store; requires the admin role.",
         constant=rule_pb2.RULE_SCOPE_STORE,
     ),
     "--run": Option(path="rule.scope_id", help="Only in this run.", put=_scope(rule_pb2.RULE_SCOPE_RUN)),
@@ -64,7 +64,7 @@ _STRICT: Final[Options] = {
     ),
     "--agent": Option(
         path="rule.scope_id",
-        help="For all runs of this agent of the store; requires the role admin.",
+        help="For all the store's runs of this agent; requires the admin role.",
         put=_scope(rule_pb2.RULE_SCOPE_AGENT),
     ),
     "--like": Option(
@@ -152,7 +152,7 @@ rules.command("list")(
     listing(
         rule_pb2.ListRulesRequest(),
         {"--all": "include_ended", "--all-users": "all_users"},
-        "List your rules and those of the store, newest first.",
+        "List your rules and the store's, newest first.",
         {
             "rule": "rule_id",
             "effect": "effect",
@@ -162,7 +162,7 @@ rules.command("list")(
             "until": _until,
             "by": "user_id",
         },
-        none="There are no rules. The category of each tool decides.",
+        none="There are no rules. Each tool's category decides.",
     )
 )
 
@@ -180,7 +180,7 @@ def _for(user_id: str, delegate_user_id: str) -> str:
 
 
 keys = typer.Typer(
-    help="Create, list and revoke API keys. Requires the role operator or deployment.",
+    help="Create, list and revoke API keys. Requires the operator or deployment role.",
     no_args_is_help=True,
 )
 keys.command("create")(
@@ -256,7 +256,7 @@ def _verdict(entry: audit_pb2.AuditEntry) -> str:
 
 
 audit = typer.Typer(
-    help="List and verify the audit chain of the store. With API keys, requires the role operator or admin.",
+    help="List and verify the store's audit chain. With API keys, requires the operator or admin role.",
     no_args_is_help=True,
 )
 audit.command("list")(
@@ -272,7 +272,7 @@ audit.command("list")(
             "--since": "since_time",
             "--before": "before_time",
         },
-        "List entries of the audit chain, newest last.",
+        "List entries in the audit chain, newest last.",
         {
             "seq": "seq",
             "time": "time",
@@ -331,7 +331,7 @@ async def whoami(
     target: AsyncClient,
     console: Console,
     *,
-    limits: Annotated[bool, typer.Option("--limits", help="Also show the limits of runs and their maximums.")] = False,
+    limits: Annotated[bool, typer.Option("--limits", help="Also show run limits and their maximums.")] = False,
     json: Json = False,
 ) -> None:
     """Show your identity and permissions.

@@ -59,7 +59,7 @@ _AGENT: Final[Columns] = {
     "title": "definition.card.title",
 }
 
-app = typer.Typer(help="List, show and delete the agents of the store.", no_args_is_help=True)
+app = typer.Typer(help="List, show and delete the store's agents.", no_args_is_help=True)
 app.command("show")(
     verb(
         agents_pb2.GetAgentRequest(),
@@ -72,7 +72,7 @@ app.command("versions")(
     listing(
         agents_pb2.ListAgentVersionsRequest(),
         _NAME,
-        "List the versions of an agent, newest first. Also works for a deleted agent.",
+        "List an agent's versions, newest first. Also works for a deleted agent.",
         {"version": "version", "saved": "create_time", "by": "create_user_id"},
         none="There are no versions.",
     )
@@ -81,7 +81,7 @@ app.command("usage")(
     listing(
         agents_pb2.GetAgentUsageRequest(days=30),
         {**_NAME, "--days": Option(path="days", help="Number of days, up to today.")},
-        "Show the daily usage of an agent (days in UTC), newest first. Requires the role admin.",
+        "Show an agent's daily usage (days in UTC), newest first. Requires the admin role.",
         {
             "day": "day",
             "runs": "runs",
@@ -140,7 +140,8 @@ async def apply(
 ) -> None:
     """Save the agents in files, and show the changes.
 
-    A file is YAML or JSON, with one agent or several separated by ---. Agents that are not in any file remain
+    A file is YAML or JSON, with one agent or several separated by ---. Agents that are not in any of
+    the files remain
     unchanged.
     """
     async for line in changes(target, read(file), dry_run=dry_run, draft=draft):
@@ -320,7 +321,7 @@ def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
     try:
         schema_json = strict_json.dumps_canonical(asked["schema"])
     except PawlError as error:
-        raise ParseError(f"the schema of its response_format is not JSON: {error.message}") from None
+        raise ParseError(f"its response_format schema is not JSON: {error.message}") from None
     rest = {name: value for name, value in asked.items() if name != "schema"}
     form = {**rest, "schema_json": base64.b64encode(schema_json).decode()}
     return {**document, "options": {**options, "response_format": form}}

@@ -25,7 +25,7 @@ from pawl.event.v1 import conversation_pb2 as values
 ConversationId = Annotated[
     str | None, typer.Argument(help="Id of the conversation; omit it with --key.", show_default=False)
 ]
-Key = Annotated[str, typer.Option("--key", help="Your key of the conversation, instead of its id.")]
+Key = Annotated[str, typer.Option("--key", help="Your key for the conversation, instead of its id.")]
 _HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
 # How long the command waits for an erasure. The erasure continues without it.
 _ERASURE_SECONDS: Final = 30.0
@@ -133,7 +133,7 @@ async def rename(
     *,
     key: Key = "",
 ) -> None:
-    """Set the title of a conversation."""
+    """Set a conversation's title."""
     conversation_id, titles = await _resolve(target, key, conversation_id, title, most=1)
     if not titles:
         raise CommandError("Give a title, or '' to remove it.")
@@ -201,7 +201,7 @@ def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:
     content = json_of(read_file(file, _HISTORY_BYTES_MAX + 1), str(file), bytes_max=_HISTORY_BYTES_MAX)
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list):
-        raise CommandError(f"{file} must have a list of chat completions messages.")
+        raise CommandError(f"{file} must contain a list of chat completions messages.")
     return messages
 
 
@@ -211,7 +211,8 @@ async def fork(
     console: Console,
     conversation_id: ConversationId = None,
     text: Annotated[
-        str | None, typer.Argument(help="A message that starts a run there. Default: start no run.", show_default=False)
+        str | None,
+        typer.Argument(help="A message that starts a run there. Default: do not start a run.", show_default=False),
     ] = None,
     *,
     key: Key = "",
@@ -220,11 +221,11 @@ async def fork(
         typer.Option(help="Number of the last message to copy; 0 is the last one where a fork is possible.", min=0),
     ] = 0,
     agent: Agent = "",
-    detach: Annotated[bool, typer.Option("--detach", help="With a text: print the run id and exit.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="With text: print the run id and exit.")] = False,
 ) -> int:
     """Fork a conversation at a message.
 
-    Copies the messages up to it into a new conversation; the original is unchanged. If a text is given, starts a run
+    Copies the messages up to it into a new conversation; the original is unchanged. If text is given, starts a run
     there and watches it. The exit code is the same as for `run`.
     """
     conversation_id, texts = await _resolve(target, key, conversation_id, text, most=1)
@@ -252,7 +253,7 @@ async def share(
         bool, typer.Option("--arguments", help="Also show tool calls with their arguments and results.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Also let them write to it; each user starts runs of their own.")
+        bool, typer.Option("--write", help="Also let them write to it; each user starts their own runs.")
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="Stop sharing it.")] = False,
 ) -> None:

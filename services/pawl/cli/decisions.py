@@ -49,7 +49,7 @@ async def approve(
     duration: Annotated[float | None, typer.Option(help="With --series: minutes until it ends.")] = None,
     remember: Remember = None,
     lasts: Annotated[
-        str | None, typer.Option("--for", help="With --remember: how long the rule lasts, 30m, 2h or 7d.")
+        str | None, typer.Option("--for", help="With --remember: how long the rule lasts: 30m, 2h or 7d.")
     ] = None,
     uses: Annotated[int | None, typer.Option(min=1, help="With --remember: maximum number of calls.")] = None,
     yes: Yes = False,
@@ -92,7 +92,7 @@ def _check_options(
 ) -> None:
     _, *replies = others
     if [*others, remember].count(None) < len(others):
-        raise CommandError("--edit, --reject, --answer and --remember exclude each other.")
+        raise CommandError("--edit, --reject, --answer and --remember are mutually exclusive.")
     if remember is None and limits != (None, None):
         raise CommandError("--for and --uses require --remember.")
     if series and [*replies, remember] != [None, None, None]:

@@ -35,14 +35,16 @@ async def events(
     _console: Console,
     *,
     subject: Annotated[str, typer.Option(help="Only these subjects, with the NATS wildcards `*` and `>`.")] = _ALL,
-    past: Annotated[bool, typer.Option("--past", help="Print the stored lifecycle events of runs, then exit.")] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Exit after this many messages; 0 for never.")] = 0,
+    past: Annotated[bool, typer.Option("--past", help="Print the runs' stored lifecycle events, then exit.")] = False,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Exit after this many messages; 0 means never.")
+    ] = 0,
     json: EventJson = False,
 ) -> None:
     """Print messages from NATS as they arrive.
 
     These are events, the run lifecycle and notifications. Connects as the user `subscriber` to the suite in the data
-    folder, or to PAWL_NATS_URL. docs/reference/nats.md has the subjects, headers and types.
+    folder, or to PAWL_NATS_URL. docs/reference/nats.md lists the subjects, headers and types.
     """
     check_subject(subject)
     connection = await _connection(url_of(target.data, os.environ))
@@ -80,7 +82,9 @@ def url_of(data: Path, environment: Mapping[str, str]) -> str:
     try:
         return (data / "secrets" / "nats-subscriber.url").read_text(encoding="utf-8").strip()
     except OSError:
-        message = f"No Pawl suite with its own NATS runs on {data}. Start one with `pawl up`, or set PAWL_NATS_URL."
+        message = (
+            f"No Pawl suite with its own NATS is running in {data}. Start one with `pawl up`, or set PAWL_NATS_URL."
+        )
         raise CommandError(message) from None
 
 

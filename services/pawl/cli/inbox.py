@@ -37,12 +37,14 @@ async def inbox(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait for new items until Ctrl-C.")] = False,
     all_users: Annotated[
         bool,
-        typer.Option("--all-users", help="Show what waits for approval or tokens in the whole store. For approvers."),
+        typer.Option(
+            "--all-users", help="Show what is waiting for approval or tokens in the whole store. For approvers."
+        ),
     ] = False,
 ) -> None:
-    """Show what waits for you, across all runs, and decide.
+    """Show what is waiting for you, across all runs, and decide.
 
-    If there is no terminal, or with --list, it only lists items.
+    If there is no terminal, or with --list, it does lists items.
     """
     scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
     wanted = agent_pb2.PendingFilter(scope=scope)
@@ -53,7 +55,7 @@ async def inbox(
         return
     waiting = [item async for item in target.pending(wanted)]
     if not waiting:
-        say(console, "Nothing waits for approval." if all_users else "Nothing waits for you.")
+        say(console, "Nothing is waiting for approval." if all_users else "Nothing is waiting for you.")
         return
     await reviewer.review(waiting)
 
@@ -97,9 +99,9 @@ class Reviewer:
         """Show an item, ask for a decision, and return whether to continue."""
         if isinstance(item, call_pb2.Call):
             return await self._put_call(item, [other for other in others if isinstance(other, call_pb2.Call)])
-        self._transcript.card(f"{item.run_id} waits for more tokens", [wording.budget_text(item)], "yellow")
+        self._transcript.card(f"{item.run_id} is waiting for more tokens", [wording.budget_text(item)], "yellow")
         is_own = item.conversation_id != ""  # The conversation id is hidden for runs of other users.
-        how = top_up_hint(item) if is_own else f"waits for its user, {wording.clean(item.user_id)}"
+        how = top_up_hint(item) if is_own else f"waiting for its user, {wording.clean(item.user_id)}"
         say(self._console, f"  {how}")
         return True
 

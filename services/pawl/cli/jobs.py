@@ -163,7 +163,7 @@ async def stop(
     *,
     conversation: Annotated[str, typer.Option(help="Stop all open jobs that report to this conversation.")] = "",
     all_of_store: Annotated[
-        bool, typer.Option("--all-of-store", help="Stop all open jobs of all users. For operators and admins.")
+        bool, typer.Option("--all-of-store", help="Stop all users' open jobs in the store. For operators and admins.")
     ] = False,
     yes: Yes = False,
     reason: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
@@ -172,7 +172,7 @@ async def stop(
     if [bool(job_ids), bool(conversation), all_of_store].count(True) != 1:
         raise CommandError("Give job ids, --conversation or --all-of-store.")
     if all_of_store:
-        if confirm("Stop all jobs of the store, of all users?", yes=yes):
+        if confirm("Stop all users' jobs in the store?", yes=yes):
             request = operator_pb2.EndJobsRequest(reason=reason)
             job_ids = list((await target.once(target.operators.EndJobs, request)).job_ids)
             say(console, [*job_ids, f"{len(job_ids)} stopped."])

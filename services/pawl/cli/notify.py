@@ -77,7 +77,7 @@ app.command("create")(
     verb(
         pb.CreateChannelRequest(),
         {"url": Option(path="channel.url", help=_WHERE, put=_url), **_options("channel.", "kinds")},
-        "Create a channel. The secret of a webhook is shown once, alone on standard output.",
+        "Create a channel. A webhook's secret is shown once, alone on standard output.",
         _created,
     )
 )
@@ -104,7 +104,7 @@ app.command("update")(
             **_CHANNEL,
             "--url": Option(path="url", help=_WHERE, put=_url),
             **_options("", "kinds.kinds"),
-            "--all-kinds": Option(path="kinds.kinds", help="Notify of all kinds.", constant=()),
+            "--all-kinds": Option(path="kinds.kinds", help="Send notifications of all kinds.", constant=()),
             "--enable/--disable": "enabled",
         },
         "Update a channel. Only the given options change.",
@@ -124,7 +124,7 @@ app.command("confirm")(
     verb(
         pb.ConfirmChannelRequest(),
         {**_CHANNEL, "code": "code"},
-        "Confirm the address of an e-mail channel, which enables it.",
+        "Confirm an e-mail channel's address, which enables it.",
         "Confirmed {channel_id}.",
     )
 )
@@ -132,7 +132,7 @@ app.command("code")(
     verb(
         pb.SendChannelCodeRequest(),
         _CHANNEL,
-        "Send a new code to the address of an e-mail channel.",
+        "Send a new code to an e-mail channel's address.",
         "A code is on its way. Confirm it with: pawl notify confirm {channel_id} CODE",
     )
 )
@@ -140,7 +140,7 @@ app.command("rotate")(
     verb(
         pb.RotateChannelSecretRequest(),
         _CHANNEL,
-        "Rotate the secret of a channel and print the new one. The old one stays valid for a day.",
+        "Rotate a channel's secret and print the new one. The old one stays valid for a day.",
         "New secret of {channel_id}:",
     )
 )
@@ -220,7 +220,7 @@ async def resend(
     if dead is bool(delivery_id):
         raise CommandError("Give delivery ids or --dead.")
     if channel == "":
-        raise CommandError("must not be empty. Omit it for all.", parameter="channel")
+        raise CommandError("must not be empty. Omit it to include all.", parameter="channel")
     ids = list(delivery_id or [])
     if dead:
         of_dead = pb.ListDeliveriesRequest(channel_id=channel or "", states=[pb.CHANNEL_DELIVERY_STATE_DEAD])

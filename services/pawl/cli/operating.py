@@ -49,12 +49,12 @@ async def attention(
     operator or admin role.
     """
     if run_id == "":
-        raise CommandError("must not be empty. Omit it for all.", parameter="run_id")
+        raise CommandError("must not be empty. Omit it to include all.", parameter="run_id")
     found = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id or ""))
     if json:
         say(console, map(json_line, found))
     elif not found:
-        say(console, f"{run_id} needs no attention." if run_id else "No run needs attention.")
+        say(console, f"{run_id} does not need attention." if run_id else "No run needs attention.")
     for run in () if json else found:
         _show(Transcript(console), run)
 
@@ -113,13 +113,13 @@ async def resolve(
 redrive: Final = verb(
     operator_pb2.RedriveRunRequest(),
     _REASON,
-    "Continue a quarantined run where it stopped. Fix what killed its workers first. Requires the role operator.",
+    "Continue a quarantined run where it stopped. Fix what killed its workers first. Requires the operator role.",
     lambda answer, request: f"{request.run_id} is {wording.state_name(answer.state)} again.",
 )
 end: Final = verb(
     operator_pb2.EndRunRequest(),
     _REASON,
-    "End a run of any user of the store. Its open calls end as with `pawl cancel`. Requires the role operator.",
+    "End any user's run in the store. Its open calls end as with `pawl cancel`. Requires the operator role.",
     lambda answer, request: f"{request.run_id} is {wording.state_name(answer.state)}.",
 )
 

@@ -54,7 +54,7 @@ def bootstrap(
     *,
     database_url: Annotated[
         str | None,
-        typer.Option("--database-url", help="Default: PAWL_DATABASE_URL, or the database of the data folder."),
+        typer.Option("--database-url", help="Default: PAWL_DATABASE_URL, or the data folder's database."),
     ] = None,
 ) -> None:
     """Create the deployment's first key.

@@ -26,11 +26,9 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2, waiting_pb2
 _EFFORT: Final = run_pb2.ReasoningEffort.DESCRIPTOR
 EventJson = Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")]
 Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's full reasoning.")]
-Agent = Annotated[str, typer.Option(help="Agent of the store. Default: 'default'.")]
+Agent = Annotated[str, typer.Option(help="One of the store's agents. Default: 'default'.")]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
-Effort: Any = Annotated[
-    choices(_EFFORT) | None, typer.Option(help="Reasoning effort of the model.", show_default=False)
-]
+Effort: Any = Annotated[choices(_EFFORT) | None, typer.Option(help="The model's reasoning effort.", show_default=False)]
 ConversationKey = Annotated[
     str,
     typer.Option(
@@ -69,9 +67,9 @@ async def run(
     conversation_key: ConversationKey = "",
     agent: Agent = "",
     label: Annotated[list[str] | None, typer.Option("--label", help="A label: key=value. Repeatable.")] = None,
-    model: Annotated[str, typer.Option(help="Model to use. Default: the model of the deployment.")] = "",
+    model: Annotated[str, typer.Option(help="Model to use. Default: the deployment's model.")] = "",
     tokens_max: Annotated[
-        int, typer.Option(help="Token budget; 0 is the default of the deployment.", min=0, max=_TOKENS_MAX)
+        int, typer.Option(help="Token budget; 0 means the deployment's default.", min=0, max=_TOKENS_MAX)
     ] = 0,
     images: Annotated[
         list[Path] | None,
@@ -84,7 +82,7 @@ async def run(
     shared_files: Annotated[
         list[str] | None,
         typer.Option(
-            "--shared-file", help="Attach a shared document of the store, by name. Repeatable.", show_default=False
+            "--shared-file", help="Attach one of the store's shared documents, by name. Repeatable.", show_default=False
         ),
     ] = None,
     tools: Annotated[str, typer.Option(help="Tools it may call, separated by commas. Default: all.")] = "",
@@ -238,7 +236,7 @@ runs: Final = listing(
 top_up: Final = verb(
     agent_pb2.TopUpRunRequest(),
     {"run": "run_id", "tokens": "tokens"},
-    "Add tokens to the budget of a run. A run that waits for tokens continues.",
+    "Add tokens to a run's budget. A run that waits for tokens continues.",
     lambda answer, _: f"{answer.run.run_id} {wording.budget_text(answer.run)}.",
 )
 
@@ -303,7 +301,7 @@ async def steps(
     console: Console,
     run_id: RunId,
     *,
-    full: Annotated[bool, typer.Option("--full", help="Show each step whole.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show each step in full.")] = False,
     json: Json = False,
 ) -> None:
     """Show the steps of a run.

@@ -113,7 +113,7 @@ schedules.command("show")(
     verb(
         schedule_requests.GetScheduleRequest(),
         _NAME,
-        "Show a schedule, its next 10 due times and its last 20 fires.",
+        "Show a schedule, its next 10 scheduled times and its last 20 fires.",
         shown,
     )
 )
@@ -121,7 +121,7 @@ schedules.command("pause")(
     verb(
         schedule_requests.PauseScheduleRequest(),
         _PAUSE,
-        "Pause a schedule. Times due while it is paused are skipped.",
+        "Pause a schedule. Scheduled times during the pause are skipped.",
         _schedule,
     )
 )
@@ -141,7 +141,7 @@ schedules.command("backfill")(
     verb(
         schedule_requests.BackfillScheduleRequest(),
         {**_NAME, "--from": "begin_time", "--to": "end_time"},
-        "Fire a schedule for past due times. At most 100, even those that have fired before.",
+        "Fire a schedule for up to 100 past scheduled times, even if it has already fired for them.",
         _fires,
         succeeded=_has_started,
     )
@@ -228,7 +228,7 @@ triggers.command("create")(
     verb(
         trigger_requests.CreateTriggerRequest(),
         _TRIGGER,
-        "Create a trigger. Requires --text, and --webhook or --mailbox. The secret of a webhook is shown once, alone on"
+        "Create a trigger. Requires --text, and --webhook or --mailbox. A webhook's secret is shown once, alone on"
         " standard output.",
         _created,
     )
@@ -269,7 +269,7 @@ triggers.command("rotate")(
     verb(
         trigger_requests.RotateTriggerSecretRequest(),
         _NAME,
-        "Rotate the secret of a trigger and print the new one. The old one stays valid for a day.",
+        "Rotate a trigger's secret and print the new one. The old one stays valid for a day.",
         "New secret of {name}:",
     )
 )

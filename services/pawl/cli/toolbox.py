@@ -53,7 +53,7 @@ stats: Final = listing(
         "--since": "since_time",
         "--before": "before_time",
     },
-    "Show statistics by tool. Counts calls, errors, latency, bytes and approvals. Requires the role operator or admin.",
+    "Show statistics by tool. Counts calls, errors, latency, bytes and approvals. Requires the operator or admin role.",
     _FIGURES,
     none="No tool has been called.",
 )
@@ -143,11 +143,11 @@ def _schema(config: source_pb2.HttpEndpointConfig, typed: str) -> None:
 
 _LAST: Final[Options] = {
     "--header": Option(
-        path="config.policies", help="A header of every request, as name=value. Repeatable.", put=_headers("headers")
+        path="config.policies", help="A header for every request, as name=value. Repeatable.", put=_headers("headers")
     ),
     "--secret-header": Option(
         path="config.policies",
-        help="A header whose value is a secret of the registry, as name=secret. Repeatable.",
+        help="A header whose value is one of the registry's secrets, as name=secret. Repeatable.",
         put=_headers("secret_headers"),
     ),
     "--policy": Option(
@@ -192,7 +192,7 @@ _HTTP: Final[Options] = {
     "--description": "config.http_endpoint.description",
     "--arguments": Option(
         path="config.http_endpoint.arguments_schema_json",
-        help="JSON Schema of the arguments of the endpoint, or @FILE.",
+        help="JSON Schema of the endpoint's arguments, or @FILE.",
         put=_schema,
     ),
     "--idempotency-header": "config.http_endpoint.idempotency_header",
@@ -264,7 +264,7 @@ sources.command("approve")(
     verb(
         source_pb2.ApproveSourceRequest(),
         {"name": "name", "hash": Option(path="definitions_hash", help="The hash printed by `pawl sources check`.")},
-        "Approve the current tool definitions of a source.",
+        "Approve a source's current tool definitions.",
         _added,
     )
 )
@@ -327,7 +327,7 @@ documents.command("list")(
     listing(
         document_pb2.ListDocumentsRequest(),
         {},
-        "List your documents and shared documents of the store.",
+        "List your documents and the store's shared documents.",
         {
             "owner": lambda each: "store" if each.owner == document_pb2.DOCUMENT_OWNER_STORE else "you",
             "bytes": "text_bytes",
@@ -344,7 +344,9 @@ documents.command("remove")(
         {
             "name": "name",
             "--shared": Option(
-                path="owner", help="Remove a shared document of the store.", constant=document_pb2.DOCUMENT_OWNER_STORE
+                path="owner",
+                help="Remove one of the store's shared documents.",
+                constant=document_pb2.DOCUMENT_OWNER_STORE,
             ),
         },
         "Remove a document.",
@@ -394,7 +396,7 @@ memory.command("list")(
         {"--agent": "agent_name"},
         "List what agents remember about you, oldest first.",
         {"agent": "agent_name", "remembered": "create_time", "id": "memory_id", "text": "text"},
-        none="Agents remember nothing about you.",
+        none="Agents do not remember anything about you.",
     )
 )
 memory.command("erase")(
@@ -428,4 +430,4 @@ async def complete(
         raise CommandError("Give --result JSON or --error TEXT.")
     value = None if result is None else json_of(result, "--result", "Put text in quotes.")
     known = await target.complete_call(secret_of(token), value, error=error)
-    say(console, "The call was already completed like this." if known else "Completed.")
+    say(console, "The call was already completed in the same way." if known else "Completed.")

@@ -281,13 +281,13 @@ def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
         if needed > 1:
             left = max(needed - len(call.approval.approvals), 1)
             whom = f"{left} other people" if left > 1 else "1 other person"
-            return f"waits for {whom} with the role approver or admin: {command}"
+            return f"waiting for {whom} with the approver or admin role: {command}"
         if not decides:
-            return "waits for a user with the role approver or admin, who can use: pawl inbox --all-users"
+            return "waiting for a user with the approver or admin role, who can use: pawl inbox --all-users"
     if call.state == call_pb2.CALL_STATE_ASKED:
         return f'answer with: {command} --answer "..."'
     if call.state == call_pb2.CALL_STATE_OFFERED:
-        return "waits for a front end; or enter its result as JSON in `pawl inbox`"
+        return "waiting for a front end; or enter its result as JSON in `pawl inbox`"
     if call.state == call_pb2.CALL_STATE_RUNNING:
         command = f"pawl resolve {call.run_id} {call.call_id}"
         return (

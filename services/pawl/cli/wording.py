@@ -32,7 +32,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_PROVIDER: "the model server, which is not responding",
     run_pb2.WAIT_KIND_TIME: "the time of its next iteration",
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
-    run_pb2.WAIT_KIND_COMPLETION: "an external result of a call",
+    run_pb2.WAIT_KIND_COMPLETION: "an external result for a call",
 }
 # Reasons for which queued runs wait.
 QUEUED_FOR: Final = {
@@ -124,7 +124,7 @@ def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
 
 def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
     if attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
-        return "it is unknown whether a call had its effect"
+        return "it is unknown whether a call took effect"
     died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
     return f"quarantined: {died} running it, without any progress in between"
 

@@ -89,7 +89,7 @@ def _decision(
 ) -> types_pb2.CallDecision:
     call = _read(call)
     if for_series and not call.approval.HasField("series"):
-        raise InvalidField("the call has no series: decide about this call only", field="for_series")
+        raise InvalidField("the call has no series: decide on this call only", field="for_series")
     digest = call.approval.series.digest if for_series else call.approval.digest
     return types_pb2.CallDecision(
         run_id=call.run_id, call_id=call.call_id, kind=kind, digest=digest, for_series=for_series, **fields

@@ -46,7 +46,7 @@ def parts_of(given: Sequence[object] | message_pb2.Part) -> list[message_pb2.Par
     for each in [given] if isinstance(given, str | message_pb2.Part) else given:
         part = message_pb2.Part(text=each) if isinstance(each, str) else each
         if not isinstance(part, message_pb2.Part):
-            raise InvalidField("a message part must be a text, image(...) or file(...)", field="parts")
+            raise InvalidField("a message part must be text, image(...) or file(...)", field="parts")
         parts.append(part)
     return parts
 
@@ -59,7 +59,7 @@ def natural(number: object, field: str) -> int:
     """
     if isinstance(number, int) and 0 <= number <= _NUMBER_MAX:
         return number
-    raise InvalidField(f"{field} must be an integer from 0 to {_NUMBER_MAX}", field=field)
+    raise InvalidField(f"{field} must be an integer between 0 and {_NUMBER_MAX}", field=field)
 
 
 def read_file(path: Path, bytes_max: int) -> bytes:

@@ -78,7 +78,7 @@ async def perform(
 
 
 def _no_checkpoint(_content: bytes) -> Future[None]:
-    raise ToolError("front ends store no checkpoints: a call that is offered again starts over")
+    raise ToolError("front ends do not store checkpoints: a call that is offered again starts over")
 
 
 def _error(text: str) -> tuple[bytes, bool]:

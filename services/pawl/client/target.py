@@ -144,7 +144,8 @@ class Target:
             running = None
         if running is None and not explicit and folder:
             raise StartError(
-                f"No Pawl suite runs on {self.data}. Start one with `pawl up --data {shlex.quote(str(self.data))}`."
+                f"No Pawl suite is running in {self.data}."
+                f" Start one with `pawl up --data {shlex.quote(str(self.data))}`."
             )
 
         def of(service: str, variable: str = "") -> tuple[str, ...]:

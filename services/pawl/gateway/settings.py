@@ -25,7 +25,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 def _check_seal_keys(value: SecretStr) -> SecretStr:
     keys = _names(value.get_secret_value())
     if not keys or len(min(keys, key=len)) < _SEAL_KEY_CHARACTERS_MIN:
-        raise ValueError(f"must have at least {_SEAL_KEY_CHARACTERS_MIN} characters; so must each of several keys")
+        raise ValueError(f"each key must have at least {_SEAL_KEY_CHARACTERS_MIN} characters")
     return value
 
 

@@ -73,7 +73,7 @@ def problem_of(folder: Path) -> str:
     except OSError as error:
         return f"The data folder {folder} is no longer usable ({error.strerror}): Pawl stops."
     if free < _FREE_BYTES_MIN:
-        return f"The disk of the data folder {folder} is full ({free >> 20} MiB free): make room, or Pawl will stop."
+        return f"The disk with the data folder {folder} is full ({free >> 20} MiB free): make room, or Pawl will stop."
     return ""
 
 
@@ -122,7 +122,7 @@ class DataFolder:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise StartError(
-                f"Pawl is already running on {self.path} (process {holder}). Stop it, or choose another folder with"
+                f"Pawl is already running in {self.path} (process {holder}). Stop it, or choose another folder with"
                 " --data."
             ) from None
         os.ftruncate(descriptor, 0)
@@ -132,7 +132,7 @@ class DataFolder:
     def _make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         if {entry.name for entry in self.path.iterdir()} - {_LOCK_FILE} and not (self.path / _VERSION_FILE).exists():
-            raise StartError(f"{self.path} is not empty and not a data folder of Pawl. Choose another one with --data.")
+            raise StartError(f"{self.path} is not empty and is not a Pawl data folder. Choose another one with --data.")
         # PostgreSQL does not run as root, so its account must be able to traverse this folder.
         self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)
 

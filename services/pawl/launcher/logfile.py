@@ -55,7 +55,7 @@ class LogFile:
         """Return the last line, or the message of a JSON log line, or a note that the log is empty."""
         lines = [line.strip() for line in self._tail().splitlines() if line.strip()]
         if not lines:
-            return f"it wrote nothing to {self.path}"
+            return f"it did not write anything to {self.path}"
         try:
             fields = msgspec.json.decode(lines[-1], type=dict[str, Any])
         except msgspec.MsgspecError:

@@ -135,7 +135,7 @@ def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, hi
         if name not in names:
             raise StartError(f"{source}: unknown name {name!r}; choose from {', '.join(names)}.")
         if not number.isdecimal() or not low <= int(number) <= high:
-            raise StartError(f"{source}: {name} must be a number from {low} to {high}, got {number!r}.")
+            raise StartError(f"{source}: {name} must be a number between {low} and {high}, got {number!r}.")
         found[name] = int(number)
     return found
 

@@ -39,7 +39,7 @@ async def main(stop: asyncio.Event) -> None:
             ),
             egress=GuardedEgress(read_egress_file(settings.egress_file)),
             reader_id=service.ids.new("mbx"),
-            failures=service.metrics.counter("failures_total", "Polls of a mailbox that failed."),
+            failures=service.metrics.counter("failures_total", "Mailbox polls that failed."),
         )
         service.background.start("mailboxes", mailboxes.run)
         await service.serve(service.rpc_server(), stop)

@@ -57,16 +57,16 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 def _automatic(message: EmailMessage) -> str:
     """Return why a program seems to have sent the mail (RFC 3834), or an empty string."""
     if message.get_content_type() == "multipart/report":
-        return "it is automatic: multipart/report"
+        return "it is an automatic mail: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
         if name in message:
-            return f"it is automatic: {name}"
+            return f"it is an automatic mail: {name}"
     for name in ("Auto-Submitted", "X-Auto-Response-Suppress", "Precedence", "Return-Path"):
         for value in _raw(message, name):
             word = _without_comments(value).partition(";")[0].strip().lower()
             is_automatic = {"Precedence": word in _BULK, "Return-Path": word == "<>"}
             if is_automatic.get(name, word not in {"", "no", "none"}):
-                return f"it is automatic: {name}: {_clean(word)[:40]}"
+                return f"it is an automatic mail: {name}: {_clean(word)[:40]}"
     if len(_ids(message, "References")) >= THREAD_MAILS_MAX:
         return f"its thread has more than {THREAD_MAILS_MAX} mails"
     return ""
@@ -79,7 +79,7 @@ def _unwanted(message: EmailMessage, sender: str, own: str, authserv_id: str, se
         return f"it is from the mailbox itself, {sender}"
     domain = sender.rpartition("@")[2]
     if senders and not {sender, f"@{domain}"} & {each.lower() for each in senders}:
-        return f"{sender} is not among the senders"
+        return f"{sender} is not one of the allowed senders"
     if authserv_id and not _passes(message, authserv_id.lower(), domain):
         return f"{authserv_id} does not report a DMARC pass for {domain}"
     return ""

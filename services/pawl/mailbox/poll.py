@@ -184,7 +184,7 @@ def main() -> None:
     except TimeoutError:
         error = "did not answer in time"
     except OSError as failed:
-        error = f"cannot be connected to: {failed.strerror or 'connection closed'}"
+        error = f"cannot be reached: {failed.strerror or 'connection closed'}"
     except (imaplib.IMAP4.error, ValueError, IndexError, MemoryError):
         error = "does not speak valid IMAP"
     if error:

@@ -26,5 +26,5 @@ class PrometheusCounters:
             ("kind",),
         )
         self.waiting = metrics.gauge(
-            "deliveries_waiting", "Waiting deliveries of all replicas, by channel kind.", ("kind",)
+            "deliveries_waiting", "Waiting deliveries across all replicas, by channel kind.", ("kind",)
         )

@@ -146,7 +146,9 @@ def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolR
     series = _SERIES.read(message.series)
     check_id(series.grant_call_id, "series.grant_call_id", optional=True)
     if not (series.iterations_max >= 1 and series.interval_seconds > 0):
-        raise InvalidField("series: iterations_max must be at least 1 and interval_seconds above 0", field="series")
+        raise InvalidField(
+            "series: iterations_max must be at least 1 and interval_seconds greater than 0", field="series"
+        )
     return series
 
 
@@ -243,7 +245,7 @@ def result_from(audit: AuditTrail, context: CallContext, message: execution_pb2.
         raise InvalidField(f"state: must be one of {names}", field="state")
     if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
         raise InvalidField(
-            f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}, got {message.duration_seconds:g}",
+            f"duration_seconds: must be between 0 and {_DURATION_SECONDS_MAX:g}, got {message.duration_seconds:g}",
             field="duration_seconds",
         )
     if message.result_bytes > _RESULT_BYTES_MAX:
@@ -293,7 +295,7 @@ def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)
     if not all(seconds > 0 for seconds in asked):
-        raise InvalidField("execute_reads: both timeouts must be above 0", field="execute_reads")
+        raise InvalidField("execute_reads: both timeouts must be greater than 0", field="execute_reads")
     # A deployment may allow runs longer timeouts than any tool can have.
     default, most = (min(seconds, ASYNC_TIMEOUT_SECONDS_MAX) for seconds in asked)
     return ReadTimeouts(timeout_seconds=default, timeout_seconds_max=most)

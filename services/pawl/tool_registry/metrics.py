@@ -12,7 +12,7 @@ class RegistryMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self.executions = metrics.counter("executions_total", "Executions ended, by outcome.", ("tool", "outcome"))
-        self.seconds = metrics.histogram("execution_duration_seconds", "Time of an execution.", ("tool",))
+        self.seconds = metrics.histogram("execution_duration_seconds", "Duration of an execution.", ("tool",))
         self.checks = metrics.counter("checks_total", "Calls checked, by disposition.", ("disposition",))
         self._running = metrics.gauge("executions_in_flight", "Executions in progress.")
         self._threads = metrics.gauge("tool_threads_busy", "Threads busy with sync tools, including unstoppable ones.")

@@ -22,7 +22,7 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
         InvalidField: the requested size exceeds `most`.
     """
     if asked > most:
-        raise InvalidField(f"page_size: must be 0 to {most}, got {asked}", field="page_size")
+        raise InvalidField(f"page_size: must be between 0 and {most}, got {asked}", field="page_size")
     return asked or default
 
 

@@ -51,13 +51,13 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # The worker reconnects after these codes. Any other error must be fixed by the operator.
 _PASSING: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN"}
 _NEXT: Final = {
-    "UNAUTHENTICATED": "See PAWL_API_KEY, or `api_key` of the Worker.",
-    "PERMISSION_DENIED": "See PAWL_API_KEY, or `api_key` of the Worker: the key must have the role of a worker.",
+    "UNAUTHENTICATED": "See PAWL_API_KEY, or the Worker's `api_key`.",
+    "PERMISSION_DENIED": "See PAWL_API_KEY, or the Worker's `api_key`: the key must have the worker role.",
     "UNIMPLEMENTED": "The address must be the tool-registry's, for example 127.0.0.1:7602.",
 }
 # What gRPC reports when only one side uses TLS, or the certificate is not trusted.
 _OF_TLS: Final = {
-    "CERTIFICATE_VERIFY_FAILED": "The certificate of the server is not signed by `authority` or PAWL_TLS_CA_FILE.",
+    "CERTIFICATE_VERIFY_FAILED": "The server's certificate is not signed by `authority` or PAWL_TLS_CA_FILE.",
     "WRONG_VERSION_NUMBER": "The server does not use TLS: remove `authority` and PAWL_TLS_CA_FILE.",
 }
 _MAYBE_TLS: Final = "If the server uses TLS, set `authority` or PAWL_TLS_CA_FILE."

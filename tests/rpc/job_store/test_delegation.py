@@ -101,7 +101,7 @@ async def test_waiting_run_shows_why_since_when_and_who_may_decide(user: User, o
     for run in await both(user, owner.run_id):
         waiting = run.waiting
         assert waiting.reason == waiting_pb2.WAIT_REASON_APPROVAL
-        assert waiting.sentence == "It waits for an approval of tool."
+        assert waiting.sentence == "It is waiting for an approval of tool."
         assert (list(waiting.call_ids), list(waiting.user_ids)) == (["a"], ["ann"])
         assert list(waiting.roles) == ["admin", "approver"]
         assert waiting.since_time == run.progress_time == run.update_time

@@ -316,7 +316,7 @@ async def test_interrupted_call_is_unknown_unless_repeatable_or_never_sent(world
     rules = {"*": read_rules(None, ["127.0.0.1:9"])}
     egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     world.connector = HttpTools(egress, world.helpers)
-    with pytest.raises(ToolError, match="cannot be connected to"):
+    with pytest.raises(ToolError, match="cannot connect to"):
         await world.call(await world.endpoint("/", url="http://127.0.0.1:9/"))
     assert world.server.connections == sent
 

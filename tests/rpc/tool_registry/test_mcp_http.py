@@ -183,7 +183,7 @@ async def test_call_is_repeated_once_after_the_server_forgot_its_session(mcp: Mc
 async def test_unrelated_json_response_is_rejected_without_waiting(mcp: McpRegistry, answered: dict[str, Any]) -> None:
     reply = (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", json.dumps({"jsonrpc": "2.0", **answered}).encode())
     async with serving(lambda _: reply) as url:
-        with pytest.raises(grpc.aio.AioRpcError, match="not have the id of the request"):
+        with pytest.raises(grpc.aio.AioRpcError, match="not have the request's id"):
             await mcp.add(config(url), who="admin")
 
 

@@ -112,8 +112,8 @@ async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) 
         "tell": "ask again tomorrow",
         "kill guard": "misbehave lost its process before it returned",
         "garble": "misbehave wrote into its process's channel",
-        "object": "misbehave returned what cannot be passed on: object is not JSON",
-        "nan": "misbehave returned what cannot be passed on: ",
+        "object": "misbehave returned a value that cannot be passed on: object is not JSON",
+        "nan": "misbehave returned a value that cannot be passed on: ",
     }
     if sys.platform == "linux":
         rows |= dict.fromkeys(("eat", "share"), "misbehave used more than 64 MiB of memory")

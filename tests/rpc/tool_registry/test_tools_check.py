@@ -122,7 +122,7 @@ def test_broken_modules_and_duplicate_names_are_errors(kit: Path) -> None:
     assert "d_typo.py:3: ToolDefinitionError: look: Invalid enum value 'READONLY' - at `$.effect`" in output
     assert "    error: it must be a top-level name of its module pawl_tools_" in output
     assert f"  error: {kit}/kit/b_broken.py:2: ModuleNotFoundError: No module named 'nothing_like_this'" in output
-    assert "    error: the name is taken by a tool of kit.a_good; the registry would skip this one" in output
+    assert "    error: the name is taken by a tool in kit.a_good; the registry would skip this one" in output
     assert "  apart  sensitive, at most once, own process" in output
 
 

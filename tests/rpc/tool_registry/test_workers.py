@@ -64,7 +64,7 @@ async def test_call_without_a_worker_is_an_error(registry: Registry) -> None:
         await worker.answer(call)
         await busy
         assert await worker.ended() is grpc.StatusCode.OK
-    assert "no worker of the group 'billing'" in await no_worker_error(registry, "third")
+    assert "no worker in the group 'billing'" in await no_worker_error(registry, "third")
     asked = asyncio.ensure_future(registry.run("charge", call="fourth"))
     await eventually(lambda: registry.executor.running_count > 0)
     async with attached(registry, worker="w2") as worker:

@@ -17,7 +17,7 @@ def test_key_is_created_used_listed_without_secret_and_revoked(pawl: CommandLine
     assert line.endswith("\tme\tlaptop")
     assert secret not in listed
     done = commands.pawl("run", "--detach", "hello", environment=pawl.environment() | {"PAWL_API_KEY": secret})
-    assert (done.code, "needs one of the roles" in done.errors) == (2, True)
+    assert (done.code, "requires one of the roles" in done.errors) == (2, True)
     pawl.succeed("keys", "revoke", key_id)
     assert key_id not in pawl.succeed("keys", "list")
     assert key_id in pawl.succeed("keys", "list", "--all")
@@ -41,7 +41,7 @@ def test_bootstrap_key_is_created_once_and_can_create_others(pawl: CommandLine) 
 def test_invalid_key_options_are_refused_with_a_clear_error(pawl: CommandLine) -> None:
     for arguments, says in (
         ("create ann --role delegate", "roles that you do not have"),
-        ("create ann --role member --in-store acme", "Only operators of a store"),
+        ("create ann --role member --in-store acme", "Only a store's operators"),
         ("create ann --role member --for soon", "not a duration like"),
         ("revoke key_x", "`pawl keys list`"),
         ("bootstrap --database-url postgresql://127.0.0.1:1/nothing", "no database answered"),

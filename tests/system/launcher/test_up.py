@@ -89,7 +89,7 @@ def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: P
         assert (second.returncode, errors.strip()) == (
             2,
             (
-                f"Pawl is already running on {data} (process {process.pid})."
+                f"Pawl is already running in {data} (process {process.pid})."
                 " Stop it, or choose another folder with --data."
             ),
         )

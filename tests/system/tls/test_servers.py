@@ -128,9 +128,9 @@ async def test_database_with_untrusted_certificate_is_refused_with_a_clear_error
 ) -> None:
     url, files = database
     foreign = certificates.write(tmp_path, "foreign", trustme.CA())
-    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not trusted"):
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the database's certificate is not trusted"):
         await _database(url, "verify-full", foreign.authority).__aenter__()
-    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not trusted"):
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the database's certificate is not trusted"):
         await _database(url.replace("127.0.0.1", "localhost"), "verify-full", files.authority).__aenter__()
     with pytest.raises(StartError, match="PAWL_DATABASE_URL: "):
         await _database(url, "verify-full", tmp_path / "missing", start_timeout_seconds=1).__aenter__()

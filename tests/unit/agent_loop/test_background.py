@@ -312,7 +312,7 @@ def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
         ("in_background {}", "`tool` must be the name"),
         (by_tool("look", n=1), "Unknown parameter n"),
         (by_tool("look", interval=5), "interval needs an end: stop_after (times), duration"),
-        (by_tool("wo rk", arguments={}), "There is no tool of that name"),
+        (by_tool("wo rk", arguments={}), "There is no tool with that name"),
         (by_tool("look", arguments=[]), "a JSON object"),
         (by_tool("look", arguments=0), "a JSON object"),
         ('in_background {"tool":"look","tool":"work"}', "`tool` must be the name"),

@@ -202,7 +202,7 @@ class TestCallInFlight:
         run.needs(5721)
         assert run.run.state is RunState.FAILED
         assert "needs about 5721 tokens" in present(run.run.failure).message
-        assert "100 are left of the budget of 100" in present(run.run.failure).message
+        assert "100 of the budget's 100 are left" in present(run.run.failure).message
 
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
     def test_an_answer_cut_short_by_the_budget_is_discarded(self, asked: int | None, is_cut: bool) -> None:

@@ -64,7 +64,7 @@ def test_an_empty_answer_is_retried_once(nothing: Script) -> None:
     ("nothing", "expected"),
     [
         (NOTHING, "The model's answer had neither text nor a call."),
-        (USED_UP, "The model reached its output limit before it gave any text or call."),
+        (USED_UP, "The model reached its output limit before it produced any text or call."),
     ],
 )
 def test_a_second_empty_answer_fails_the_run_with_a_clear_message(nothing: Script, expected: str) -> None:

@@ -52,7 +52,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"_interval": 5, "_stopAfter": 2}, "requires _executeAsync: true"),
     ({"_executeAsync": True, "_interval": 5}, "needs an end"),
     ({"_executeAsync": True, "_stopAfter": 5}, "requires _interval"),
-    ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "from 0.5"),
+    ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "between 0.5"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": 1_000_001}, "more than 1,000,000 times"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports must be"),
@@ -233,7 +233,7 @@ async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None
     [
         (CallResult(content_json=b'{"error":"no page"}', is_error=True, error_reason="TOOL_ERROR"), "no page"),
         (CallResult(content_json=b'{"success":false,"error":"no page"}'), "no page"),
-        (CallResult(content_json=b'{"success":false}'), "The tool reports no success."),
+        (CallResult(content_json=b'{"success":false}'), "The tool did not report success."),
     ],
 )
 async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: CallResult, error: str) -> None:

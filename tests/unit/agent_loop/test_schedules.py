@@ -34,7 +34,7 @@ def test_a_scheduled_run_sees_its_scheduled_time_zone_and_delay() -> None:
     rows: list[tuple[DueSchedule, datetime, datetime | None, str]] = [
         (report(), TIME, None, f"due at {local}."),
         (report(), later, None, f"due at {local} and is 300 seconds late."),
-        (report(None), later, TIME, f"for the due time {local} in the past (a backfill)."),
+        (report(None), later, TIME, f"for the scheduled time {local} in the past (a backfill)."),
         (report(None, ""), TIME, None, "by hand at 2026-07-06T07:00:00+00:00 (UTC)."),
     ]
     for fired, now, backfill_time, sentence in rows:

@@ -189,7 +189,7 @@ def test_a_run_may_set_each_limit_up_to_its_ceiling() -> None:
         ceiling = getattr(CEILINGS, name)
         assert ceiling >= getattr(Limits(), name), name
         assert getattr(Limits().with_asked({name: ceiling}, CEILINGS), name) == ceiling, name
-        with pytest.raises(InvalidField, match=f"{name} may be at most"):
+        with pytest.raises(InvalidField, match=f"{name} must be at most"):
             Limits().with_asked({name: ceiling + 1}, CEILINGS)
 
 
@@ -224,7 +224,7 @@ def test_limits_match_the_operations_manual() -> None:
         assert (f"{getattr(usual.defaults, name):.0f}", f"{getattr(usual.ceilings, name):.0f}") == (default, ceiling)
         for value in (float(least) - 1, float(most) + 1e9, "9", True, None):
             with pytest.raises(
-                ValueError, match=rf"^defaults.{name} must be a (whole )?number from {least}.* to {most}"
+                ValueError, match=rf"^defaults.{name} must be a (whole )?number between {least}.* and {most}"
             ):
                 read_limits({"defaults": {name: value}})
 
@@ -239,10 +239,10 @@ def test_invalid_limits_are_all_reported_at_start(tmp_path: Path) -> None:
         AgentLoopSettings.model_validate({"service_key": "s" * 32, "model": "m", "PAWL_LIMITS_FILE": str(file)})
     (problem,) = caught.value.errors()
     assert problem["msg"].removeprefix("Value error, ").split("; ") == [
-        "defaults.rounds_max must be a whole number from 1 to 1000, got 0",
+        "defaults.rounds_max must be a whole number between 1 and 1000, got 0",
         "defaults.rounds is not a limit",
         "defaults.background must be on, tool or off, got 'yes'",
-        "defaults.identical_calls_max must be a whole number from 2 to 1000, got 2.5",
+        "defaults.identical_calls_max must be a whole number between 2 and 1000, got 2.5",
         "ceilings.calls_per_round_max must not be below the default, 20, got 9",
         "ceilings.tool_timeout_seconds_max is not a limit",
         "ceilings.approvals_required is not a limit",

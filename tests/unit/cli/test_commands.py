@@ -71,7 +71,7 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("invented",): "No such command",
         ("top-up", "run_1", str(2**64)): "tokens: 18446744073709551616 is out of range.",
         ("up", "--port", "nothing=1"): "nothing",
-        ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "exclude each other",
+        ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "are mutually exclusive",
         ("events", "--subject", "pawl.>.run"): "is not a NATS subject",
         ("complete", "token"): "--result JSON or --error TEXT",
         ("complete", "token", "--result", "{"): "--result is not JSON",
@@ -123,7 +123,7 @@ def test_an_address_overrides_the_data_folder(tmp_path: Path) -> None:
     assert target.tools == ("10.0.0.1:7602", "10.0.0.2:7602")
     assert target.notifications == ("10.0.0.1:7604", "10.0.0.2:7604")
     assert not_refused(StartError, client, ["localhost", ":7601", "a:b", ",", "127.0.0.1:99999"]) == []
-    with pytest.raises(StartError, match=f"No Pawl suite runs on {tmp_path}"):
+    with pytest.raises(StartError, match=f"No Pawl suite is running in {tmp_path}"):
         AsyncClient(data=tmp_path, environment={})
 
 
@@ -228,7 +228,7 @@ def test_an_unreadable_history_is_refused_with_a_clear_error(tmp_path: Path) -> 
         (b"nothing", "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b'{"model": "m"}', "must have a list of"),
+        (b'{"model": "m"}', "must contain a list of"),
         (b" " * (4 * 1024 * 1024 + 1), "bytes"),
         (b'[{"role": "user", "content": 7}, 8]', "message 2"),
         (b'[{"role": "user", "content": "\\ud800"}]', "is not JSON"),

@@ -91,7 +91,7 @@ class Rules:
 
     async def CreateRule(self, request: rule_pb2.CreateRuleRequest) -> rule_pb2.CreateRuleResponse:
         if "make" in self.refuses_to:
-            raise PermissionDenied("that needs the role approver")
+            raise PermissionDenied("that requires the approver role")
         self.made.append(request.rule)
         request.rule.rule_id = "rule_1"
         return rule_pb2.CreateRuleResponse(rule=request.rule)
@@ -183,7 +183,7 @@ async def test_a_partially_failed_always_answer_reports_what_succeeded() -> None
     agents, rules = Agents(), Rules()
     rules.refuses_to.add("make")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
-    assert (agents.asked, "needs the role approver" in shown) == ([], True)
+    assert (agents.asked, "requires the approver role" in shown) == ([], True)
     agents, rules = Agents(late="a"), Rules()
     shown = await typed(agents, "always\n", call("a"), rules=rules)
     assert (rules.revoked, "New rule" in shown) == (["rule_1"], False)
@@ -206,7 +206,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
         iterations=3,
         failures=1,
         last_result='{"up":\x1btrue}',
-        waiting=waiting_pb2.Waiting(sentence="It waits for an approval of probe."),
+        waiting=waiting_pb2.Waiting(sentence="It is waiting for an approval of probe."),
         pending_calls=[
             call_pb2.Call(run_id="run_2", call_id="call_4", state=call_pb2.CALL_STATE_AWAITING_APPROVAL),
             call_pb2.Call(run_id="run_2", call_id="call_5", state=call_pb2.CALL_STATE_OFFERED),
@@ -217,7 +217,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
         "run_2: waiting",
         "done: 3 of 5 (1 failed)",
         "interval seconds: 60",
-        "It waits for an approval of probe.",
+        "It is waiting for an approval of probe.",
         "parent run id: run_1",
         "conversation id: conv_1",
         "decide with: pawl approve run_2 call_4",

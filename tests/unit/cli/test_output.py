@@ -170,7 +170,7 @@ def test_waits_operator_actions_and_unstoppable_calls_are_shown() -> None:
         (
             run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=UNKNOWN_OUTCOME),
             [
-                "‖ needs an operator: it is unknown whether a call had its effect",
+                "‖ needs an operator: it is unknown whether a call took effect",
                 "  operators can see what to do with: pawl attention run_1",
             ],
         ),
@@ -253,9 +253,9 @@ def test_a_user_who_may_not_decide_sees_who_may() -> None:
     for roles, approvals, approved, text in (
         ([], 1, [], "decide with: pawl approve"),
         (["approver"], 1, [], "decide with: pawl approve"),
-        (["member"], 1, [], "waits for a user with the role approver or admin"),
-        ([], 2, [], "waits for 2 other people"),
-        ([], 2, ["ann"], "waits for 1 other person with"),
+        (["member"], 1, [], "waiting for a user with the approver or admin role"),
+        ([], 2, [], "waiting for 2 other people"),
+        ([], 2, ["ann"], "waiting for 1 other person with"),
     ):
         waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
         waiting.approval.approvals_required = approvals

@@ -163,7 +163,7 @@ def test_an_empty_filter_never_means_everything() -> None:
         ("rules", "allow", "*", "--run", ""),
     ]:
         refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
-        assert (refused.exit_code, "must not be empty. Omit it for all." in refused.output) == (2, True), command
+        assert (refused.exit_code, "must not be empty. Omit it to include all." in refused.output) == (2, True), command
 
 
 def test_an_unreadable_file_gives_the_same_error_everywhere(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_impossible_terms_of_a_series_are_refused() -> None:
     for options, expected in {
         ("--interval", "1"): "require --series",
         ("--series", "--reject", "no"): "cannot be combined with",
-        ("--reject", "no", "--remember", "run"): "exclude each other",
+        ("--reject", "no", "--remember", "run"): "are mutually exclusive",
         ("--uses", "1"): "require --remember",
     }.items():
         refused = CliRunner().invoke(app, ("approve", "run_1", "call_1", *options), env={"PAWL_ADDRESS": UNREACHABLE})

@@ -65,7 +65,7 @@ def test_agents_and_versions_of_a_store_are_limited() -> None:
     with pytest.raises(TooLarge, match="delete one"):
         saved(version("new"), (), live, None)
     kept = {f"a{number}": AgentRow(name=f"a{number}", version=1, is_deleted=True) for number in range(1000)}
-    with pytest.raises(TooLarge, match="reuse the name of one"):
+    with pytest.raises(TooLarge, match="reuse one of their names"):
         saved(version("new"), (), kept, None)
     assert saved(version("a1"), (), kept, version("a1", number=1)).version == 2
     full = {"a": AgentRow(name="a", version=agents.VERSIONS_MAX)}

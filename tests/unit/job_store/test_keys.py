@@ -130,11 +130,11 @@ def test_the_callers_store_is_the_default() -> None:
         (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "roles that you do not have: admin"),
         (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
         (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "created with a deployment key"),
-        (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "may decide its own calls"),
+        (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "may decide on its own calls"),
         (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "at least one of viewer, member"),
-        (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "only operators of a store"),
+        (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "only a store's operators"),
         (with_fields(ORDINARY, user_id=UserId("")), InvalidId, "user_id"),
-        (with_fields(ORDINARY, decides_for_users=True), InvalidField, "requires the role delegate"),
+        (with_fields(ORDINARY, decides_for_users=True), InvalidField, "requires the delegate role"),
         (with_fields(ORDINARY, expire_time=NOW), InvalidField, "in the future"),
         (with_fields(ORDINARY, name="x" * 201), InvalidField, "name"),
         (with_fields(ORDINARY, roles=frozenset(f"role-{number}" for number in range(33))), InvalidField, "roles"),
@@ -207,5 +207,5 @@ def test_keys_per_store_are_limited_with_a_reserve_for_the_deployment(
     check_new(key, keys_max - 1, kept_max - 1)
     with pytest.raises(InvalidField, match="revoke one first"):
         check_new(key, keys_max, keys_max)
-    with pytest.raises(TooLarge, match="90 days after its end: create fewer keys"):
+    with pytest.raises(TooLarge, match="90 days after it ends: create fewer keys"):
         check_new(key, 0, kept_max)

@@ -183,51 +183,51 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (WaitKind.APPROVAL,),
         [call_row("call", CallState.AWAITING_APPROVAL)],
         WaitReason.APPROVAL,
-        "It waits for an approval of send_email.",
+        "It is waiting for an approval of send_email.",
         ("ann",),
     ),
     (
         (WaitKind.ANSWER,),
         [call_row("call", CallState.ASKED)],
         WaitReason.ANSWER,
-        "It waits for an answer from ann.",
+        "It is waiting for an answer from ann.",
         ("ann",),
     ),
     (
         (WaitKind.TOOL_RESULT,),
         [call_row("call", CallState.OFFERED)],
         WaitReason.FRONT_END,
-        "It waits for a front end to run send_email.",
+        "It is waiting for a front end to run send_email.",
         ("ann",),
     ),
     (
         (WaitKind.COMPLETION,),
         [call_row("call", CallState.RUNNING)],
         WaitReason.COMPLETION,
-        "It waits for an outside system to complete send_email.",
+        "It is waiting for an outside system to complete send_email.",
         (),
     ),
     (
         (WaitKind.APPROVAL, WaitKind.ANSWER),
         [call_row("q", CallState.ASKED), call_row("call", CallState.AWAITING_APPROVAL, tool_name="pay")],
         WaitReason.APPROVAL,
-        "It waits for an approval of pay, and for an answer from ann.",
+        "It is waiting for an approval of pay, and for an answer from ann.",
         ("ann",),
     ),
     (
         (WaitKind.APPROVAL,),
         [call_row("call", CallState.AWAITING_APPROVAL, **_GATED)],
         WaitReason.APPROVAL,
-        "It waits for 2 approvals of send_email (1 given) (requested twice, not decided in time).",
+        "It is waiting for 2 approvals of send_email (1 given) (requested twice, not decided in time).",
         (),
     ),
-    ((WaitKind.PAUSED,), [], WaitReason.PAUSED, "It waits for its user to resume it: it is paused.", ("ann",)),
-    ((WaitKind.PROVIDER,), [], WaitReason.PROVIDER, "It waits for the model server, which is unavailable.", ()),
+    ((WaitKind.PAUSED,), [], WaitReason.PAUSED, "It is waiting for its user to resume it: it is paused.", ("ann",)),
+    ((WaitKind.PROVIDER,), [], WaitReason.PROVIDER, "It is waiting for the model server, which is unavailable.", ()),
     (
         (WaitKind.AGENT_QUOTA,),
         [],
         WaitReason.AGENT_QUOTA,
-        "It waits for the next day: the agent default has used up its daily tokens.",
+        "It is waiting for the next day: the agent default has used up its daily tokens.",
         (),
     ),
 ]
@@ -260,7 +260,7 @@ def test_a_queued_run_names_the_runs_before_it() -> None:
     waiting = waiting_of(RunState.QUEUED, queued_message=b"m", around=before)
     assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
     assert waiting.sentence == (
-        "It waits for its turn in the conversation, which run run_a has, with 1 more ahead of it."
+        "It is waiting for its turn in the conversation, which run run_a has, with 1 more ahead of it."
     )
     assert waiting.since_time == NOW - timedelta(hours=1)
 
@@ -309,6 +309,7 @@ def test_a_run_reports_what_its_child_runs_wait_for() -> None:
     assert found is not None
     assert (found.reason, found.run_ids, found.call_ids) == (WaitReason.AGENT, ("run_2",), ("a",))
     assert found.sentence == (
-        "It waits for run run_2. Run run_2: It waits for run run_3. Run run_3: It waits for an approval of send_email."
+        "It is waiting for run run_2. Run run_2: It is waiting for run run_3."
+        " Run run_3: It is waiting for an approval of send_email."
     )
     assert found.roles == ("admin", "approver")

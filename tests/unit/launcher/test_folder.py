@@ -47,7 +47,7 @@ def test_a_replaced_secret_is_private_and_leaves_no_temporary_file(tmp_path: Pat
 def test_two_launchers_cannot_lock_one_folder(tmp_path: Path) -> None:
     first, second = DataFolder(tmp_path), DataFolder(tmp_path)
     first.open()
-    with pytest.raises(StartError, match=rf"is already running on .* \(process {os.getpid()}\)"):
+    with pytest.raises(StartError, match=rf"is already running in .* \(process {os.getpid()}\)"):
         second.open()
     first.close()
     second.open()
@@ -79,7 +79,7 @@ def test_a_folder_from_another_version_is_refused_and_left_unchanged(tmp_path: P
 def test_a_foreign_folder_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     before = mode(tmp_path)
-    with pytest.raises(StartError, match="is not empty and not a data folder of Pawl"):
+    with pytest.raises(StartError, match="is not empty and is not a Pawl data folder"):
         DataFolder(tmp_path).open()
     assert mode(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
@@ -95,4 +95,4 @@ def test_a_full_disk_and_a_missing_folder_give_one_clear_error(tmp_path: Path, m
     assert problem_of(tmp_path) == ""
     assert "is no longer usable (No such file or directory)" in problem_of(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * 2**20))
-    assert problem_of(tmp_path).startswith(f"The disk of the data folder {tmp_path} is full (5 MiB free)")
+    assert problem_of(tmp_path).startswith(f"The disk with the data folder {tmp_path} is full (5 MiB free)")

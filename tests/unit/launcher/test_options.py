@@ -53,9 +53,9 @@ MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
     ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: requires PAWL_DATABASE_URL"),
     ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE"),
     ({}, ["agentloop=1"], [], "--port: unknown name 'agentloop'; choose from gateway, agent-loop,"),
-    ({}, ["nats=70000"], [], "--port: nats must be a number from 0 to 65535, got '70000'"),
+    ({}, ["nats=70000"], [], "--port: nats must be a number between 0 and 65535, got '70000'"),
     ({}, ["nats"], [], "--port: nats must be a number"),
-    ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, got '0'"),
+    ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number between 1 and 16, got '0'"),
     ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: set either"),
     ({"PAWL_EGRES_FILE": "x"}, [], [], "unknown setting: PAWL_EGRES_FILE (did you mean PAWL_EGRESS_FILE?)"),
     (

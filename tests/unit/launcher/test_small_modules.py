@@ -82,7 +82,7 @@ def test_the_last_line_of_a_log_is_shown_as_text(tmp_path: Path) -> None:
         ("first\nPAWL_X: is required\n\n", "PAWL_X: is required"),
         ('{"event": "process.failed", "error": "no database"}\n', "no database"),
         ('{"event": "rpc.listening"}\n', "rpc.listening"),
-        ("", f"it wrote nothing to {path}"),
+        ("", f"it did not write anything to {path}"),
     ):
         path.write_text(content)
         assert LogFile(path).last_line() == line

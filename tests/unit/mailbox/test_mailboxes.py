@@ -210,7 +210,7 @@ async def test_text_attachments_become_documents_of_the_user(server: ImapServer)
     assert [each.get("document") for each in attachments] == [f"{folder}/0-0.csv", f"{folder}/1-1.csv", None]
     assert attachments[2]["left_out"] == "the store is full"
     assert peers.texts == {f"{folder}/0-0.csv": "0", f"{folder}/1-1.csv": "1"}
-    assert second.skipped == "bob@other.example is not among the senders"
+    assert second.skipped == "bob@other.example is not one of the allowed senders"
 
 
 async def test_the_reason_why_a_mailbox_cannot_be_read_is_reported(server: ImapServer) -> None:

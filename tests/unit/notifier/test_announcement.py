@@ -37,9 +37,14 @@ def test_only_events_that_concern_the_user_become_notifications() -> None:
         ("cancelled", {}, NotificationKind.RUN_CANCELLED, "Run cancelled"),
         ("cancelled", {"stop_cause": OPERATOR}, NotificationKind.RUN_CANCELLED, "Run ended by an operator"),
         ("expired", {}, NotificationKind.RUN_EXPIRED, "Run expired"),
-        ("waiting", {"waits": BOTH}, NotificationKind.INPUT_NEEDED, "Run waits for your approval and your answer"),
-        ("waiting", {"waits": [run_pb2.WAIT_KIND_BUDGET]}, NotificationKind.INPUT_NEEDED, "Run waits for more tokens"),
-        ("waiting", {"waits": [99]}, NotificationKind.INPUT_NEEDED, "Run waits for input"),
+        ("waiting", {"waits": BOTH}, NotificationKind.INPUT_NEEDED, "Run is waiting for your approval and your answer"),
+        (
+            "waiting",
+            {"waits": [run_pb2.WAIT_KIND_BUDGET]},
+            NotificationKind.INPUT_NEEDED,
+            "Run is waiting for more tokens",
+        ),
+        ("waiting", {"waits": [99]}, NotificationKind.INPUT_NEEDED, "Run is waiting for input"),
         ("needs_attention", {}, NotificationKind.ATTENTION_NEEDED, "Run stopped: it is unknown whether"),
         (
             "needs_attention",
@@ -110,7 +115,7 @@ def test_approvers_are_notified_without_details_of_the_conversation() -> None:
     assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
     assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
     body = "An e-mail to bob\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
-    assert {(draft.title, draft.body) for draft in drafts} == {("send_email of ann awaits your approval", body)}
+    assert {(draft.title, draft.body) for draft in drafts} == {("ann's send_email awaits your approval", body)}
     (long,) = drafts_of(asked(preview="ü" * 5000), APPROVERS[1:2])
     assert len(long.body.encode()) <= BODY_BYTES_MAX
     assert long.body.endswith(body[len("An e-mail to bob") :]), "only the preview is cut"
@@ -128,9 +133,9 @@ def test_an_escalated_request_notifies_all_approvers_and_the_user() -> None:
     """D6."""
     drafts = drafts_of(asked(escalated=True), APPROVERS)
     assert [(draft.inbox.user_id, draft.title) for draft in drafts] == [
-        ("bob", "send_email of ann still awaits your approval: no decision in time"),
-        ("eve", "send_email of ann still awaits your approval: no decision in time"),
-        ("ann", "Run still waits for an approval of send_email: no decision in time"),
+        ("bob", "ann's send_email still awaits your approval: no decision in time"),
+        ("eve", "ann's send_email still awaits your approval: no decision in time"),
+        ("ann", "Run is still waiting for an approval of send_email: no decision in time"),
     ]
     assert drafts[-1].kind is NotificationKind.INPUT_NEEDED
     assert shown(drafts[-1]).conversation_id == "conv_1"

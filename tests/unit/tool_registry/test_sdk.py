@@ -280,7 +280,7 @@ def test_return_values_become_json() -> None:
 )
 def test_process_limits_are_whole_numbers_within_bounds(limits: dict[str, Any]) -> None:
     (name,) = limits
-    with pytest.raises(ToolDefinitionError, match=rf"ProcessLimits: {name} must be an integer from 1"):
+    with pytest.raises(ToolDefinitionError, match=rf"ProcessLimits: {name} must be an integer between 1"):
         ProcessLimits(**limits)
 
 

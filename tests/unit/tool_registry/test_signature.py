@@ -318,7 +318,7 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
         (untyped, r"untyped: parameter it has no type; write for example it: str"),
         (rest, r"rest: \*\*others.* write one parameter per argument"),
         (positional, r"positional: it.* write one parameter per argument"),
-        (method, r"method: a method cannot be a tool; write a function outside of the class"),
+        (method, r"method: a method cannot be a tool; write a function outside the class"),
     ],
 )
 def test_an_unusable_function_is_refused_with_advice(function: Any, reason: str) -> None:
@@ -332,8 +332,8 @@ def test_an_unusable_function_is_refused_with_advice(function: Any, reason: str)
         (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
         (list[Plain], r"list\[.*Plain\] has no JSON Schema; write str"),
         (Callable[[int], int], r".*Callable.* has no JSON Schema; write str"),
-        (T, r"the type variable ~T means nothing"),
-        (list[T], r"the type variable ~T means nothing"),  # type: ignore[valid-type]
+        (T, r"the type variable ~T has no meaning"),
+        (list[T], r"the type variable ~T has no meaning"),  # type: ignore[valid-type]
         (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and call context.secret"),
         (pydantic.SecretStr | None, r"secrets do not come from the model"),
     ],

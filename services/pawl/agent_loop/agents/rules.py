@@ -127,7 +127,7 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     """
     check_id(definition.name, "definition.name")
     if definition.options.tool_names:
-        raise InvalidField("options.tool_names: set `tools` of the agent instead", field="definition.options")
+        raise InvalidField("options.tool_names: set the agent's `tools` instead", field="definition.options")
     if definition.options.without_tools and not definition.tools.is_open:
         raise InvalidField("tools: leave it empty, because options.without_tools is set", field="definition.tools")
     complete(definition.options, defaults)
@@ -135,7 +135,7 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     _check_card(definition.card)
     check_labels(definition.labels, "definition.labels")
     if definition.daily_tokens_max > TOKENS_MAX:
-        raise InvalidField(f"daily_tokens_max: at most {TOKENS_MAX}", field="definition.daily_tokens_max")
+        raise InvalidField(f"daily_tokens_max: must be at most {TOKENS_MAX}", field="definition.daily_tokens_max")
     _check_count(definition.delegates_to, "delegates_to", DELEGATES_MAX)
     for name in definition.delegates_to:
         check_id(name, "definition.delegates_to")
@@ -206,7 +206,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
         unmatched += [] if names else [pattern]
         found |= names
     if len(found) > TOOL_NAMES_MAX:
-        raise InvalidField(f"tools: at most {TOOL_NAMES_MAX}, and {len(found)} are selected", field="definition.tools")
+        raise InvalidField(f"tools: must select at most {TOOL_NAMES_MAX}, got {len(found)}", field="definition.tools")
     chosen = definition.options.tool_choice.tool_name
     if chosen and chosen not in found:
         raise InvalidField("options.tool_choice names a tool that `tools` does not select", field="definition.options")
@@ -320,7 +320,7 @@ def _check_narrower(name: str, preset: AskedOptions, asked: AskedOptions) -> Non
         is_open = limit in NONE_IS_ZERO and most == 0
         is_more = own is not None and (own > most or (own == 0 and limit in NONE_IS_ZERO))
         if is_more and not is_open:
-            message = f"limits.{limit} may be at most {most:g} with the agent {name}"
+            message = f"limits.{limit} must be at most {most:g} with the agent {name}"
             raise InvalidField(message, field=f"options.limits.{limit}")
 
 
@@ -347,7 +347,7 @@ def _check_card(card: AgentCard) -> None:
             raise InvalidField(f"card.{name} may have at most {most} characters", field=path)
         checks.text(value, path, bytes_max=4 * most, may_be_empty=True)
     if card.avatar_url and not _is_web_address(card.avatar_url):
-        message = f"card.avatar_url must be an https URL without password, at most {URL_CHARACTERS_MAX} characters"
+        message = f"card.avatar_url must be an https URL of at most {URL_CHARACTERS_MAX} characters, without a password"
         raise InvalidField(message, field="definition.card.avatar_url")
 
 
@@ -364,4 +364,4 @@ def _is_web_address(url: str) -> bool:
 
 def _check_count(values: Sequence[str], name: str, most: int) -> None:
     if len(values) > most:
-        raise InvalidField(f"{name}: at most {most}", field=f"definition.{name}")
+        raise InvalidField(f"{name}: must have at most {most} entries", field=f"definition.{name}")

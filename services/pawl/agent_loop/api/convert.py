@@ -38,7 +38,7 @@ def request_id(request: Any) -> RequestId:
 
 def _check_known(kind: Any, values: Sequence[int], field: str) -> None:
     if not set(values) <= set(kind.values()):
-        raise InvalidField(f"{field} has no known value", field=field)
+        raise InvalidField(f"{field} has an unknown value", field=field)
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
@@ -62,7 +62,7 @@ def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> 
         InvalidId, InvalidField: a result is invalid, or there are none or more than 64.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
-        raise InvalidField(f"1 to {RESULTS_MAX} results", field="results")
+        raise InvalidField(f"results must have between 1 and {RESULTS_MAX} entries", field="results")
     return [_with_ids(message, "tool_result", run_id) for message in messages]
 
 
@@ -73,10 +73,10 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
         InvalidId, InvalidField: a decision is invalid, there are none or more than 64, or two are about the same call.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
-        raise InvalidField(f"1 to {RESULTS_MAX} decisions", field="decisions")
+        raise InvalidField(f"decisions must have between 1 and {RESULTS_MAX} entries", field="decisions")
     found = [decision(message) for message in messages]
     if len({decided.call_id for decided in found}) != len(found):
-        raise InvalidField("at most one decision about a call", field="decisions")
+        raise InvalidField("decisions must have at most one entry for each call", field="decisions")
     return found
 
 
@@ -122,14 +122,12 @@ def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> t
 def check_kind(decision: types_pb2.CallDecision) -> None:
     """Raise InvalidField if a decision's kind is unknown."""
     if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
-        raise InvalidField("decision.kind has no known value", field="decision.kind")
+        raise InvalidField("decision.kind has an unknown value", field="decision.kind")
 
 
 def _with_ids(message: P, field: str, run_id: RunId) -> P:
     if run_id and message.run_id not in {"", run_id}:
-        raise InvalidField(
-            f"{field}.run_id must be empty or equal to the run_id of the request", field=f"{field}.run_id"
-        )
+        raise InvalidField(f"{field}.run_id must be empty or equal to the request's run_id", field=f"{field}.run_id")
     message.run_id = run_id or check_id(message.run_id, f"{field}.run_id")
     check_id(message.call_id, f"{field}.call_id")
     return message

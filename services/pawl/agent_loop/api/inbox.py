@@ -286,7 +286,7 @@ class Inbox:
             RequestIdReused
         """
         if not 1 <= tokens <= TOKENS_MAX:
-            raise InvalidField(f"tokens must be from 1 to {TOKENS_MAX}", field="tokens")
+            raise InvalidField(f"tokens must be between 1 and {TOKENS_MAX}", field="tokens")
         return await self._send(caller, run_id, request_id, top_up=pb.TopUpCommand(tokens=tokens))
 
     async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool) -> Reply:

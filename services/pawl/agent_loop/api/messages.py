@@ -125,7 +125,7 @@ class Messages:
         text, content = self._content(message)
         labels = check_labels(message.labels)
         if message.policy not in types_pb2.MessagePolicy.values():
-            raise InvalidField("policy has no known value", field="policy")
+            raise InvalidField("policy has an unknown value", field="policy")
         asked = wire.asked_options(message.options)
         options = complete(asked, self._defaults)
         if asked.response_format is not None:

@@ -291,7 +291,7 @@ def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
         PermissionDenied: the caller asks for the whole store but is not an approver.
     """
     if wanted.of_all_users and not caller.roles & APPROVERS:
-        raise PermissionDenied("scope STORE requires the role approver or admin")
+        raise PermissionDenied("scope STORE requires the approver or admin role")
 
 
 def _key(item: Item) -> tuple[bool, str]:

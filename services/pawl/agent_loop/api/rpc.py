@@ -141,7 +141,7 @@ class AgentServicer:
         run_id = convert.run_id(request)
         call_id = check_id(request.call_id, "call_id")
         if request.resolution not in pb.Resolution.values()[1:]:
-            raise InvalidField("resolution has no known value", field="resolution")
+            raise InvalidField("resolution has an unknown value", field="resolution")
         reply = await self._inbox.resolve(
             require_user(),
             convert.request_id(request),
@@ -235,4 +235,4 @@ async def _write(
         async with asyncio.timeout(WRITE_SECONDS_MAX):
             await context.write(response)
     except TimeoutError:
-        raise SlowConsumer(f"the client read nothing for {WRITE_SECONDS_MAX:g} s") from None
+        raise SlowConsumer(f"the client has not read its stream for {WRITE_SECONDS_MAX:g} s") from None

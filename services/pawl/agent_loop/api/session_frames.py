@@ -32,7 +32,7 @@ def check(frame: session_pb2.SessionRequest) -> None:
     """
     kind = frame.WhichOneof("frame")
     if kind is None:
-        raise InvalidField("the frame is empty, or of a kind that this version does not know", field="frame")
+        raise InvalidField("the frame is empty, or its kind is unknown to this version", field="frame")
     if kind == "heartbeat":
         return
     if kind == "hello":
@@ -46,14 +46,12 @@ def check(frame: session_pb2.SessionRequest) -> None:
 
 def _check_hello(hello: session_pb2.Hello) -> None:
     if hello.calls_max > CALLS_MAX:
-        raise InvalidField(f"calls_max may be at most {CALLS_MAX}", field="hello.calls_max")
+        raise InvalidField(f"calls_max must be at most {CALLS_MAX}", field="hello.calls_max")
     if len(hello.tools) > TOOLS_MAX:
-        raise InvalidField(f"at most {TOOLS_MAX} tools", field="hello.tools")
+        raise InvalidField(f"tools must have at most {TOOLS_MAX} entries", field="hello.tools")
     for tool in hello.tools:
         if not 1 <= len(tool.name) <= NAME_CHARACTERS_MAX:
-            raise InvalidField(
-                f"the name of a tool has 1 to {NAME_CHARACTERS_MAX} characters", field="hello.tools.name"
-            )
+            raise InvalidField(f"a tool name must have 1 to {NAME_CHARACTERS_MAX} characters", field="hello.tools.name")
     if sum(len(tool.versions) for tool in hello.tools) > VERSIONS_MAX:
-        raise InvalidField(f"at most {VERSIONS_MAX} versions of all tools", field="hello.tools.versions")
+        raise InvalidField(f"tools must have at most {VERSIONS_MAX} versions in total", field="hello.tools.versions")
     checks.own_tools(definitions(hello.front_end_tools), "hello.front_end_tools")

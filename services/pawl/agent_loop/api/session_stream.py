@@ -237,7 +237,7 @@ class Stream:
 
     async def _submit(self, request_id: RequestId, result: ToolResult) -> Reply:
         if result.offer_epoch == 0:
-            raise InvalidField("offer_epoch must be the offer_epoch of the offer", field="tool_result.offer_epoch")
+            raise InvalidField("offer_epoch must match the offer's offer_epoch", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
         outcome: int | None = None
         try:

@@ -205,7 +205,7 @@ def _text_faults(text: str, name: str, bytes_max: int) -> Iterator[str]:
     if len(text.encode()) > bytes_max:
         yield f"{name} has more than {bytes_max} bytes"
     if (found := CONTROL.search(text)) is not None:
-        yield f"{name} has the control character U+{ord(found.group()):04X}"
+        yield f"{name} contains the control character U+{ord(found.group()):04X}"
 
 
 def _call_faults(call: HistoryCall) -> Iterator[str]:
@@ -242,11 +242,11 @@ def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
             del open_ids[message.call_id]
             answered.add(message.call_id)
         elif message.call_id in answered:
-            yield Fault(message=position, text=f"a second result of call {_shown(message.call_id)}")
+            yield Fault(message=position, text=f"a second result for call {_shown(message.call_id)}")
         elif message.call_id:
             yield Fault(
                 message=position,
-                text=f"a result of call {_shown(message.call_id)}, which is not in the assistant message before it",
+                text=f"a result for call {_shown(message.call_id)}, which is not in the assistant message before it",
             )
     yield from _unanswered(asked_at, open_ids)
 

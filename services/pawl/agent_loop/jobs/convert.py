@@ -59,7 +59,7 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
     try:
         request.arguments_json.decode()
     except UnicodeDecodeError:
-        raise InvalidField("arguments_json must be JSON in UTF-8", field="arguments_json") from None
+        raise InvalidField("arguments_json must be JSON encoded as UTF-8", field="arguments_json") from None
     copy = jobs_pb2.StartJobRequest()
     copy.CopyFrom(request)
     copy.ClearField("request_id")

@@ -240,7 +240,7 @@ class RegistryClient:
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
         job = run.job
         if job is None:
-            raise RuntimeError("the run is no job")
+            raise RuntimeError("the run is not a job")
         context = CallContext.of(run)
         found = await self.resolve(context, [job.tool_name], skip_missing=True)
         pinned = tuple(PinnedTool(name=tool.name, version=tool.version) for tool in found.tools)

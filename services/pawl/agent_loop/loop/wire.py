@@ -61,7 +61,7 @@ def _result(message: call_pb2.Call) -> CallResult | None:
 WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is not known"), defaults=_DEFAULTS)
 # For client requests: an unknown value raises InvalidField.
 CLIENTS: Final = Translator(
-    lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
+    lambda unknown: InvalidField(f"{unknown.field} has an unknown value", field=unknown.field),
     defaults=enum_defaults(AskedOptions()),
 )
 _LIMITS_ASKED: Final = Exceptions(

@@ -151,7 +151,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         retryable, message = True, f"The model server failed (HTTP {status})"
     elif status in _LATER:
-        retryable, message = True, f"The model server could not take the request now (HTTP {status})"
+        retryable, message = True, f"The model server could not accept the request (HTTP {status})"
     return Problem(
         reason=f"HTTP_{int(status)}",
         failure_class=group,

@@ -175,7 +175,7 @@ def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = 
     zone = due.definition.time_zone or "UTC"
     when = f"{time.astimezone(ZoneInfo(zone)).isoformat(timespec='seconds')} ({zone})"
     if backfill_time is not None:
-        how = f"It is for the due time {when} in the past (a backfill)."
+        how = f"It is for the scheduled time {when} in the past (a backfill)."
     elif expected_time is None:
         how = f"It was started by hand at {when}."
     else:

@@ -95,7 +95,7 @@ class TriggerServicer:
         """
         if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
             raise PermissionDenied(
-                f"definition.mailbox requires the role {Role.ADMIN}, because its password belongs to the store"
+                f"definition.mailbox requires the {Role.ADMIN} role, because its password belongs to the store"
             )
         await self._starting.check(caller, definition)
 

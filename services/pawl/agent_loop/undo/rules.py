@@ -213,13 +213,13 @@ def _without_inverse(call: Call) -> tuple[UndoState, str]:
     if call.context is ExecutionContext.HUMAN or (call.question is not None and not call.attempt):
         return UndoState.NOTHING_TO_UNDO, "It was a question."
     if _is_in_doubt(call):
-        return UndoState.CANNOT_BE_UNDONE, "It is not known whether it had its effect."
+        return UndoState.CANNOT_BE_UNDONE, "It is not known whether it took effect."
     if call.state is CallState.DETACHED:
         return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} runs it: undo that run."
     if call.state is not CallState.SUCCEEDED:
         return UndoState.NOTHING_TO_UNDO, "It did not succeed."
     if _was_answered(call):
-        return UndoState.NOTHING_TO_UNDO, "A person answered it; it was not run."
+        return UndoState.NOTHING_TO_UNDO, "A user answered instead; it was not run."
     if call.child_run_id:
         return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} did it: undo that run."
     return UndoState.CANNOT_BE_UNDONE, "Its tool does not support undo."
@@ -232,7 +232,7 @@ def _tried(last: Call | None, undo_run_id: RunId) -> tuple[UndoState, str]:
     if not last.settled:
         return UndoState.NEEDS_APPROVAL if last.state in WITH_PEOPLE else UndoState.RUNNING, ""
     if _is_in_doubt(last):
-        return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse had its effect, so it is not run again."
+        return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse took effect, so it is not run again."
     if last.state is CallState.SUCCEEDED and not _was_answered(last):
         return UndoState.UNDONE if own else UndoState.ALREADY_UNDONE, ""
     if not own:
@@ -256,7 +256,7 @@ def _was_answered(call: Call) -> bool:
 
 def _why(call: Call) -> str:
     if _was_answered(call):
-        return "A person answered; the inverse was not run."
+        return "A user answered instead; the inverse was not run."
     content: object = None
     if call.result is not None:
         try:

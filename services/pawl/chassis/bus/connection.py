@@ -166,7 +166,7 @@ class Bus:
             async with asyncio.timeout(timeout_seconds):
                 await flush(client)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
+            raise DependencyUnavailable(f"NATS did not accept the messages: {type(error).__name__}") from error
         self._outbox.published.inc(count)
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:

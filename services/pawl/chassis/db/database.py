@@ -298,10 +298,10 @@ class Database:
                     },
                 )
             except _REFUSALS as error:
-                raise StartError(f"{self._variable}: the database refuses: {error}") from None
+                raise StartError(f"{self._variable}: the database refused the connection: {error}") from None
             except ssl.SSLCertVerificationError as error:
                 raise StartError(
-                    f"{self._variable}: the certificate of the database is not trusted: {error.verify_message}"
+                    f"{self._variable}: the database's certificate is not trusted: {error.verify_message}"
                 ) from None
             except (ValueError, asyncpg.exceptions.ClientConfigurationError) as error:
                 raise StartError(f"{self._variable}: {error}") from None

@@ -42,7 +42,7 @@ async def create(connection: Connection, schema: str, sql: str, rights: Rights |
         StartError: another version created the schema, or the connection's role may not create it.
     """
     if not _SCHEMA.fullmatch(schema):
-        raise ValueError(f"{schema!r} is not the name of a schema")
+        raise ValueError(f"{schema!r} is not a valid schema name")
     version = hashlib.sha256(" ".join(_COMMENT.sub("", sql).split()).encode()).hexdigest()
     try:
         async with connection.transaction():

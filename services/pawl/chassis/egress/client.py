@@ -46,7 +46,7 @@ class Unpacker:
         coding = coding.strip().lower()
         self._is_packed = coding in ("gzip", "x-gzip")
         if not self._is_packed and coding not in ("", "identity"):
-            raise CodingError("the content encoding of the body was not requested")
+            raise CodingError("the body's content encoding was not requested")
         self._inflate: zlib._Decompress | None = None
 
     @property
@@ -213,10 +213,10 @@ class GuardedEgress:
             (_log.warning if is_news else _log.debug)("egress.refused", store=store_id, reason=str(refused))
             raise
         except TimeoutError:
-            message = f"no response of {sent.authority} within {request.timeout_seconds:g} s"
+            message = f"no response from {sent.authority} within {request.timeout_seconds:g} s"
             raise RequestFailed(message, was_sent=sent.is_sent, lookup=transport.lookup) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            raise RequestFailed(f"{sent.authority} cannot be connected to", was_sent=False) from None
+            raise RequestFailed(f"cannot connect to {sent.authority}", was_sent=False) from None
         except httpx2.LocalProtocolError:
             raise RequestFailed("the request is not valid HTTP", was_sent=False) from None
         except (httpx2.HTTPError, CodingError):

@@ -75,7 +75,7 @@ def read_target(url: str) -> Target:
     if len(url) > URL_CHARACTERS_MAX:
         raise EgressRefused(f"a URL may have at most {URL_CHARACTERS_MAX} characters")
     if _WHITE_OR_CONTROL.search(url):
-        raise EgressRefused("a URL must not have white space, backslashes or control characters")
+        raise EgressRefused("a URL must not contain whitespace, backslashes or control characters")
     try:
         url.encode()
         parts = urlsplit(url)
@@ -85,7 +85,7 @@ def read_target(url: str) -> Target:
     if scheme not in PORTS:
         raise EgressRefused("a URL must start with http:// or https://")
     if "@" in parts.netloc:
-        raise EgressRefused("a URL must not have a user name or password")
+        raise EgressRefused("a URL must not contain a user name or password")
     host, address, port = _read_authority(parts.netloc)
     path = parts.path or "/"
     # urlsplit drops an empty query, which makes no difference to servers.
@@ -112,7 +112,7 @@ def _read_port(text: str) -> int | None:
         return None
     # isascii, because \d and int() accept digits of all scripts.
     if not (text.isascii() and _PORT.fullmatch(text)) or not 1 <= int(text) <= _PORT_MAX:
-        raise EgressRefused(f"the port of a URL must be 1 to {_PORT_MAX}")
+        raise EgressRefused(f"a URL's port must be between 1 and {_PORT_MAX}")
     return int(text)
 
 
@@ -132,11 +132,11 @@ def _read_host(text: str) -> tuple[str, Address | None]:
         try:
             host = httpx2.URL(scheme="http", host=host).raw_host.decode("ascii").lower()
         except (httpx2.InvalidURL, UnicodeError, ValueError):
-            raise EgressRefused("the host of the URL is not a name") from None
+            raise EgressRefused("the URL's host is not a valid hostname") from None
     host = host.removesuffix(".")
     labels = host.split(".")
     if len(host) > HOST_CHARACTERS_MAX or not all(_LABEL.fullmatch(label) for label in labels):
-        raise EgressRefused("the host of the URL is not a name")
+        raise EgressRefused("the URL's host is not a valid hostname")
     if not _NUMBER.fullmatch(labels[-1]):
         return host, None
     # WHATWG URL, 3.5: a host that ends in a number is an IPv4 address. Parsers read unusual notations (0x7f.1,
@@ -159,7 +159,7 @@ def no_address(target: Target) -> EgressRefused:
     else:
         problem = f"{target.authority} has no allowed address"
     allowing = f'{{"*": {{"private": ["{target.authority}"]}}}}'
-    return EgressRefused(f"{problem}; to allow it, put {allowing} into the file of PAWL_EGRESS_FILE")
+    return EgressRefused(f"{problem}; to allow it, add {allowing} to PAWL_EGRESS_FILE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ class EgressRules:
             EgressRefused: it does not. The default access to the public internet does not count.
         """
         if not any(pattern.matches(target) for pattern in self.hosts or ()) and not self._opens(target):
-            raise EgressRefused(f"{target.authority} is not named in the file of PAWL_EGRESS_FILE")
+            raise EgressRefused(f"{target.authority} is not listed in PAWL_EGRESS_FILE")
 
     def _opens(self, target: Target) -> bool:
         """Return whether an opening names the target. A host name inside an opened network does not count."""

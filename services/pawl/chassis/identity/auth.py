@@ -32,7 +32,7 @@ FOR_USER: Final = "pawl-for-user-bin"
 LOCAL_CREDENTIAL: Final = CredentialId("local")
 # The error for a delegate that tries to decide for a user.
 _CANNOT_DECIDE: Final = (
-    "a delegate cannot decide: let the person decide with their own key or token,"
+    "a delegate cannot decide: let the user decide with their own key or token,"
     " or use a delegate key with `decides_for_users`"
 )
 KEY_LENGTH_MAX: Final = 8192
@@ -164,8 +164,8 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
     if not principal.rights:
         raise PermissionDenied(f"this call has none of Pawl's roles: {OWN_ROLES_GO_BESIDE}")
     if roles := sorted(ROLES_OF_A_STORE & (callers or frozenset())):
-        one_of = "one of the roles" if len(roles) > 1 else "the role"
-        raise PermissionDenied(f"this needs {one_of} {', '.join(roles)}")
+        needed = f"one of the roles {', '.join(roles)}" if len(roles) > 1 else f"the {roles[0]} role"
+        raise PermissionDenied(f"this requires {needed}")
     raise PermissionDenied("this method is for Pawl's own services")
 
 
@@ -187,7 +187,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
     if len(values) > 1 or user.is_service or not is_id(user.store_id) or not is_id(user.user_id):
-        raise PermissionDenied(f"this method needs one user of a store in the metadata `{FOR_USER}`")
+        raise PermissionDenied(f"this method requires exactly one user of a store in the metadata `{FOR_USER}`")
     return user
 
 
@@ -208,7 +208,7 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     user = named_user(named)
     if user is None:
         raise PermissionDenied(
-            f"this method needs the metadata `{FOR_USER}`: it answers calls that agent-loop forwards"
+            f"this method requires the metadata `{FOR_USER}`: it answers calls that agent-loop forwards"
         )
     return user
 
@@ -241,7 +241,7 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
     """
     named = Counter(name for name, _ in metadata if name in IDENTITY_METADATA)
     if twice := [name for name, times in named.items() if times > 1]:
-        raise Unauthenticated(f"send the metadata `{twice[0]}` once")
+        raise Unauthenticated(f"send the metadata `{twice[0]}` only once")
 
 
 def check_still(principal: Principal, again: Principal) -> None:
@@ -269,7 +269,7 @@ def bearer_key(metadata: Mapping[str, str]) -> str:
     scheme, _, key = header.partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not key or len(key) > KEY_LENGTH_MAX:
-        raise Unauthenticated("the authorization metadata must be `Bearer <key>`, of at most 8192 characters")
+        raise Unauthenticated("the authorization metadata must be `Bearer <key>`, with at most 8192 characters")
     return key
 
 
@@ -313,7 +313,7 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
             own = _delegated_roles(own, metadata.get("pawl-roles"))
         roles = own or frozenset({Role.DELEGATE})
     elif named not in (None, user_id):
-        raise PermissionDenied(f"this key lacks the role delegate, so it cannot act for {named!r:.80}")
+        raise PermissionDenied(f"this key lacks the delegate role, so it cannot act for {named!r:.80}")
     principal = user_principal(
         store_id,
         user_id,

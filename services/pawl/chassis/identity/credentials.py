@@ -65,7 +65,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if (Role.DEPLOYMENT in self.roles) == (self.store_id is not None):
-            raise ValueError("a key must have either a `store_id` or the role deployment")
+            raise ValueError("a key must have either a `store_id` or the deployment role")
         if not rights(self.roles):
             raise ValueError(OWN_ROLES_GO_BESIDE)
 

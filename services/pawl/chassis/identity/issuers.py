@@ -104,7 +104,7 @@ async def describe(client: httpx2.AsyncClient, issuer: str, kind: type[D]) -> D:
 async def _get(client: httpx2.AsyncClient, url: str) -> bytes:
     async with client.stream("GET", url) as response:
         if response.status_code != httpx2.codes.OK:
-            raise FetchFailed(f"status {response.status_code} of {url}")
+            raise FetchFailed(f"status {response.status_code} from {url}")
         return await read_at_most(response, KEYS_BYTES_MAX)
 
 
@@ -118,7 +118,7 @@ async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
     async for part in response.aiter_raw():
         content += part
         if len(content) > bytes_max:
-            raise FetchFailed(f"more than {bytes_max} bytes of {response.url}")
+            raise FetchFailed(f"more than {bytes_max} bytes from {response.url}")
     return bytes(content)
 
 
@@ -151,7 +151,9 @@ class IssuerKeys:
             await self.refresh_if_allowed(may_look_up)
             found = fitting(self._keys, token)
         if self._is_outdated() or (self._is_down and not found):
-            raise DependencyUnavailable("the token cannot be checked now, its issuer does not answer: try again later")
+            raise DependencyUnavailable(
+                "the token cannot be checked now because its issuer does not answer: try again later"
+            )
         return found
 
     async def refresh_if_allowed(self, may_look_up: Callable[[], bool]) -> bool:

@@ -89,7 +89,7 @@ class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         given = (*self.map.values(), self.default or ())
         if any(Role.DEPLOYMENT in roles for roles in given):
-            raise ValueError("tokens cannot have the role deployment: create a key for it")
+            raise ValueError("tokens cannot have the deployment role: create a key for it")
         if not all(map(rights, given)):
             raise ValueError(f"for each value of the claim, {OWN_ROLES_GO_BESIDE}")
 
@@ -109,7 +109,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         for name, url in (("issuer", self.issuer), ("jwks_url", self.jwks_url)):
             if url is not None and not is_safe_url(url):
-                raise ValueError(f"`{name}` must be an https:// URL without user, query and fragment")
+                raise ValueError(f"`{name}` must be an https:// URL without a user, a query or a fragment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +174,9 @@ def read_token(text: str) -> Token:
         raise TokenRefused("it is a security event")
     algorithm, key_id, kind = head.get("alg"), head.get("kid"), head.get("typ", "JWT")
     if not isinstance(algorithm, str) or not isinstance(key_id, str | None):
-        raise TokenRefused("alg or kid of the header is not a string")
+        raise TokenRefused("alg or kid in the header is not a string")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise TokenRefused("typ of the header is another kind of token")
+        raise TokenRefused("typ in the header names another kind of token")
     return Token(algorithm=algorithm, key_id=key_id, claims=body, signed=b".".join(parts[:2]), signature=signature)
 
 
@@ -230,7 +230,7 @@ def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
         raise ValueError(error.message) from None
     keys = found.get("keys") if isinstance(found, dict) else None
     if not isinstance(keys, list) or len(keys) > _KEYS_MAX:
-        raise ValueError(f"no set of at most {_KEYS_MAX} keys")
+        raise ValueError(f"it is not a key set of at most {_KEYS_MAX} keys")
     return tuple(key for entry in keys if isinstance(entry, dict) if (key := _public_key(entry)))
 
 

@@ -291,7 +291,7 @@ class HealthMonitor:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await self._probes[name][0]()
         except TimeoutError:
-            return f"no answer in {_TIMEOUT_SECONDS:g} s", ""
+            return f"no answer within {_TIMEOUT_SECONDS:g} s", ""
         except Exception as error:  # noqa: BLE001  # a probe fails in whatever way its driver does
             return type(error).__name__, "; ".join(getattr(error, "__notes__", ()))
         return None, ""

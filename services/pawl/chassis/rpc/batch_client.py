@@ -289,7 +289,7 @@ class _Stream:
     async def run(self) -> None:
         pause = _STREAM_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
         timer = asyncio.get_running_loop().call_later(pause, self.leave)
-        failure: PawlError = DependencyUnavailable("the stream of calls was ended")
+        failure: PawlError = DependencyUnavailable("the stream of calls has ended")
         writers: list[asyncio.Task[None]] = []
         rpc: Any = None
         try:

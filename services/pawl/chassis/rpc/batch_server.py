@@ -148,7 +148,9 @@ class _Stream:
     def _checked(self, response: bytes | None) -> bytes | None:
         """Refuse a response over the client's limit, which would end the stream and with it all other calls."""
         if response is not None and 0 < self._response_bytes_max < len(response):
-            raise TooLarge(f"the response has {len(response)} bytes, the caller accepts {self._response_bytes_max}")
+            raise TooLarge(
+                f"the response has {len(response)} bytes, but the caller accepts at most {self._response_bytes_max}"
+            )
         return response
 
     def _put(self, reply: batch_pb2.Reply) -> None:

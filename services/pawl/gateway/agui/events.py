@@ -66,7 +66,7 @@ def tool_call(call: Json) -> Json:
 def result_text(call: Json) -> str:
     omitted = call.get("resultOmittedBytes", "0")
     if omitted != "0":
-        return json.dumps({"omittedBytes": int(omitted), "note": "ListCalls has the whole result."})
+        return json.dumps({"omittedBytes": int(omitted), "note": "ListCalls returns the full result."})
     return decoded(call.get("result", {}).get("contentJson", ""))
 
 

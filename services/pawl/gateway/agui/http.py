@@ -120,7 +120,7 @@ class _Thread:
             return await self._reload(run)
         if run is not None and agui_input.outcome(found, run) is not None:
             raise ConversationBusy(
-                "The run of this thread waits for answers. Send them with `resume`, or stop the run."
+                "This thread's run is waiting for answers. Send them with `resume`, or stop the run."
             )
         return _Plan(await self._start(message), is_new=True)
 

@@ -367,7 +367,7 @@ def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
 def _tokens(each: Resume) -> int:
     tokens = each.payload.get("tokens") if isinstance(each.payload, dict) else None
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= _TOKENS_MAX:
-        raise InvalidField(f'The payload of {each.interrupt_id} must be {{"tokens": NUMBER}}.', field="resume")
+        raise InvalidField(f'The payload for {each.interrupt_id} must be {{"tokens": NUMBER}}.', field="resume")
     return tokens
 
 
@@ -382,7 +382,7 @@ def _decision(call: Json, each: Resume) -> Json:
     approved, reason, edited = value.get("approved"), value.get("reason") or "", value.get("editedArgs")
     if not isinstance(approved, bool) or not isinstance(reason, str) or not isinstance(edited, dict | None):
         form = '{"approved": true or false, "reason": text, "editedArgs": object}'
-        raise InvalidField(f"The payload of {each.interrupt_id} must be {form}."[:500], field="resume")
+        raise InvalidField(f"The payload for {each.interrupt_id} must be {form}."[:500], field="resume")
     if not approved:
         return named | {"kind": "DECISION_KIND_REJECT", "reason": reason}
     if edited is None:
@@ -396,7 +396,7 @@ def _answer(call: Json, each: Resume) -> str:
         payload = next(iter(payload.values()))
     text = payload if isinstance(payload, str) else json.dumps(payload) if has_schema else ""
     if not text:
-        raise InvalidField(f'The payload of {each.interrupt_id} must be {{"answer": text}}.'[:500], field="resume")
+        raise InvalidField(f'The payload for {each.interrupt_id} must be {{"answer": text}}.'[:500], field="resume")
     return text
 
 

@@ -104,7 +104,7 @@ class OpenIdLogins:
         key = openid.key_of(provider, tokens, None)
         found, who = await self._callers.who(Session(key=key, renewal_id=renewal.renewal_id, end_time=renewal.end_time))
         if renewal.credential_id != who.caller.credential_id:
-            raise SessionExpired("The provider renewed the login of another user. Log in again.")
+            raise SessionExpired("The provider renewed another user's login. Log in again.")
         response = answer(write(who))
         self._callers.give(request, response, found)
         self._keep(request, response, tokens, renewal)

@@ -46,7 +46,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         if not is_safe_url(self.issuer):
-            raise ValueError("`issuer` must be an https:// URL without user, query and fragment")
+            raise ValueError("`issuer` must be an https:// URL without a user, a query or a fragment")
         if taken := sorted(_OWN & self.parameters.keys()):
             raise ValueError(f"`parameters` must not contain {taken[0]}, which the gateway sets itself")
 

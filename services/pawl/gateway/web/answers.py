@@ -64,7 +64,7 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
                     raise too_large
                 parts.append(part)
     except TimeoutError:
-        raise DeadlineExceeded(f"The body did not arrive in {_BODY_SECONDS:g} s.") from None
+        raise DeadlineExceeded(f"The body did not arrive within {_BODY_SECONDS:g} s.") from None
     except ClientDisconnect:
         raise Cancelled from None
     return b"".join(parts)

@@ -92,7 +92,7 @@ def check_page(method: str, headers: Mapping[str, str]) -> None:
     Raises:
         ForeignOrigin: it may come from another page.
     """
-    fault = "Pages of other origins cannot use this session."
+    fault = "Pages from other origins cannot use this session."
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None:
         scheme, _, host = origin.partition("://")

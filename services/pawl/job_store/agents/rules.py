@@ -70,14 +70,14 @@ def saved(
     if is_live and newest is not None and _content(newest) == _content(asked):
         return newest
     if not is_live and sum(not agent.is_deleted for agent in agents.values()) >= AGENTS_MAX:
-        raise TooLarge(f"a store has at most {AGENTS_MAX} agents: delete one first")
+        raise TooLarge(f"a store can have at most {AGENTS_MAX} agents: delete one first")
     if own is None and len(agents) >= KEPT_AGENTS_MAX:
         raise TooLarge(
-            f"a store keeps at most {KEPT_AGENTS_MAX} agents, counting deleted ones: reuse the name of one of them"
+            f"a store keeps at most {KEPT_AGENTS_MAX} agents, including deleted ones: reuse one of their names"
         )
     version = own.version if own is not None else 0
     if version >= VERSIONS_MAX:
-        raise TooLarge(f"an agent has at most {VERSIONS_MAX} versions: save it under another name")
+        raise TooLarge(f"an agent can have at most {VERSIONS_MAX} versions: save it under another name")
     return replace(asked, version=version + 1)
 
 
@@ -101,7 +101,7 @@ def drafted(
     if own is not None and _content(own) == _content(asked):
         return own
     if own is None and len(drafts) >= DRAFTS_MAX:
-        raise TooLarge(f"a user has at most {DRAFTS_MAX} drafts: delete one first")
+        raise TooLarge(f"a user can have at most {DRAFTS_MAX} drafts: delete one first")
     return replace(asked, version=own.version + 1 if own is not None else 1)
 
 

@@ -84,7 +84,7 @@ def governed_store(governor: Principal, named: str) -> StoreId:
         return governor.store_id
     store_id = check_id(named, "store_id")
     if store_id != governor.store_id and not is_deployment(governor):
-        raise PermissionDenied("only operators of a store and the deployment can manage the store's keys")
+        raise PermissionDenied("only a store's operators and the deployment can manage the store's keys")
     return store_id
 
 
@@ -102,7 +102,9 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
     _check_meaning(asked, store_id)
     _check_may_give(governor, asked.roles)
     if len(makers(governor)) > MAKERS_MAX:
-        message = f"a chain of keys has at most {MAKERS_MAX} users: create the key with an earlier key of the chain"
+        message = (
+            f"a chain of keys can have at most {MAKERS_MAX} users: create the key with an earlier key of the chain"
+        )
         raise InvalidField(message, field="key")
     return Key(
         key_id=key_id,
@@ -138,7 +140,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
         )
     if kept_keys >= kept_max:
         raise TooLarge(
-            f"the store already keeps {kept_max} keys, each for 90 days after its end: create fewer keys that last"
+            f"the store already keeps {kept_max} keys, each for 90 days after it ends: create fewer keys that last"
             " longer, or use tokens of an identity provider for short-lived callers"
         )
 
@@ -176,7 +178,7 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
         )
         raise InvalidField(wrong, field="key.store_id")
     if asked.decides_for_users and Role.DELEGATE not in asked.roles:
-        raise InvalidField("decides_for_users requires the role delegate", field="key.decides_for_users")
+        raise InvalidField("decides_for_users requires the delegate role", field="key.decides_for_users")
     if asked.expire_time is not None and asked.expire_time >= _TIME_MAX:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
 
@@ -185,7 +187,7 @@ def _check_may_give(governor: Principal, roles: AbstractSet[str]) -> None:
     if is_deployment(governor):
         return
     if not roles and not governor.roles & _DECIDERS:
-        raise PermissionDenied("a key without roles may decide its own calls: give it a role, such as member")
+        raise PermissionDenied("a key without roles may decide on its own calls: give it a role, such as member")
     if beyond := sorted(roles - governor.roles - _ANYBODY_GIVES):
         raise PermissionDenied(
             f"you cannot create a key with roles that you do not have: {', '.join(beyond):.200}; a deployment key can"

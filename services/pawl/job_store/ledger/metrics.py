@@ -16,7 +16,7 @@ class PrometheusMeter:
     def __init__(self, metrics: Metrics) -> None:
         self.claim_seconds = metrics.histogram("claim_duration_seconds", "Time of one claim.")
         self.claims = metrics.counter("claims_total", "Runs given to workers.")
-        self._group_size = metrics.histogram("group_operations", "Operations of one transaction.", buckets=_GROUP_SIZES)
+        self._group_size = metrics.histogram("group_operations", "Operations in one transaction.", buckets=_GROUP_SIZES)
         self._group_seconds = metrics.histogram("group_duration_seconds", "Time to write one group of operations.")
         self._operations = metrics.counter("operations_total", "Operations answered, refused ones included.")
         self._refused = metrics.counter("refusals_total", "Operations refused, by reason.", ("reason",))
@@ -24,13 +24,13 @@ class PrometheusMeter:
         self.quarantined = metrics.counter("quarantined_runs_total", "Runs quarantined because their workers died.")
         self.relayed = metrics.counter("lifecycle_relayed_total", "Life-cycle events stored by JetStream.")
         self._runs = metrics.gauge("runs", "Runs that have not ended, by state.", ("state",))
-        self._fires = metrics.counter("schedule_fires_total", "Fires of schedules, by outcome.", ("outcome",))
+        self._fires = metrics.counter("schedule_fires_total", "Schedule fires, by outcome.", ("outcome",))
         self._fire_delay = metrics.histogram(
-            "schedule_delay_seconds", "Time from the due time of a schedule to its fire.", buckets=_DELAYS
+            "schedule_delay_seconds", "Delay between a schedule's scheduled time and its fire.", buckets=_DELAYS
         )
         self.events = metrics.counter("trigger_events_total", "Events received by triggers, by outcome.", ("outcome",))
         self.webhooks_refused = metrics.counter("webhook_refusals_total", "Webhooks refused, by reason.", ("reason",))
-        over_limit = metrics.gauge("over_limit_runs", "Runs that wait for a slot, by the limit.", ("limit",))
+        over_limit = metrics.gauge("over_limit_runs", "Runs waiting for a slot, by limit.", ("limit",))
         jobs = metrics.gauge("jobs", "Open jobs and the runs below them: working, queued, waiting, late.", ("state",))
         notices = metrics.gauge("notices", "Job notices that no model has answered: pending, entered.", ("state",))
         self._counted = {

@@ -241,7 +241,7 @@ def judge(
     if due is not None and timing.is_missed(definition, due, now):
         return (
             FireOutcome.MISSED,
-            f"missed by {int((now - due).total_seconds())} s; later due times may have been missed too",
+            f"missed by {int((now - due).total_seconds())} s; later scheduled times may have been missed too",
         )
     return judge_overlap(definition.overlap, is_busy=is_busy, has_waiting=has_waiting)
 
@@ -252,7 +252,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
     if overlap is Overlap.SKIP:
         return FireOutcome.SKIPPED, "the previous run is still open"
     if has_waiting:
-        return FireOutcome.SKIPPED, "the previous run is still open, and another fire already waits for its end"
+        return FireOutcome.SKIPPED, "the previous run is still open, and another fire is already waiting for it to end"
     return (
         FireOutcome.WAITING,
         f"the previous run is {'being cancelled' if overlap is Overlap.CANCEL else 'still open'}",

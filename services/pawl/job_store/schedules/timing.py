@@ -65,7 +65,7 @@ def check(timing: Timing) -> None:
     if timing.interval_seconds > INTERVAL_SECONDS_MAX:
         raise _too_much("interval_seconds", INTERVAL_SECONDS_MAX)
     if timing.offset_seconds and timing.offset_seconds >= timing.interval_seconds:
-        raise InvalidField("offset_seconds must be below interval_seconds", field="definition.offset_seconds")
+        raise InvalidField("offset_seconds must be less than interval_seconds", field="definition.offset_seconds")
     if timing.jitter_seconds > JITTER_SECONDS_MAX:
         raise _too_much("jitter_seconds", JITTER_SECONDS_MAX)
     if timing.catch_up_seconds > CATCH_UP_SECONDS_MAX:
@@ -124,7 +124,7 @@ def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime)
     times = due_times(timing, schedule_id, max(begin, _TIME_MIN) - timedelta.resolution, end)
     found = tuple(islice(times, CAUGHT_UP_MAX + 1))
     if len(found) > CAUGHT_UP_MAX:
-        raise TooLarge(f"the range has more than {CAUGHT_UP_MAX} due times: use a shorter range")
+        raise TooLarge(f"the range has more than {CAUGHT_UP_MAX} scheduled times: use a shorter range")
     return found
 
 

@@ -240,9 +240,9 @@ def check(asked: TriggerDefinition) -> None:
 def _check_mailbox(asked: MailboxSource) -> None:
     polled = POLL_SECONDS_RANGE
     problems = {
-        "host": "" if _HOST.fullmatch(asked.host) else "must be the name or address of a server",
+        "host": "" if _HOST.fullmatch(asked.host) else "must be a server's name or address",
         "port": "" if asked.port <= _PORT_MAX else f"must be at most {_PORT_MAX}",
-        "username": "" if _NAME.fullmatch(asked.username) else "must be 1 to 256 printable ASCII characters",
+        "username": "" if _NAME.fullmatch(asked.username) else "must have 1 to 256 printable ASCII characters",
         "password_secret": "" if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX else "must name a secret",
         "folder": "" if not asked.folder or _FOLDER.fullmatch(asked.folder) else "must be ASCII without quotes",
         "poll_seconds": "" if asked.poll_seconds in {0, *polled} else f"must be between {polled[0]} and {polled[-1]}",
@@ -380,7 +380,9 @@ def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
         PermissionDenied: It has a mailbox, and the owner is no longer an admin.
     """
     if row.definition.mailbox is not None and Role.ADMIN not in owner.user_roles:
-        raise PermissionDenied(f"triggers with a mailbox use a password of the store: this needs the role {Role.ADMIN}")
+        raise PermissionDenied(
+            f"triggers with a mailbox use one of the store's passwords: this requires the {Role.ADMIN} role"
+        )
     if row.pause_time is None:
         return saved(row, row.definition, owner)
     return _readable(schedules.unpaused(row, owner), now)

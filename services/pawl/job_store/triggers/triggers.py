@@ -60,7 +60,7 @@ def event_id_of(
     """
     event_id = headers.get("webhook-id", "")
     if event_id and not _EVENT_ID.fullmatch(event_id):
-        raise BadSignature("webhook-id must be 1 to 200 visible ASCII characters")
+        raise BadSignature("webhook-id must have 1 to 200 visible ASCII characters")
     if authentication is Authentication.BEARER:
         _check_key(headers.get("authorization", ""), secrets)
         return event_id

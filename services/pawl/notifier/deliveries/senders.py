@@ -52,7 +52,7 @@ class SignedPosts:
             self._egress.check(store_id, attempt.url, with_secrets=True)
             response = await self._egress.send(store_id, request)
         except EgressRefused as refused:
-            return Outcome(error=f"the egress rules of the deployment forbid it: {refused}")
+            return Outcome(error=f"the deployment's egress rules forbid it: {refused}")
         except RequestFailed as failed:
             if failed.lookup is not None:
                 self._lookups[attempt.candidate.delivery_id] = failed.lookup
@@ -148,10 +148,10 @@ def texts(attempt: Attempt) -> tuple[str, str, str, str]:
     if attempt.type == CODE:
         code = code_of(attempt.secrets[0], attempt.url)
         body = f"{code}\n\nIf that is you, confirm it within an hour:\n\npawl notify confirm {channel_id} {code}"
-        foot = f"{whose} asked for notifications at this address. If not you, do nothing."
+        foot = f"{whose} asked for notifications at this address. If that was not you, ignore this e-mail."
         return "Confirm your address", body, "", foot
     ids = [f"{name}: {data[f'{name}_id']}" for name in ("run", "call", "conversation") if data.get(f"{name}_id")]
-    end = f"For {whose}. To get no more of these: pawl notify delete {channel_id}"
+    end = f"For {whose}. To stop receiving these: pawl notify delete {channel_id}"
     title = "Test" if attempt.type == TEST else " ".join(visible(data.get("title", "")).split())
     title = title.replace(ENCODED, "= ?")
     return title, visible(data.get("body", "")), data.get("url", ""), "\n".join([*ids, end])

@@ -22,7 +22,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_ANSWER: "your answer",
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end to run a tool",
     run_pb2.WAIT_KIND_BUDGET: "more tokens: its budget has too few left",
-    run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens of this one",
+    run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up today's tokens",
 }
 _NOT_NOTIFIED: Final = frozenset(
     {
@@ -135,7 +135,7 @@ def _wait(event: event_pb2.RunEvent, run: run_pb2.Run) -> Draft | None:
     if not waits and not _NOT_NOTIFIED.isdisjoint(run.waits):
         return None
     end = undecided() if run_pb2.WAIT_KIND_APPROVAL in run.waits else ""
-    title = f"Run waits for {' and '.join(waits) or 'input'}"
+    title = f"Run is waiting for {' and '.join(waits) or 'input'}"
     return _draft(event, UserId(run.user_id), NotificationKind.INPUT_NEEDED, title, _body(run.output_text, end))
 
 
@@ -154,11 +154,11 @@ def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
     call = event.call_changed.call
     knowing = {call.user_id, *(approval.user_id for approval in call.approval.approvals)}
     late = ": no decision in time" if call.approval.escalated else ""
-    title = f"{call.tool_name} of {call.user_id} {'still ' if late else ''}awaits your approval{late}"
+    title = f"{call.user_id}'s {call.tool_name} {'still ' if late else ''}awaits your approval{late}"
     others = dict.fromkeys(user_id for user_id in approvers if user_id not in knowing)
     drafts = [_request(event, user_id, NotificationKind.APPROVAL_NEEDED, title) for user_id in others]
     if late:
-        title = f"Run still waits for an approval of {call.tool_name}{late}"
+        title = f"Run is still waiting for an approval of {call.tool_name}{late}"
         drafts.append(_request(event, UserId(call.user_id), NotificationKind.INPUT_NEEDED, title))
     return drafts
 

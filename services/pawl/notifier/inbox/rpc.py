@@ -42,7 +42,7 @@ def page_size(requested: int) -> int:
         InvalidField: more than 200 were requested.
     """
     if requested > PAGE_MAX:
-        raise InvalidField(f"page_size must be 0 to {PAGE_MAX}, got {requested}", field="page_size")
+        raise InvalidField(f"page_size must be between 0 and {PAGE_MAX}, got {requested}", field="page_size")
     return requested or PAGE_DEFAULT
 
 

@@ -228,7 +228,7 @@ class Verifier:
             )
         if self.verified.hash != self._head.hash:
             return Problem(
-                seq=last, kind="HEAD_MISMATCH", explanation=f"entry {last} does not have the hash of the recorded head"
+                seq=last, kind="HEAD_MISMATCH", explanation=f"entry {last} does not have the recorded head's hash"
             )
         return None
 

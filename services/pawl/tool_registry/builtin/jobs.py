@@ -45,7 +45,7 @@ def job_tools(jobs: LedgerReads, clock: Clock) -> list[Tool[..., Any]]:
             return {**_shown(run, clock.now()), "note": "It had already ended; nothing was stopped."}
         note = "It has ended, and none of it still runs."
         if run.state not in ENDED:
-            note = "It is being stopped. A running call may still have its effect; list_jobs shows how it ended."
+            note = "It is being stopped. A running call may still take effect; list_jobs shows how it ended."
         return {"job_id": run.run_id, "tool": run.job.tool_name, "state": state_of(run), "note": note}
 
     return [list_jobs, stop_job]

@@ -42,6 +42,6 @@ def question_tools() -> list[Tool[..., Any]]:
 
         Use it when required information is missing or ambiguous, and no other tool can find it out.
         """
-        raise ToolError("ask_user is answered by a person, not executed by the registry")
+        raise ToolError("ask_user is answered by a user, not executed by the registry")
 
     return [ask_user]

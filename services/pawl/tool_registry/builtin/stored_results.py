@@ -31,7 +31,7 @@ def result_tools(results: LedgerReads) -> list[Tool[..., Any]]:
             ConversationId(context.conversation_id),
         )
         if content is None:
-            raise ToolError(f"this conversation has no stored result of a call {call_id!r}")
+            raise ToolError(f"this conversation has no stored result for call {call_id!r}")
         return {"call_id": call_id} | slice_of(content, offset, length)
 
     return [read_result]

@@ -354,7 +354,7 @@ class Catalog:
             if fallback is None or fallback.tool.definition.context is not ExecutionContext.BACKEND:
                 raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
-            raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
+            raise ToolExists(f"{definition.name!r} is one of the deployment's tools and cannot be replaced")
 
     async def unregister(self, caller: Principal, name: str) -> None:
         """Unregister one of the store's front-end tools, or a worker tool if the caller may attach workers.
@@ -364,18 +364,18 @@ class Catalog:
             PermissionDenied: only an admin may unregister another user's tool or a restricted one.
         """
         if name in self._loaded:
-            raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
+            raise ToolNotFound("the deployment's tools cannot be unregistered", tool_name=name)
         current = await self._current(caller.store_id, name)
         if current is not None and current.source_kind == WORKER:
             if caller.roles.isdisjoint({Role.ADMIN, Role.WORKER}):
                 raise ToolNotFound(
-                    f"unregistering tools of {current.source} needs the role worker or admin", tool_name=name
+                    f"unregistering tools of {current.source} requires the worker or admin role", tool_name=name
                 )
             check_owner(current, caller)
         elif current is not None and current.source == FRONT_END:
             check_owner(current, caller)
             if is_restricted(current.definition) and Role.ADMIN not in caller.roles:
-                raise PermissionDenied("unregistering a restricted tool needs the role admin")
+                raise PermissionDenied("unregistering a restricted tool requires the admin role")
         elif current is not None:
             raise ToolNotFound(
                 f"tools of {current.source} cannot be unregistered on their own: remove the source", tool_name=name

@@ -105,8 +105,8 @@ class PostgresToolRepository(DatabaseAdapter):
                     return _version(current)
                 if not replace:
                     raise ToolExists(
-                        f"{definition.name!r} exists with another definition (version {current['version']});"
-                        " set replace to create a new version"
+                        f"{definition.name!r} already exists with a different definition"
+                        f" (version {current['version']}); set replace to create a new version"
                     )
                 if source == FRONT_END:
                     check_owner(_version(current), registrant)

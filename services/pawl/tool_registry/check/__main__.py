@@ -87,7 +87,7 @@ def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -
         for tool in module.tools:
             found = list(_findings(tool))
             if tool.name in owners:
-                text = f"the name is taken by a tool of {owners[tool.name]}; the registry would skip this one"
+                text = f"the name is taken by a tool in {owners[tool.name]}; the registry would skip this one"
                 found.append((ERROR, text))
             owners.setdefault(tool.name, module.name)
             tools.setdefault(tool.name, tool)

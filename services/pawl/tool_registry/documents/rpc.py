@@ -76,8 +76,8 @@ def _changed_owner(owner: int) -> UserId:
     caller = require_user()
     if not _is_shared(owner):
         if not caller.user_id:  # An empty user would be the store.
-            raise PermissionDenied("a user's document needs the user in the metadata `pawl-user`")
+            raise PermissionDenied("a user's document requires the user in the metadata `pawl-user`")
         return caller.user_id
     if Role.ADMIN not in caller.roles:
-        raise PermissionDenied(f"changing the store's documents needs the role {Role.ADMIN}")
+        raise PermissionDenied(f"changing the store's documents requires the {Role.ADMIN} role")
     return STORE_OWNER

@@ -116,7 +116,9 @@ class PostgresDocumentRepository(DatabaseAdapter):
             if room["documents"] >= DOCUMENTS_MAX:
                 raise TooLarge(f"a store can have at most {DOCUMENTS_MAX} documents; delete some first")
             if room["bytes"] + len(content) > STORE_BYTES_MAX:
-                raise TooLarge(f"the documents of a store can have at most {STORE_BYTES_MAX} bytes; delete some first")
+                raise TooLarge(
+                    f"a store's documents can have at most {STORE_BYTES_MAX} bytes in total; delete some first"
+                )
             (written,) = await connection.fetch(_WRITE, *key, language, len(content), digest)
             await connection.execute(_CLEAR_PARTS, *key)
             parts = [(*key, number, *part, language) for number, part in enumerate(parts_of(text))]

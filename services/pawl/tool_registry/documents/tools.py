@@ -79,7 +79,7 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
         some: Sequence[Hit] = await repository.search(
             StoreId(context.store_id), UserId(context.user_id), " or ".join(words), most
         )
-        note = {"note": "no document has all of the words; these have some of them"} if some else {}
+        note = {"note": "no document contains all of the words; these contain some of them"} if some else {}
         return {"matches": [_match(hit) for hit in some]} | note
 
     return [list_documents, read_document, search_documents]

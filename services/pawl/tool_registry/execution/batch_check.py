@@ -27,7 +27,7 @@ _READ_BYTES_MAX: Final = 256 * 1024
 # How long to wait for a call's end to be written; the disk may be slow.
 _WRITE_SECONDS: Final = 10.0
 
-_NOT_WRITTEN: Final = "the end of a call cannot be written"
+_NOT_WRITTEN: Final = "the end of a call cannot be recorded"
 
 Checked = tuple[Verdict, ExecutionResult | None]
 

@@ -110,7 +110,7 @@ class Completing:
         secrets = self._secrets_of(terms)
         if end.error:
             if len(end.error) > ERROR_CHARACTERS_MAX:
-                raise InvalidField(f"error: at most {ERROR_CHARACTERS_MAX} characters", field="error")
+                raise InvalidField(f"error: must have at most {ERROR_CHARACTERS_MAX} characters", field="error")
             return end, ended_badly(Outcome.FAILED, "TOOL_ERROR", hide(secrets, end.error))
         value = loads(end.content, bytes_max=terms.result_bytes_max)
         return CallEnd(content=dumps_canonical(value)), succeeded(dumps_canonical(without(secrets, value)), 0.0)

@@ -36,7 +36,7 @@ class Dialogue:
         async with self._turn:
             while (found := given(self._answers, self.position, question)) is None:
                 if len(self._answers) >= QUESTIONS_MAX:  # Includes questions of earlier attempts.
-                    raise ToolError(f"a tool may ask at most {QUESTIONS_MAX} questions in a call")
+                    raise ToolError(f"a tool may ask at most {QUESTIONS_MAX} questions per call")
                 self.question = question
                 self._turn_to(self.asked)
                 await asyncio.wait({self.answered})

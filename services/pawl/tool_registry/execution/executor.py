@@ -235,7 +235,7 @@ class Executor:
         if len(self._running) - asking >= most:
             raise Overloaded(f"{most} executions are running, which is the limit; try again later")
         if asking >= most * _WAITING_PER_RUNNING:
-            raise Overloaded(f"{asking} executions are waiting for people, which is the limit; try again later")
+            raise Overloaded(f"{asking} executions are waiting for users, which is the limit; try again later")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
         """Run an execution, and always complete it with a result or an error."""

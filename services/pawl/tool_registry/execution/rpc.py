@@ -103,7 +103,8 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     ) -> AsyncIterator[pb.ExecuteToolResponse]:
         if not 0 <= request.timeout_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
             raise InvalidField(
-                f"timeout_seconds: must be 0 to {ASYNC_TIMEOUT_SECONDS_MAX:g}, got {request.timeout_seconds:g}",
+                f"timeout_seconds: must be between 0 and {ASYNC_TIMEOUT_SECONDS_MAX:g},"
+                f" got {request.timeout_seconds:g}",
                 field="timeout_seconds",
             )
         async with aclosing(self.executor.execute(convert.execute_request(request))) as items:
@@ -117,7 +118,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         key = CallKey(check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
         if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
             raise InvalidField(
-                f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}, got {request.wait_seconds:g}",
+                f"wait_seconds: must be between 0 and {WAIT_SECONDS_MAX:g}, got {request.wait_seconds:g}",
                 field="wait_seconds",
             )
         stopped, result = await self.executor.cancel(key, request.wait_seconds)

@@ -69,7 +69,7 @@ def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
         there_was = await repository.delete(_owner(context), memory_id)
         # An earlier attempt may have deleted it.
         if not there_was and context.attempt == 1:
-            raise ToolError(f"there is no memory {memory_id!r}: take an id that recall gave")
+            raise ToolError(f"there is no memory {memory_id!r}: use an id that recall returned")
         return {"forgotten": memory_id}
 
     return [remember, recall, forget]

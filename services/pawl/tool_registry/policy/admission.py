@@ -274,7 +274,7 @@ class Admission:
         is_allowed = job.grant is not None or bool(request.rule_id)
         if not job.is_approved and (request.approved_digest or (cause and not is_allowed)):
             raise ApprovalRequired(
-                f"{name} needs an approval of exactly this call ({cause or 'the approval is for another call'})"
+                f"{name} requires approval of exactly this call ({cause or 'the approval is for another call'})"
             )
         return job
 
@@ -299,7 +299,7 @@ class Admission:
         if rule is not None and rule.effect is RuleEffect.DENY:
             return PermissionDenied(_denial(rule))
         if rule is not None and rule.effect is RuleEffect.ASK and not job.is_approved:
-            return ApprovalRequired(f"{job.definition.name} needs an approval (rule {rule.rule_id})")
+            return ApprovalRequired(f"{job.definition.name} requires approval (rule {rule.rule_id})")
         if job.allowing_rule_id and not await self.rules.repository.has_allowed(
             store_id, job.allowing_rule_id, call_id
         ):

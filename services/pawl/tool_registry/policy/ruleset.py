@@ -73,9 +73,9 @@ class Rules:
             RequestIdReused: the request id was already used for another rule.
         """
         if rule.is_of_store and Role.ADMIN not in person.roles:
-            raise PermissionDenied("a rule for runs of all users needs the role admin")
+            raise PermissionDenied("a rule for all users' runs requires the admin role")
         if not may_approve(person.roles):
-            raise PermissionDenied("creating a rule needs the role approver or admin")
+            raise PermissionDenied("creating a rule requires the approver or admin role")
         if rule.effect is RuleEffect.ALLOW:
             check_decides(person)
         now = self.clock.now()
@@ -107,7 +107,7 @@ class Rules:
         except ToolNotFound:
             if rule.effect is not RuleEffect.ALLOW:
                 return None
-            problem = f"you may call no registered tool {name!r}, and tools that came with a run cannot be allowed"
+            problem = f"you may not call a registered tool {name!r}, and tools that came with a run cannot be allowed"
             raise ToolNotFound(f"{problem} in advance", tool_name=name) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
@@ -127,7 +127,7 @@ class Rules:
         if tool_name is None:
             raise CallNotFound
         if rule.is_for_one_tool and rule.tool_name != tool_name:
-            raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
+            raise InvalidField(f"call_id: is a call to {tool_name}, not to {rule.tool_name}", field="rule.call_id")
 
     async def revoke(self, person: Principal, rule_id: str) -> Rule:
         """Revoke a rule permanently. Idempotent.
@@ -142,7 +142,7 @@ class Rules:
         if rule is None or not (is_admin or rule.is_of_store or rule.user_id == person.user_id):
             raise RuleNotFound
         if rule.is_of_store and not is_admin:
-            raise PermissionDenied("revoking a rule for runs of all users needs the role admin")
+            raise PermissionDenied("revoking a rule for all users' runs requires the admin role")
         if rule.effect is not RuleEffect.ALLOW:
             check_decides(person)
         if rule.revoke_time:
@@ -161,7 +161,7 @@ class Rules:
             PermissionDenied: `all_users` is set and the user is not an admin.
         """
         if all_users and Role.ADMIN not in person.roles:
-            raise PermissionDenied("listing the rules of all users needs the role admin")
+            raise PermissionDenied("listing all users' rules requires the admin role")
         user_id = UserId("") if all_users else person.user_id
         rules = await self.repository.list(
             person.store_id, user_id, include_ended=include_ended, before=before, most=most

@@ -166,9 +166,9 @@ def check_definition(definition: ToolDefinition) -> None:
     for field, most in _TIMEOUTS.items():
         seconds = getattr(definition, field)
         is_in_range = seconds == 0 or TIMEOUT_SECONDS_MIN <= seconds <= most
-        require(is_in_range, field, f"must be 0, or {TIMEOUT_SECONDS_MIN} to {most:g}")
+        require(is_in_range, field, f"must be 0, or between {TIMEOUT_SECONDS_MIN} and {most:g}")
     for field, most in _MOST.items():
-        require(0 <= getattr(definition, field) <= most, field, f"must be 0 to {most}")
+        require(0 <= getattr(definition, field) <= most, field, f"must be between 0 and {most}")
     for field, (most, what) in _IDS_MOST.items():
         ids = getattr(definition, field)
         require(len(ids) <= most and all(map(is_id, ids)), field, f"must have at most {most} {what}")
@@ -223,7 +223,7 @@ def check_report_policy(policy: ReportPolicy) -> None:
     require(
         is_in_range and is_each,
         "reports",
-        f"report_iterations must be 0 to {REPORT_ITERATIONS_MAX}, and only with EVERY",
+        f"report_iterations must be between 0 and {REPORT_ITERATIONS_MAX}, and requires EVERY",
     )
     is_digest = policy.reports is JobReports.DIGEST
     seconds = policy.report_seconds
@@ -290,7 +290,7 @@ def check_question(question: Question) -> str:
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
         return f"a question must have 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
-        return f"the reason of a question must have at most {QUESTION_CHARACTERS_MAX} characters"
+        return f"the reason for a question must have at most {QUESTION_CHARACTERS_MAX} characters"
     if len(question.options) > OPTIONS_MAX or any(len(o) > OPTION_CHARACTERS_MAX for o in question.options):
         return f"a question must have at most {OPTIONS_MAX} options of {OPTION_CHARACTERS_MAX} characters"
     return ""

@@ -111,7 +111,7 @@ def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant
         return
     if Role.ADMIN not in registrant.roles:
         raise PermissionDenied(
-            f"relaxing {new.name!r} (fewer approvals, or more users who may call it) needs the role admin"
+            f"relaxing {new.name!r} (fewer approvals, or more users who may call it) requires the admin role"
         )
     check_decides(registrant)
 

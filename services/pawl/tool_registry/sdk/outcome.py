@@ -57,7 +57,7 @@ def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str]
 
 
 def unusable_text(definition: ToolDefinition, reason: str) -> str:
-    return f"{definition.name} returned what cannot be passed on: {reason}"
+    return f"{definition.name} returned a value that cannot be passed on: {reason}"
 
 
 def too_large_text(definition: ToolDefinition, count: int) -> str:
@@ -67,7 +67,7 @@ def too_large_text(definition: ToolDefinition, count: int) -> str:
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
     """Return the error text for an exception of this type. The exception's own text is not meant for the model."""
-    return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
+    return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator can find the cause in the log."
 
 
 def doubt(definition: ToolDefinition) -> str:

@@ -35,7 +35,7 @@ class ProcessLimits:
 
 def _require(value: Any, least: int, most: int, name: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ToolDefinitionError(f"ProcessLimits: {name} must be an integer from {least} to {most}, got {value!r}")
+        raise ToolDefinitionError(f"ProcessLimits: {name} must be an integer between {least} and {most}, got {value!r}")
 
 
 def check_process(name: str, function: Callable[..., Any], context: ExecutionContext, limits: object) -> None:

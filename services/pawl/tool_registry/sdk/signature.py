@@ -80,7 +80,7 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
             )
         if parameter.annotation is parameter.empty:
             if parameter.name in ("self", "cls"):
-                raise ToolDefinitionError(f"{name}: a method cannot be a tool; write a function outside of the class")
+                raise ToolDefinitionError(f"{name}: a method cannot be a tool; write a function outside the class")
             raise ToolDefinitionError(
                 f"{name}: parameter {parameter.name} has no type; write for example {parameter.name}: str"
             )
@@ -110,7 +110,7 @@ def _refuse_undescribable(hint: Any, place: str) -> None:
     for part in _parts(hint):
         if isinstance(part, TypeVar):
             raise ToolDefinitionError(
-                f"{place}: the type variable {part} means nothing to a model; write a concrete type"
+                f"{place}: the type variable {part} has no meaning for a model; write a concrete type"
             )
         if part in (pydantic.SecretStr, pydantic.SecretBytes):
             raise ToolDefinitionError(

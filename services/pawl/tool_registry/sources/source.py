@@ -75,7 +75,9 @@ def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
     """
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):
-        raise InvalidField(f"policies: at most {POLICIES_MAX}, and one for each tool", field="policies")
+        raise InvalidField(
+            f"policies: must have at most {POLICIES_MAX} entries, and one for each tool", field="policies"
+        )
     for policy in policies:
         if policy.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
             raise InvalidField("policies: effect_class: RECONCILABLE is not supported for sources", field="policies")

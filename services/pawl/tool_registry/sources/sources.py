@@ -276,4 +276,4 @@ def _with_tools(source: Source, registered: Sequence[ToolVersion]) -> ListedSour
 def _require_changer(source: Source, roles: Collection[str]) -> None:
     if source.changer not in roles:
         reason = ", because the source is a program on the registry's machine" if source.runs_program else ""
-        raise PermissionDenied(f"this needs the role {source.changer}{reason}")
+        raise PermissionDenied(f"this requires the {source.changer} role{reason}")

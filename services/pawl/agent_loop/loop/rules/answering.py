@@ -131,7 +131,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
             Warned(reason="ANSWER_CUT_OFF", message="The model reached its output limit before the end of its answer.")
         )
     if answer.fields_left_out:
-        message = "The extra fields of the model server are too large to store; it may need them in the next request."
+        message = "The model server's extra fields are too large to store; it may need them in the next request."
         events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
     if len(calls) > limits.calls_per_round_max:
         message = f"The model asked for {len(calls)} calls in one round; only {limits.calls_per_round_max} are run."
@@ -272,7 +272,7 @@ def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> Loop
     stuck = stuck_call(loop, calls, identical_max)
     if stuck is None:
         return loop
-    message = f"The model kept repeating the same call of {stuck.tool_name}."
+    message = f"The model kept repeating the same call to {stuck.tool_name}."
     failure = RunFailure(failure_class=FailureClass.STUCK, reason="STUCK_LOOP", message=message)
     return replace(loop, failure=failure)
 

@@ -196,7 +196,7 @@ def asked(job: AskedJob) -> RequestedTerms:
     if job.failures_told and not (job.until or when):
         raise InvalidField("failures_told requires until or when", field="failures_told")
     if job.failures_told > FAILURES_TOLD_MAX:
-        raise InvalidField(f"failures_told may be at most {FAILURES_TOLD_MAX}", field="failures_told")
+        raise InvalidField(f"failures_told must be at most {FAILURES_TOLD_MAX}", field="failures_told")
     params = {
         _INTERVAL: job.interval_seconds,
         _COUNT: job.iterations_max,
@@ -241,9 +241,11 @@ def edited_series(shown: Series, edited: Series, now: float) -> Series:
     """
     series = replace(edited, end_time=shown.end_time) if edited.end_time is None else edited
     if not 1 <= series.iterations_max <= ITERATIONS_MAX:
-        raise InvalidField(f"iterations_max must be from 1 to {ITERATIONS_MAX}", field="edited_series.iterations_max")
+        raise InvalidField(
+            f"iterations_max must be between 1 and {ITERATIONS_MAX}", field="edited_series.iterations_max"
+        )
     if not INTERVAL_SECONDS_MIN <= series.interval_seconds <= _INTERVAL_SECONDS_MAX:
-        params = f"interval_seconds must be from {INTERVAL_SECONDS_MIN:g} to {_INTERVAL_SECONDS_MAX:g}"
+        params = f"interval_seconds must be between {INTERVAL_SECONDS_MIN:g} and {_INTERVAL_SECONDS_MAX:g}"
         raise InvalidField(params, field="edited_series.interval_seconds")
     if series.end_time is not None and not now <= series.end_time <= now + _DURATION_MINUTES_MAX * 60:
         params = f"end_time must be within the next {_DURATION_MINUTES_MAX / (24 * 60):g} days"
@@ -267,7 +269,7 @@ def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Readin
         return "", Reading(arguments=arguments, fault=fault)
     name, given = _resolve_name(str(written.pop("tool")).strip(), schemas), written.pop("arguments", None)
     if text.tool_name(name) != name:
-        return name, Reading(arguments=arguments, fault="There is no tool of that name.")
+        return name, Reading(arguments=arguments, fault="There is no tool with that name.")
     unknown = sorted(written.keys() - _NAMES_OF_TOOL.keys())
     if unknown:
         return name, Reading(
@@ -364,7 +366,7 @@ def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
             rest = {key: value for key, value in written.items() if key != _ON_FAILURE}
             params, count = {**params, name: rest}, written[_ON_FAILURE]
             if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= FAILURES_TOLD_MAX:
-                raise _Fault(f"{_ON_FAILURE} of {name} must be a whole number from 1 to {FAILURES_TOLD_MAX}.")
+                raise _Fault(f"{_ON_FAILURE} of {name} must be a whole number between 1 and {FAILURES_TOLD_MAX}.")
             counts.append(count)
     if len(counts) > 1:
         raise _Fault(f"{_ON_FAILURE} applies to the whole job: set it in only one of {_UNTIL} and {_WHEN}.")
@@ -382,7 +384,7 @@ def _when(params: Mapping[str, Any]) -> Monitor | None:
     more = dict(written) if isinstance(written, Mapping) else {"cel": written}
     times = more.pop("times", FIRINGS_MAX)
     if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= FIRINGS_MAX:
-        raise _Fault(f"times of {_WHEN} must be a whole number from 1 to {FIRINGS_MAX}.")
+        raise _Fault(f"times of {_WHEN} must be a whole number between 1 and {FIRINGS_MAX}.")
     limits = {f"{name} of {_WHEN}": more.pop(name) for name in ("pause", "for") & more.keys()}
     pause, hold = (
         _number(limits, f"{name} of {_WHEN}", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0
@@ -408,7 +410,7 @@ def _number(params: Mapping[str, Any], name: str, *, least: float, most: float) 
     if value is None and name not in params:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise _Fault(f"{name} must be a number from {least:g} to {most:g}.")
+        raise _Fault(f"{name} must be a number between {least:g} and {most:g}.")
     return float(value)
 
 

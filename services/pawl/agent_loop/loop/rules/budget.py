@@ -29,7 +29,7 @@ _QUOTA_WAITS_COUNTED_MAX: Final = 8
 TOO_LITTLE: Final = Problem(
     reason=BUDGET_EXHAUSTED,
     failure_class=FailureClass.LIMIT,
-    message="The request costs more tokens than are left of the budget.",
+    message="The request costs more tokens than are left in the budget.",
 )
 
 
@@ -105,7 +105,7 @@ def quota_used_up(quota: AgentQuota) -> Problem:
     return Problem(
         reason=AGENT_QUOTA_EXHAUSTED,
         failure_class=FailureClass.LIMIT,
-        message=f"The runs of this agent have used up its quota of {quota.tokens_max} tokens per day (UTC).",
+        message=f"This agent's runs have used up its daily quota of {quota.tokens_max} tokens (UTC).",
     )
 
 
@@ -117,7 +117,7 @@ def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
     the ledger's.
     """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
-        message = "The runs of this agent have used up its quota of tokens per day (UTC)."
+        message = "This agent's runs have used up its daily token quota (UTC)."
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=AGENT_QUOTA_EXHAUSTED, message=message)
         return Fail(failure=failure)
     waits = min(state.loop.model_call.quota_waits, _QUOTA_WAITS_COUNTED_MAX) if state.loop.model_call else 1
@@ -134,7 +134,7 @@ def needed(state: State, prompt_tokens: int) -> int:
 def need_message(state: State) -> str:
     return (
         f"The next model call needs about {_needed_by_open_call(state)} tokens, including tool descriptions; "
-        f"{left(state)} are left of the budget of {tokens(state)}."
+        f"{left(state)} of the budget's {tokens(state)} are left."
     )
 
 

@@ -39,7 +39,7 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
     if len(value.encode()) > bytes_max:
         raise TooLarge(f"{field} may have at most {bytes_max} bytes", field=field)
     if (found := CONTROL.search(value)) is not None:
-        raise InvalidField(f"{field} has the control character U+{ord(found.group()):04X}", field=field)
+        raise InvalidField(f"{field} contains the control character U+{ord(found.group()):04X}", field=field)
     return value
 
 
@@ -96,7 +96,7 @@ def fraction(value: float | None) -> float | None:
         InvalidField
     """
     if value is not None and not 0 <= value <= 1:
-        raise InvalidField("fraction must be from 0 to 1", field="fraction")
+        raise InvalidField("fraction must be between 0 and 1", field="fraction")
     return value
 
 
@@ -107,7 +107,7 @@ def page_size(value: int) -> int:
         InvalidField: it is larger than PAGE_SIZE_MAX.
     """
     if value > PAGE_SIZE_MAX:
-        raise InvalidField(f"page_size may be at most {PAGE_SIZE_MAX}", field="page_size")
+        raise InvalidField(f"page_size must be at most {PAGE_SIZE_MAX}", field="page_size")
     return value
 
 
@@ -118,7 +118,7 @@ def wait_seconds(value: float) -> float:
         InvalidField
     """
     if not math.isfinite(value) or not 0 <= value <= WAIT_SECONDS_MAX:
-        raise InvalidField("wait_seconds must be from 0 to 60", field="wait_seconds")
+        raise InvalidField("wait_seconds must be between 0 and 60", field="wait_seconds")
     return value
 
 

@@ -93,7 +93,7 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
 def _delegation(state: State, call: Call) -> Delegation:
     run = state.run
     if not may_delegate(run):
-        raise _Refused("NOT_ALLOWED", "This agent cannot start further agents. Use the other tools.")
+        raise _Refused("NOT_ALLOWED", "This agent cannot start other agents. Use the other tools.")
     try:
         task = msgspec.json.decode(call.arguments_json, type=Task)
     except msgspec.DecodeError:
@@ -134,7 +134,7 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
     own = state.run.options
     tokens = budget.left(state)
     if tokens == 0:
-        raise _Refused(BUDGET_EXHAUSTED, "The token budget of the run is used up.")
+        raise _Refused(BUDGET_EXHAUSTED, "The run's token budget is used up.")
     # Tools that the parent's client supplied cannot run in the child.
     names = tuple(tool.name for tool in state.run.tools if not tool.definition_sha256)
     if agent is not None:
@@ -180,7 +180,7 @@ def _answer(run: Run) -> CallResult:
 def _why(run: Run) -> str:
     how = {
         RunState.CANCELLED: "The agent was cancelled before it finished.",
-        RunState.EXPIRED: "The agent expired while it waited for a person.",
+        RunState.EXPIRED: "The agent expired while waiting for a user.",
     }.get(run.state, "The agent failed.")
     why = f" {run.failure.message}" if run.failure is not None else ""
     so_far = text.cut_bytes(run.output_text.encode(), OUTPUT_BYTES_MAX // 8)

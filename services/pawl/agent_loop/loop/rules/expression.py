@@ -62,12 +62,14 @@ def check(source: str) -> None:
     if not 0 < len(source) <= CHARACTERS_MAX:
         raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
     if not source.isprintable():
-        raise ExpressionError("an expression must be printable and in one line")
+        raise ExpressionError("an expression must be printable and on one line")
     if len(_MACROS.findall(source)) > 1:
         raise ExpressionError("an expression may use all, exists or exists_one only once")
     kind = _compiled(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
-        raise ExpressionError(f"an expression must be true or false, but this one has type {kind.name().lower()}")
+        raise ExpressionError(
+            f"an expression must evaluate to true or false, but this one has type {kind.name().lower()}"
+        )
 
 
 def names_previous(source: str) -> bool:
@@ -94,7 +96,7 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
         raise ExpressionError(_first_line(str(found.value())))
     outcome = found.value()
     if not isinstance(outcome, bool):
-        raise ExpressionError(f"the result is a {found.type().name().lower()} and neither true nor false")
+        raise ExpressionError(f"the result is a {found.type().name().lower()} and not true or false")
     return outcome
 
 

@@ -123,9 +123,7 @@ def detached(
         state = _start_job(state, call, terms, verdict, now)
     if not state.run.is_turn:
         return state
-    message = (
-        "The user did not request this answer, so no person is asked now. Say what you would do; the user decides."
-    )
+    message = "The user did not request this answer, so nobody is asked now. Say what you would do; the user decides."
     return state.with_calls(
         _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
     )
@@ -285,9 +283,7 @@ def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict
     if call.context not in _IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
-        message = (
-            f"{OPEN_MAX} jobs of this conversation are open, which is the maximum. Stop one or wait until one ends."
-        )
+        message = f"This conversation has {OPEN_MAX} open jobs, which is the maximum. Stop one or wait until one ends."
         return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
     run, run_id = state.run, delegation.child_run_id(call)
     job = replace(
@@ -369,7 +365,7 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
 
 def _job(notice: Notice) -> Job:
     if notice.run.job is None:
-        raise RuntimeError("the run of a notice is not a job")
+        raise RuntimeError("a notice's run is not a job")
     return notice.run.job
 
 

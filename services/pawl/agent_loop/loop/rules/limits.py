@@ -81,7 +81,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidField(f"limits.{name} must be at least {least:g}", field=f"options.limits.{name}")
             if value > most:
                 raise InvalidField(
-                    f"limits.{name} may be at most {most:g} in this deployment", field=f"options.limits.{name}"
+                    f"limits.{name} must be at most {most:g} in this deployment", field=f"options.limits.{name}"
                 )
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
@@ -180,4 +180,4 @@ def _problem(name: str, value: object, names: Collection[str]) -> str:
     least, most = _RANGES.get(name, _SECONDS)
     kinds, kind = ((int,), "whole number") if isinstance(least, int) else ((int, float), "number")
     is_right = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
-    return "" if is_right else f"must be a {kind} from {least} to {most}, got {value!r}"
+    return "" if is_right else f"must be a {kind} between {least} and {most}, got {value!r}"

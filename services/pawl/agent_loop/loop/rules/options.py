@@ -57,12 +57,12 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
     _check_tool_choice(asked)
     checks.text(asked.instructions, "options.instructions", bytes_max=INSTRUCTIONS_BYTES_MAX, may_be_empty=True)
     if asked.temperature is not None and not 0 <= asked.temperature <= TEMPERATURE_MAX:
-        raise InvalidField("temperature must be from 0 to 2", field="options.temperature")
+        raise InvalidField("temperature must be between 0 and 2", field="options.temperature")
     if asked.approvals_required > APPROVALS_MAX:
-        message = f"approvals_required may be at most {APPROVALS_MAX}"
+        message = f"approvals_required must be at most {APPROVALS_MAX}"
         raise InvalidField(message, field="options.approvals_required")
     if asked.output_tokens_max == 0:
-        raise InvalidField("output_tokens_max must be above 0", field="options.output_tokens_max")
+        raise InvalidField("output_tokens_max must be greater than 0", field="options.output_tokens_max")
     if asked.response_format is not None:
         _check_format(asked.response_format)
     settled = {
@@ -101,10 +101,10 @@ def _check_names(asked: AskedOptions) -> None:
 
 def _check_format(form: ResponseFormat) -> None:
     if not _FORMAT_NAME.fullmatch(form.name):
-        message = "response_format.name may have at most 64 characters of A-Z, a-z, 0-9, _ and -"
+        message = "response_format.name must have at most 64 characters, all of them A-Z, a-z, 0-9, _ or -"
         raise InvalidField(message, field="options.response_format.name")
     if not form.schema_json:
-        raise InvalidField("response_format needs a schema_json", field="options.response_format.schema_json")
+        raise InvalidField("response_format requires schema_json", field="options.response_format.schema_json")
     if len(form.schema_json) > SCHEMA_BYTES_MAX:
         message = f"response_format.schema_json may have at most {SCHEMA_BYTES_MAX} bytes"
         raise TooLarge(message, field="options.response_format.schema_json")

@@ -71,7 +71,7 @@ def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Pa
     whole = [*([Part(text=text)] if text else []), *(_checked(part, takes_images=takes_images) for part in parts)]
     texts = sum(len(part.text.encode()) for part in whole if part.text is not None)
     if texts > checks.MESSAGE_BYTES_MAX:
-        raise TooLarge(f"the texts in parts may have at most {checks.MESSAGE_BYTES_MAX} bytes in total", field="parts")
+        raise TooLarge(f"the text in parts may have at most {checks.MESSAGE_BYTES_MAX} bytes in total", field="parts")
     return within(whole)
 
 
@@ -136,7 +136,7 @@ def _checked(part: Part, *, takes_images: bool) -> Part:
                 raise InvalidField(message, field="parts.file.document_name")
             return Part(file=FilePart(document_name=file.document_name, shared=file.shared))
         case _:
-            message = "each part must be a text, an image or a file"
+            message = "each part must be text, an image or a file"
             raise InvalidField(message, field="parts")
 
 

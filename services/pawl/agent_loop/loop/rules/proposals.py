@@ -60,7 +60,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         return _refused(call, "NOT_ALLOWED", "This run cannot call more tools.", now)
     calls_max = run.options.limits.calls_per_round_max
     if index >= calls_max:
-        message = f"Only the first {calls_max} calls of an answer are run; this one was not."
+        message = f"Only the first {calls_max} calls in an answer are run; this one was not."
         return _refused(call, "TOO_MANY_CALLS", message, now)
     near = _near_match(raw.name, run)
     if near or call.tool_name != raw.name.strip():
@@ -68,7 +68,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         if near:
             call = replace(call, tool_name=text.tool_name(raw.name.replace(".", "_")))
         hint = f"; did you mean '{near}'?" if near else "."
-        return _refused(call, "TOOL_NOT_FOUND", f"There is no tool of that name{hint}", now)
+        return _refused(call, "TOOL_NOT_FOUND", f"There is no tool with that name{hint}", now)
     if size > ARGUMENTS_BYTES_MAX:
         message = f"The arguments have {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
         return _refused(call, "INVALID_ARGUMENTS", message, now)

@@ -34,7 +34,7 @@ def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
         return None
     message = "The model's answer had neither text nor a call."
     if answer.cut_off:
-        message = "The model reached its output limit before it gave any text or call."
+        message = "The model reached its output limit before it produced any text or call."
     return Problem(reason=EMPTY_ANSWER, message=message)
 
 

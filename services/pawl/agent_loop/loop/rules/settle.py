@@ -21,7 +21,7 @@ _STATE_OF_OUTCOME: Final = {
     Outcome.UNKNOWN: CallState.OUTCOME_UNKNOWN,
 }
 _UNKNOWN: Final = (
-    "It is not known whether this call had its effect: the process that ran it died. Check before you repeat it."
+    "It is not known whether this call took effect: the process that ran it died. Check before you repeat it."
 )
 _DEFAULT_ANSWER: Final = "No answer arrived in time. This is the question's default answer."
 

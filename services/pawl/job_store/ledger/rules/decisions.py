@@ -78,11 +78,11 @@ class Decider(Actor, frozen=True, kw_only=True):
 
     def _check_approver(self, run: RunRow, call: CallRow, command: Decide) -> None:
         if command.right is DecisionRight.QUESTIONS:
-            raise Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
+            raise Refused(CommandOutcome.REFUSED, PermissionDenied("this requires the approver or admin role"))
         several = call.approvals_required
         people = {self.user_id, self.delegate_user_id, *self.people} - {UserId("")}
         if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):
-            message = f"{several} people who did not start or steer the run must decide this call: {_WITH_KEYS}"
+            message = f"{several} people who did not start or steer the run must decide on this call: {_WITH_KEYS}"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if several > 1 and is_same_credential(self.credential_id, run.credential_id):
             message = f"your credential started the run: {several} people with different credentials must decide"

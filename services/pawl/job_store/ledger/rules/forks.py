@@ -57,7 +57,7 @@ def open_point(number: int, points: Collection[int]) -> ForkPointOpen:
         return ForkPointOpen("the conversation has no answer to fork after yet: send a message and wait for its answer")
     where = " or ".join(map(str, nearest.values()))
     return ForkPointOpen(
-        f"number must be that of an answer whose calls all have results: {where}, not {number}",
+        f"number must refer to an answer whose calls all have results: {where}, not {number}",
         **nearest,
     )
 

@@ -103,7 +103,7 @@ def accept_message(
     steered_by = {incoming.user_id, incoming.delegate_user_id, *people, *run.steered_by} - people_of(run) - {UserId("")}
     if len(steered_by) > max(limits.people_max, len(run.steered_by)):
         raise QueueFull(
-            f"messages of {limits.people_max} other people have already entered this run: queue this message"
+            f"messages from {limits.people_max} other people have already entered this run: queue this message"
         )
     run = replace(run, steers_waiting=run.steers_waiting + 1, steer_bytes_waiting=size_bytes)
     run = replace(run, steered_by=tuple(sorted(steered_by)))

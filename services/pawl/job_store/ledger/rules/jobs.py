@@ -59,7 +59,7 @@ def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId,
     """
     background = conversation.background
     if background.open_jobs_of(user_id) >= OPEN_MAX:
-        raise IllegalTransition(f"the conversation already has {OPEN_MAX} open jobs of this user")
+        raise IllegalTransition(f"this user already has {OPEN_MAX} open jobs in the conversation")
     job = OpenJob(run_id=run_id, user_id=user_id)
     background = replace(background, open_jobs=(*background.open_jobs, job))
     return unit.put_conversation(replace(conversation, background=background))

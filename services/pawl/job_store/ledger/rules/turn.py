@@ -95,7 +95,7 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
         return None
     following = unit.runs.get(RunKey(run.store_id, conversation.queue[0]))
     if following is None:
-        raise Internal("the next run of the conversation is not loaded")
+        raise Internal("the conversation's next run is not loaded")
     following = give(unit, conversation, following)
     return following if unit.conversation_of(following).interrupting else None
 

@@ -244,7 +244,7 @@ class UnitOfWork:
     def conversation_of(self, run: RunRow) -> ConversationRow:
         conversation = self.conversations.get(ConversationKey(run.store_id, run.conversation_id))
         if conversation is None:
-            raise Internal("the conversation of the run is not loaded")
+            raise Internal("the run's conversation is not loaded")
         return conversation
 
     def open_calls(self, run: RunRow) -> list[CallRow]:

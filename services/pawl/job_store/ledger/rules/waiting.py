@@ -54,7 +54,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
     {
         _W.APPROVAL: "Approve, edit or reject it, as an approver or admin of the store, or as its user without roles.",
         _W.ANSWER: "Its user must answer.",
-        _W.FRONT_END: "A front end of its user with the tool must take the call, or a client must return its result.",
+        _W.FRONT_END: "One of its user's front ends must take the call, or a client must return its result.",
         _W.TOKENS: "Its user must add tokens with a top-up.",
         _W.AGENT: "That run must end: see what it waits for.",
         _W.TURN: "The runs before it must end or be cancelled.",
@@ -152,15 +152,15 @@ def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
         others = len(situation.before) - 1
         more = f", with {others} more ahead of it" if others > 0 else ""
         who = f"run {situation.before[0]}" if situation.before else "another run"
-        sentence = f"It waits for its turn in the conversation, which {who} has{more}."
+        sentence = f"It is waiting for its turn in the conversation, which {who} has{more}."
         return _simple(situation, _W.TURN, sentence, run.create_time, run_ids=situation.before[:NAMED_MAX])
     if run.worker_id is None and situation.store_slots_used >= limits.per_store:
-        sentence = f"It waits for a slot: its store has {limits.per_store} active runs, which is the maximum."
+        sentence = f"It is waiting for a slot: its store has {limits.per_store} active runs, which is the maximum."
         return _simple(situation, _W.PLACE, sentence, _due_since(situation))
     if run.worker_id is None and situation.user_slots_used >= limits.per_user:
-        sentence = f"It waits for a slot: its user has {limits.per_user} active runs, which is the maximum."
+        sentence = f"It is waiting for a slot: its user has {limits.per_user} active runs, which is the maximum."
         return _simple(situation, _W.PLACE, sentence, _due_since(situation))
-    return _for_worker(situation, "It waits for a worker.")
+    return _for_worker(situation, "It is waiting for a worker.")
 
 
 def _for_worker(situation: Situation, sentence: str) -> Waiting:
@@ -183,10 +183,10 @@ def _in_need(situation: Situation) -> Waiting:
         sentence = f"It is quarantined: {died}, without any progress in between."
         remedy = "An operator must find the cause, then re-drive or end the run."
     elif not calls and not situation.is_cut and _is_due(situation):
-        return _for_worker(situation, "An operator has resolved its call: it waits for a worker.")
+        return _for_worker(situation, "An operator has resolved its call: it is waiting for a worker.")
     else:
         which = _tools(calls) or "a call"
-        sentence = f"An operator must resolve {which}: it is unknown whether it had an effect."
+        sentence = f"An operator must resolve {which}: it is unknown whether it took effect."
         remedy = "An operator must report what happened, or end the run."
     return Waiting(
         reason=_W.OPERATOR,
@@ -205,11 +205,11 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
     if not reasons and not _is_due(situation):
         reasons = sorted({_REASONS[wait] for wait in run.waits})
     if not reasons:
-        return _for_worker(situation, "It no longer waits for anything else: it waits for a worker.")
+        return _for_worker(situation, "It is no longer waiting for anything else: it is waiting for a worker.")
     first = reasons[0]
     about = calls.get(first, [])
     children = [call.child_run_id for call in calls.get(_W.AGENT, [])]
-    sentence = f"It waits for {', and for '.join(_part(run, each, calls.get(each, [])) for each in reasons)}."
+    sentence = f"It is waiting for {', and for '.join(_part(run, each, calls.get(each, [])) for each in reasons)}."
     known = [(child, below[child]) for child in children if child in below]
     sentence += "".join(f" Run {child}: {waiting.sentence}" for child, waiting in known)
     there = known[0][1] if known and first is _W.AGENT else None

@@ -24,7 +24,7 @@ from pawl.values import Outcome
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1
 _COMPLETED: Final = "COMPLETED"
-_LAPSED: Final = "the time to complete this call is over"
+_LAPSED: Final = "the time to complete this call has run out"
 GONE: Final = "the call has already ended, or was cancelled; the completion was ignored"
 
 # `outcome IS NULL` instead of `ended_at IS NULL`: see `_END` in the journal.
@@ -182,7 +182,7 @@ async def _end(
 
 
 async def _cancel(connection: Connection, key: CallKey, row: asyncpg.Record) -> ExecutionResult:
-    message = f"{row['tool_name']} was cancelled before it was completed; its effect may have happened"
+    message = f"{row['tool_name']} was cancelled before it was completed; it may have taken effect"
     result = ended_badly(Outcome.CANCELLED, "CANCELLED", message)
     await _end(connection, key, result)
     return result

@@ -95,7 +95,7 @@ STORE_RATE_NAME: Final = "store"
 
 
 def rate_limited(tool_name: str, exceeded: Exceeded) -> ExecutionResult:
-    what = "Calls of all tools in this store" if exceeded.rate.name == STORE_RATE_NAME else f"Calls of {tool_name}"
+    what = "Calls to all tools in this store" if exceeded.rate.name == STORE_RATE_NAME else f"Calls to {tool_name}"
     wait = max(1, math.ceil(exceeded.wait_seconds))
     return ended_badly(
         Outcome.FAILED,

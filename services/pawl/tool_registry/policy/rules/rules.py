@@ -276,7 +276,7 @@ def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> Non
     """
     is_for_store = rule.is_of_store
     if (of_store if is_for_store else of_users) >= RULES_MAX:
-        whose, most = "the store has" if is_for_store else "the users of the store have", RULES_MAX
+        whose, most = "the store has" if is_for_store else "the store's users have", RULES_MAX
     elif not is_for_store and of_user >= RULES_OF_USER_MAX:
         whose, most = "you have", RULES_OF_USER_MAX
     else:
@@ -315,7 +315,7 @@ def check_rule(rule: Rule, now: float) -> None:
         len(dumps_canonical([each.argument, each.glob or ""])) + len(each.equals or b"") for each in rule.arguments
     )
     _require(
-        size <= PATTERN_BYTES_MAX, "arguments", f"all patterns together must have at most {PATTERN_BYTES_MAX} bytes"
+        size <= PATTERN_BYTES_MAX, "arguments", f"the patterns must have at most {PATTERN_BYTES_MAX} bytes in total"
     )
     for pattern in rule.arguments:
         text = pattern.glob or (pattern.equals or b"").decode()
@@ -329,13 +329,13 @@ def check_rule(rule: Rule, now: float) -> None:
     _require(
         not rule.includes_destructive or (allows and not rule.is_for_one_tool),
         "includes_destructive",
-        "is only for ALLOW with a pattern of tools",
+        "is only for ALLOW with a tool pattern",
     )
     if allows and not rule.is_for_one_tool:
         _require(
             bool(rule.expire_time) and rule.expire_time <= now + TRUST_SECONDS_MAX,
             "expire_time",
-            f"ALLOW for a pattern of tools must expire within {TRUST_SECONDS_MAX / 86400:g} days",
+            f"ALLOW for a tool pattern must expire within {TRUST_SECONDS_MAX / 86400:g} days",
         )
 
 

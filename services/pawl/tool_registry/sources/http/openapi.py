@@ -131,7 +131,7 @@ def _tool(document: Document, name: str, config: OpenApiConfig, operation: Opera
         raise UnusableDocument("its path is invalid")
     gaps = set(PLACEHOLDER.findall(operation.path))
     if gaps - {placement.name for placement in arguments.placements if placement.place == "path"}:
-        raise UnusableDocument("a placeholder of the path has no parameter")
+        raise UnusableDocument("a placeholder in the path has no parameter")
     definition = ToolDefinition(
         name=name,
         description=_description(operation),
@@ -171,7 +171,7 @@ class _Arguments:
         except InvalidSchema:
             if not self.body_argument:
                 raise
-            loose = {"description": "Too complex to be described here; see the documentation of the service."}
+            loose = {"description": "Too complex to be described here; see the service's documentation."}
             schema = self._schema(self._properties | {self.body_argument: loose})
             schema.pop("$defs", None)
             compile_schema(schema)

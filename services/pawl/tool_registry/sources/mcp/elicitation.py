@@ -167,7 +167,7 @@ def _form(asked: Asked, clean: Clean) -> _Form:
     schema = plain_schema(asked.requested_schema)
     given = schema.get("properties") or {}
     if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
-        raise UnanswerableQuestion("the schema of the answer is invalid")
+        raise UnanswerableQuestion("the answer's schema is invalid")
     if not given:
         return _Form(text=message, options=("yes", "no"), properties={}, schema={}, schema_json=_ANY_OBJECT)
     try:

@@ -263,7 +263,7 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # The package rejects it.
     if asked is not None and answered != asked:
-        wire.refusal = "its JSON answer does not have the id of the request"
+        wire.refusal = "its JSON answer does not have the request's id"
         response.headers["Content-Type"] = "text/plain"
 
 

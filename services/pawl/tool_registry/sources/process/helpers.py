@@ -80,7 +80,7 @@ class Helpers:
         turn = self._turns.get((store_id, is_long), _Turn())
         request = pickle.dumps((function, arguments, cpu_seconds))
         if turn.waiting >= WAITING_MAX or turn.waiting_bytes + len(request) > WAITING_BYTES_MAX:
-            raise Overloaded("too many checks of this store are waiting; try again later")
+            raise Overloaded("too many checks for this store are waiting; try again later")
         self._turns[store_id, is_long] = turn
         turn.waiting += 1
         turn.waiting_bytes += len(request)

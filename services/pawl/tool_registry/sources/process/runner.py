@@ -132,7 +132,7 @@ def _value(definition: ToolDefinition, limits: ProcessLimits, answer: Answer) ->
         except (InvalidJson, TooLarge) as error:
             raise ToolError(outcome.unusable_text(definition, error.message)) from None
         if not isinstance(arguments, dict):
-            raise ToolError(outcome.unusable_text(definition, "the arguments of an inverse must be an object"))
+            raise ToolError(outcome.unusable_text(definition, "an inverse's arguments must be an object"))
         inverse = Inverse(tool_name=answer.inverse.tool_name, arguments=arguments, summary=answer.inverse.summary)
         return Reversible(value=value, inverse=inverse)
     raise _error(definition, limits, answer)

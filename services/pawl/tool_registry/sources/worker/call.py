@@ -190,9 +190,9 @@ class PendingCall:
                 self.key.store_id, call.group_name, call.details.tool_name, call.definition_hash
             )
         )
-        which = f"of the group {call.group_name!r} with this tool"
+        which = f"in the group {call.group_name!r} with this tool"
         reason = f"every worker {which} was busy" if attached else f"no worker {which} is attached"
-        doubt = "; an earlier attempt may have had its effect" if self._is_in_doubt else ""
+        doubt = "; an earlier attempt may have taken effect" if self._is_in_doubt else ""
         return ToolError(f"{call.details.tool_name} did not run: {reason}{doubt}")
 
     @property

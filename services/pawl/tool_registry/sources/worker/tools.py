@@ -93,4 +93,4 @@ class WorkerTools:
             check_definition(definition)
             await self._catalog.check_schema(store_id, definition.arguments_schema)
             if definition.name in loaded:
-                raise ToolExists(f"{definition.name!r} is the name of a tool of the deployment")
+                raise ToolExists(f"{definition.name!r} is the name of one of the deployment's tools")
