@@ -13,15 +13,12 @@ EXPIRED = datetime.now(UTC) - timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """The certificate files of one process."""
-
     certificate: Path
     key: Path
     authority: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the settings of a service with these files."""
         return {
             "PAWL_TLS_CERTIFICATE_FILE": str(self.certificate),
             "PAWL_TLS_KEY_FILE": str(self.key),
@@ -30,7 +27,6 @@ class Files:
 
 
 def of(folder: Path, name: str) -> Files:
-    """Return the paths that `write` uses for a service."""
     return Files(
         certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-authority.pem"
     )

@@ -23,8 +23,6 @@ _KEYBOARD_BYTES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The result of a command."""
-
     code: int
     output: str
     errors: str

@@ -82,7 +82,6 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True, scope="session")
 def plain_logs() -> None:
-    """Show logs of failed tests without colours and boxes."""
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level, renderer],
@@ -92,13 +91,11 @@ def plain_logs() -> None:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that moves only when the test moves it."""
     return ManualClock()
 
 
 @pytest.fixture
 def ids(clock: ManualClock) -> IdSource:
-    """A source of ids on the test's clock."""
     return IdSource(clock)
 
 

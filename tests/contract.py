@@ -22,13 +22,11 @@ _COMMON: Final = re.compile(r"// Every method may return(.*?)\npackage", re.DOTA
 
 @cache
 def reasons() -> frozenset[str]:
-    """Return all reasons."""
     return frozenset(_VALUE.findall((PROTO / "pawl/error/v1/error.proto").read_text())) - {"UNSPECIFIED"}
 
 
 @cache
 def common() -> frozenset[str]:
-    """Return the reasons that any method may return and no comment repeats."""
     found = _COMMON.search((PROTO / "pawl/error/v1/error.proto").read_text())
     # Only for a key of the wrong kind; for a role the method names it.
     return frozenset(_REASON.findall(found[1]) if found else ()) & reasons() - {"PERMISSION_DENIED"}
@@ -50,7 +48,6 @@ def errors() -> Mapping[str, str]:
 
 @cache
 def requests() -> Mapping[str, str]:
-    """Return the text of each method's request message, by path."""
     written = {path: path.read_text() for path in sorted(PROTO.glob("pawl/**/*.proto"))}
     messages = dict(_MESSAGE.findall("\n".join(written.values())))
     names = {name: request for text in written.values() for name, request in _REQUEST.findall(text)}
@@ -59,7 +56,6 @@ def requests() -> Mapping[str, str]:
 
 @cache
 def documented() -> Mapping[str, frozenset[str]]:
-    """Return the reasons that each method may return, by path."""
     said = errors()
     return {path: common() | _named(path, text) for path, text in said.items()}
 

@@ -29,7 +29,6 @@ METADATA: Final = (("authorization", f"Bearer {LOCAL_KEY}"),)
 def authenticator(
     keys: Sequence[ApiKey] = (), *, service_key: str | None = None, local_key: str | None = None
 ) -> KeyAuthenticator:
-    """Return an authenticator for these keys; `service_key` is agent-loop's."""
     found = parse_keys(msgspec.json.encode(keys))
     services = {digest_of(service_key): service_principal("agent-loop")} if service_key else {}
     return KeyAuthenticator(keys=lambda: found, services=lambda: services, local_key=local_key)

@@ -18,8 +18,6 @@ _CODE = re.compile(r"pawl notify confirm (\S+) (\d{8})")
 
 
 class Postbox:
-    """An SMTP handler with configured responses to RCPT and DATA that keeps accepted mails."""
-
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
         self.recipient = OK
@@ -51,20 +49,16 @@ class Postbox:
         return "221 Bye"
 
     def messages(self) -> list[EmailMessage]:
-        """Accepted messages."""
         return [_read(envelope) for envelope in self.envelopes]
 
     def texts(self) -> list[str]:
-        """Accepted messages as text."""
         return [text_of(message) for message in self.messages()]
 
     def codes(self) -> list[str]:
-        """Confirmation codes in accepted messages."""
         return [match[2] for text in self.texts() if (match := _CODE.search(text))]
 
 
 def text_of(message: EmailMessage) -> str:
-    """Return the body of a mail as text."""
     body = message.get_body(("plain",))
     assert body is not None
     return str(body.get_content())
@@ -79,7 +73,6 @@ def _read(envelope: Envelope) -> EmailMessage:
 
 @asynccontextmanager
 async def mail_server() -> AsyncIterator[tuple[Postbox, int]]:
-    """Run a server and yield its postbox and port."""
     postbox = Postbox()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: SMTP(postbox, hostname="mail.example.org", loop=loop), "127.0.0.1", 0)

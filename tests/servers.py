@@ -84,7 +84,6 @@ class NatsServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the process and wait until it accepts connections."""
         log = self._folder / "log"
         (self._folder / "conf").write_text(self._settings)
         process = self._process = subprocess.Popen(
@@ -104,7 +103,6 @@ class NatsServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop the process. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -119,13 +117,11 @@ def _program() -> str:
 
 
 async def restart(suite: Suite, name: str) -> None:
-    """Restart a process of a suite."""
     await suite.stop_process(name)
     await suite.start_process(name)
 
 
 async def wipe_nats(suite: Suite) -> None:
-    """Restart NATS without its stored data."""
     await suite.stop_process("nats")
     shutil.rmtree(suite.folder.nats / "jetstream", ignore_errors=True)
     await suite.start_process("nats")

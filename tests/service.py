@@ -14,12 +14,10 @@ from pawl.launcher.services import STAGES, ServiceSpec
 
 
 def command(package: str, **constants: object) -> tuple[str, ...]:
-    """Return the command of a service whose settings have these constants."""
     return (sys.executable, "-m", "tests.service", package, json.dumps(constants))
 
 
 def stages(**constants: Mapping[str, object]) -> tuple[tuple[ServiceSpec, ...], ...]:
-    """Return the services of a suite: stages(agent_loop={"lease_seconds": 3})."""
     return tuple(tuple(_changed(spec, constants) for spec in stage) for stage in STAGES)
 
 

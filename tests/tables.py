@@ -46,7 +46,6 @@ def for_each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Cal
 
 
 def not_refused(error: type[Exception], call: Callable[[T], Any], rows: Iterable[T]) -> list[T]:
-    """Return the rows for which a call does not raise the error."""
     return [row for row in rows if refusal(error, lambda row=row: call(row)) is None]  # type: ignore[misc]
 
 
@@ -60,7 +59,6 @@ def not_explained(
 
 
 def refusal(error: type[Exception], call: Callable[[], Any]) -> str | None:
-    """Return the message of the error that a call raises; None if it does not raise."""
     try:
         call()
     except error as raised:

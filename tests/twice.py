@@ -30,15 +30,12 @@ _TESTS_FAILED = 1
 
 
 class Verdict(enum.Enum):
-    """The decision after one run of pytest."""
-
     DONE = enum.auto()
     RETRY_FAILED = enum.auto()
     REPEAT = enum.auto()
 
 
 def judge(exit_code: int, failures: dict[str, Any], *, crashed: bool) -> Verdict:
-    """Decide whether to retry. `failures` maps test ids to the notes of `Recorder`."""
     if crashed:
         return Verdict.REPEAT
     if exit_code != _TESTS_FAILED or len(failures) > FAILURES_MAX or any(f["promise"] for f in failures.values()):
@@ -47,21 +44,17 @@ def judge(exit_code: int, failures: dict[str, Any], *, crashed: bool) -> Verdict
 
 
 def known(today: dt.date) -> tuple[frozenset[str], list[str]]:
-    """Return the ids of known flaky tests, and a warning for each that is older than a week."""
     tests = tomllib.loads(KNOWN.read_text(encoding="utf-8")).get("test", [])
     old = [test for test in tests if (today - test["since"]).days > AGE_DAYS_MAX]
     return frozenset(test["id"] for test in tests), [f"{test['id']} is flaky since {test['since']}" for test in old]
 
 
 class Recorder:
-    """A pytest plugin that writes failures to the file in _RECORD."""
-
     def __init__(self) -> None:
         self.failures: dict[str, Any] = {}
         self.crashed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the first failure of a test."""
         if report.failed:
             lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")] or [
                 report.longreprtext
@@ -70,11 +63,9 @@ class Recorder:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, error: object) -> None:
-        """Record that an xdist worker died."""
         self.crashed = self.crashed or error is not None
 
     def pytest_sessionfinish(self) -> None:
-        """Write the record."""
         Path(os.environ[_RECORD]).write_text(json.dumps({"failures": self.failures, "crashed": self.crashed}))
 
 
@@ -96,7 +87,6 @@ def _run(arguments: Sequence[str]) -> tuple[int, dict[str, Any], bool]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests and return the exit code of the decisive run."""
     exit_code, failures, crashed = _run(arguments)
     verdict = judge(exit_code, failures, crashed=crashed)
     if verdict is Verdict.REPEAT:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Asked:
-    """A received request; header names are in lower case."""
-
     method: str
     target: str
     headers: Mapping[str, str]
@@ -21,8 +19,6 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """A response."""
-
     body: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -40,8 +36,6 @@ class Reply:
 
 @dataclass
 class WebServer:
-    """Listens on one port of one address."""
-
     answer: Callable[[Asked], Reply]
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
@@ -52,7 +46,6 @@ class WebServer:
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle one request on one connection."""
         self.connections += 1
         self.addresses.append(writer.get_extra_info("sockname")[0])
         self._writers.add(writer)
@@ -93,7 +86,6 @@ class WebServer:
             await writer.drain()
 
     def close(self) -> None:
-        """Close open connections."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -106,7 +98,6 @@ async def web_server(
     port: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[WebServer]:
-    """Run a server."""
     server = WebServer(answer)
     listening = await asyncio.start_server(server.serve, host, port, ssl=tls)
     try:
@@ -118,13 +109,10 @@ async def web_server(
 
 
 def pages(replies: Mapping[str, Reply]) -> Callable[[Asked], Reply]:
-    """Return a handler with a response for each path."""
     return lambda asked: replies.get(asked.target.partition("?")[0], Reply(status=404))
 
 
 class Names:
-    """A scripted resolver that records lookups; the lists of a list are returned in turn."""
-
     def __init__(self, addresses: Mapping[str, list[str] | list[list[str]]]) -> None:
         self._addresses = addresses
         self.asked: list[str] = []

@@ -18,7 +18,6 @@ _show = partial(print, flush=True)
 
 
 def main() -> int:
-    """Parse the command line; return 1 if a checker found something."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("what", nargs="?", default="play", choices=("play", "phases"))
     parser.add_argument("--seconds", type=float, default=600, help="start phases for this long (600)")

@@ -38,8 +38,6 @@ class Refused(Exception):
 
 
 class Caller:
-    """A user of a store."""
-
     def __init__(
         self, stubs: list[Stub], history: History, draw: random.Random, *, store_id: str, user_id: str
     ) -> None:
@@ -55,11 +53,9 @@ class Caller:
         return (("pawl-store", self.store_id), ("pawl-user", self.user_id))
 
     def invoke(self, kind: Kind, request_id: str, **about: str) -> Operation:
-        """Record that this user sends a request."""
         return self.history.invoke(kind, store_id=self.store_id, user_id=self.user_id, request_id=request_id, **about)
 
     def next_id(self, word: str) -> str:
-        """Return a unique id."""
         self._count += 1
         return f"{word}-{self.store_id}-{self.user_id}-{self._count}"
 
@@ -121,7 +117,6 @@ class Caller:
 
 
 async def pages(send: Callable[[Any], Awaitable[Any]], request: Any, field: str) -> list[Any]:
-    """Return the items of all pages."""
     found: list[Any] = []
     while True:
         answer = await send(request)
@@ -139,7 +134,6 @@ async def settled(*asks: Awaitable[object]) -> None:
 
 
 def status_name(receipt: types_pb2.Receipt) -> str:
-    """Return the short name of a receipt's status."""
     return types_pb2.ReceiptStatus.Name(receipt.status).removeprefix("RECEIPT_STATUS_")
 
 

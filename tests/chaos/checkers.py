@@ -376,5 +376,4 @@ CHECKERS: tuple[Checker, ...] = (
 
 
 def judge(record: Record) -> list[str]:
-    """Return every violation, prefixed with the name of its checker."""
     return [f"{checker.__name__}: {violation}" for checker in CHECKERS for violation in checker(record)]

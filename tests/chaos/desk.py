@@ -20,8 +20,6 @@ _GRANTS = 0.8
 
 
 class Desk:
-    """Handles the pending calls of one user's runs."""
-
     def __init__(self, caller: Caller, front_end: FrontEnd, effects: EffectFile) -> None:
         self._caller = caller
         self._draw = caller.draw
@@ -30,7 +28,6 @@ class Desk:
         self._handled: dict[tuple[str, str], float] = {}
 
     async def see(self, run: run_pb2.Run, *, calm: bool) -> None:
-        """Act on each pending call, or leave it for later."""
         for call in run.pending_calls:
             key, now = (call.call_id, call_state(call.state)), time.monotonic()
             handled_at = self._handled.get(key)
@@ -51,7 +48,6 @@ class Desk:
                     pass
 
     async def cancel(self, run_id: str, kind: Kind = Kind.CANCEL) -> None:
-        """Stop a run, or try to stop another user's run."""
         operation = self._caller.invoke(kind, self._caller.next_id("cancel"), run_id=run_id)
         request = agent_pb2.CancelRunRequest(request_id=operation.request_id, run_id=run_id, reason="changed my mind")
         await self._perhaps_twice(lambda: self._caller.ask(operation, "CancelRun", request))

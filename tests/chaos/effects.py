@@ -40,11 +40,9 @@ class EffectFile:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file; an effect records it as its start."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def append(self, effect: Effect) -> int:
-        """Write one line through to the disk; returns its offset."""
         line = msgspec.json.encode(effect) + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -65,7 +63,6 @@ class EffectFile:
         return any(effect.seen_bytes <= begin < place for begin in bars)
 
     def happened(self) -> list[Effect]:
-        """Return all effects in order, with wall-clock times of this process."""
         boot_time = time.time() - time.monotonic()
         bars: dict[str, list[int]] = {}
         effects: list[Effect] = []
@@ -84,7 +81,6 @@ class EffectFile:
 
 
 def effect(path: EffectFile, tool_name: str, context: Any, arguments: dict[str, Any], *, bars: bool = False) -> Effect:
-    """Return the line for a call that starts now; `context` is the tool's."""
     return Effect(
         time=time.monotonic(),
         pid=os.getpid(),

@@ -36,8 +36,6 @@ class Phase:
 
 
 def signal_one(service: str, number: signal.Signals) -> Play:
-    """Return a fault that kills one random replica; the supervisor restarts it."""
-
     async def play(world: World) -> None:
         replica = world.draw.randrange(REPLICAS)
         world.signal(service, replica, number)
@@ -47,8 +45,6 @@ def signal_one(service: str, number: signal.Signals) -> Play:
 
 
 def signal_all(services: tuple[str, ...], number: signal.Signals, *, embedded: tuple[str, ...] = ()) -> Play:
-    """Return a fault that kills every replica of some services, and servers, simultaneously."""
-
     async def play(world: World) -> None:
         names = [(service, replica) for service in services for replica in range(REPLICAS)]
         names += [(server, 0) for server in embedded]
@@ -96,20 +92,17 @@ async def demote_postgres(world: World) -> None:
 
 
 async def restart_nats(world: World) -> None:
-    """NATS stops in order and is started again."""
     world.signal("nats", 0, signal.SIGTERM)
     await world.suite.wait_ready("nats")
 
 
 async def miss_nats(world: World) -> None:
-    """NATS is unavailable for a while; Pawl polls."""
     await world.suite.stop_process("nats")
     await asyncio.sleep(4.0)
     await world.suite.start_process("nats")
 
 
 async def wipe_nats(world: World) -> None:
-    """NATS returns without data."""
     await servers.wipe_nats(world.suite)
 
 
@@ -156,7 +149,6 @@ SHORT: tuple[str, ...] = (
 
 
 def named(names: Sequence[str]) -> list[Phase]:
-    """Return the phases of these names, in this order."""
     known = {phase.name: phase for phase in PHASES}
     if missing := [name for name in names if name not in known]:
         raise SystemExit(f"unknown phase {', '.join(missing)}; there are: {', '.join(known)}")
@@ -164,14 +156,12 @@ def named(names: Sequence[str]) -> list[Phase]:
 
 
 def forever(seed: int) -> Iterator[Phase]:
-    """Yield all phases in random order, repeatedly."""
     draw = random.Random(seed)
     for _ in itertools.count():
         yield from draw.sample(PHASES, len(PHASES))
 
 
 async def trouble(world: World, phase: Phase, quiet_seconds: float) -> Fault:
-    """Play one phase and wait until the suite is healthy again."""
     begin_time = time.time()
     skipped = phase.why_not(world)
     if not skipped:

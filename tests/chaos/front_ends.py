@@ -47,7 +47,6 @@ class FrontEnd:
         self._working: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
-        """Open sessions one after another, until cancelled."""
         try:
             while True:
                 await self._session()
@@ -79,7 +78,6 @@ class FrontEnd:
         return receipt
 
     async def submit(self, operation: Operation) -> None:
-        """Send a result without a stream, through any replica."""
         result = types_pb2.ToolResult(call_id=operation.call_id, content_json=operation.content.encode())
         request = agent_pb2.SubmitToolResultsRequest(
             request_id=operation.request_id, run_id=operation.run_id, results=[result]
@@ -87,7 +85,6 @@ class FrontEnd:
         await self._caller.ask(operation, "SubmitToolResults", request)
 
     async def _session(self) -> None:
-        """Keep a session until either side closes it."""
         stream = self._draw.choice(self._caller.stubs).Session(metadata=self._caller.metadata)
         hello = session_pb2.Hello(
             client_id=self._client_id, tools=[session_pb2.ClientTool(name=PANEL)], calls_max=self._draw.choice((1, 4))
@@ -207,10 +204,8 @@ class FrontEnd:
 
 
 def seen(watcher: str, event: event_pb2.RunEvent) -> Seen:
-    """Return the history entry of an event that a client received."""
     return Seen(watcher=watcher, run_id=event.run_id, seq=event.seq, digest=digest(event))
 
 
 def digest(event: event_pb2.RunEvent) -> str:
-    """Return a digest that identifies an event."""
     return hashlib.blake2b(event.SerializeToString(deterministic=True), digest_size=8).hexdigest()

@@ -13,8 +13,6 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """The kind of a client request."""
-
     START = "start"
     SEND = "send"
     STEER = "steer"
@@ -33,8 +31,6 @@ MESSAGES = frozenset({Kind.START, Kind.SEND, Kind.STEER, Kind.INTERRUPT})
 
 
 class Outcome(StrEnum):
-    """The outcome of one attempt."""
-
     OK = "ok"
     REFUSED = "refused"
     UNKNOWN = "unknown"
@@ -60,8 +56,6 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The outcome of one attempt: a receipt's status or a reason, and the run if it was shown."""
-
     number: int
     time: float
     outcome: Outcome
@@ -81,8 +75,6 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault that was played."""
-
     name: str
     kind: str
     begin_time: float
@@ -104,7 +96,6 @@ class History:
     _file: BinaryIO | None = None
 
     def invoke(self, kind: Kind, *, store_id: str, user_id: str, request_id: str, **about: str) -> Operation:
-        """Record that a client sends a request."""
         operation = Operation(
             number=len(self.operations) + 1,
             kind=kind,
@@ -119,18 +110,15 @@ class History:
         return operation
 
     def answer(self, operation: Operation, outcome: Outcome, status: str = "", **run: str) -> None:
-        """Record the outcome of an attempt."""
         answer = Answer(number=operation.number, time=time.time(), outcome=outcome, status=status, **run)
         self.answers[operation.number].append(answer)
         self._write("answer", answer)
 
     def see(self, seen: Seen) -> None:
-        """Record an event that a watcher received."""
         self.seen.append(seen)
         self._write("seen", seen)
 
     def suffer(self, fault: Fault) -> None:
-        """Record a fault."""
         self.faults.append(fault)
         self._write("fault", fault)
 
@@ -140,7 +128,6 @@ class History:
         self._write("complaint", text)
 
     def taken(self, operation: Operation) -> list[Answer]:
-        """Return the answers that acknowledged an operation."""
         return [
             answer
             for answer in self.answers.get(operation.number, [])
@@ -148,7 +135,6 @@ class History:
         ]
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -20,8 +20,6 @@ _LINE_MAX = 400
 
 @dataclass(slots=True)
 class Scan:
-    """Number of lines read, suspicious lines, and requests that the model refused."""
-
     lines: int = 0
     complaints: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)

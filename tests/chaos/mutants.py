@@ -34,8 +34,6 @@ def _operation(record: Record, kind: Kind) -> Operation:
 
 
 def _acknowledged(kind: Kind, run_id: str, *, call_id: str = "", content: str = "") -> Mutant:
-    """Return a mutant that adds an acknowledged request."""
-
     def plant(record: Record) -> None:
         store_id, user_id = OWNERS[FOREIGN]
         about = {"run_id": run_id, "call_id": call_id, "content": content}
@@ -46,14 +44,11 @@ def _acknowledged(kind: Kind, run_id: str, *, call_id: str = "", content: str = 
 
 
 def _started(run_id: str, run_state: str = "") -> Mutant:
-    """Return a mutant that answers the first start of a run a second time."""
     ok = Outcome.OK
     return lambda record: record.history.answer(_operation(record, Kind.START), ok, run_id=run_id, run_state=run_state)
 
 
 def _operations(kind: Kind, **fields: Any) -> Mutant:
-    """Return a mutant that changes all requests of a kind."""
-
     def plant(record: Record) -> None:
         operations = record.history.operations
         operations[:] = [replace(o, **fields) if o.kind is kind else o for o in operations]
@@ -62,8 +57,6 @@ def _operations(kind: Kind, **fields: Any) -> Mutant:
 
 
 def _logged(run_id: str, kind: str, change: Callable[[Any], object], place: int = 0) -> Mutant:
-    """Return a mutant that changes an event of a kind in a log, as all watchers saw it."""
-
     def plant(record: Record) -> None:
         change([event for event in record.logs[run_id] if event.HasField(kind)][place])  # type: ignore[arg-type]
         watch(record)
@@ -72,7 +65,6 @@ def _logged(run_id: str, kind: str, change: Callable[[Any], object], place: int 
 
 
 def _set(path: str, value: object) -> Callable[[Any], object]:
-    """Return a mutant that sets an attribute of an attribute."""
     *parents, name = path.split(".")
 
     def change(thing: Any) -> None:
@@ -84,7 +76,6 @@ def _set(path: str, value: object) -> Callable[[Any], object]:
 
 
 def _run(run_id: str, path: str, value: object) -> Mutant:
-    """Return a mutant that changes the row of a run."""
     return lambda record: _set(path, value)(record.runs[run_id])
 
 
@@ -245,7 +236,6 @@ def _play_unfixed(seed: int) -> str:
 
 
 def main() -> int:
-    """Play all mutants; return 1 if a checker missed one."""
     logs.configure(service="chaos", instance_id="", level="critical", log_format="console")
     found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its fix": hunt_unfixed()}
     for name, violation in found.items():

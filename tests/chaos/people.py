@@ -51,7 +51,6 @@ class Person:
         self._front_end.calm_down()
 
     async def live(self) -> None:
-        """Send messages until `calm_down`, then make sure that every run ends."""
         async with asyncio.TaskGroup() as tasks:
             front_end = tasks.create_task(self._front_end.live())
             bringing = tasks.create_task(self._bring_messages())
@@ -118,7 +117,6 @@ class Person:
         return bool(new)
 
     async def _tend(self) -> None:
-        """Check every open run once, and act on it."""
         await asyncio.gather(*(self._look(run_id) for run_id in list(self.open_runs)))
 
     async def _look(self, run_id: str) -> None:
@@ -131,7 +129,6 @@ class Person:
         await self._meddle(run)
 
     async def _meddle(self, run: run_pb2.Run) -> None:
-        """Sometimes cancel a run, also an ended one, or try to stop another user's run."""
         # A run whose workers died repeatedly is quarantined until a person acts.
         set_aside = self.calm and run_state(run.state) == "NEEDS_ATTENTION" and not run.pending_calls
         if set_aside or (not self.calm and self._draw.random() < 0.012):

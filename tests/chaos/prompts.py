@@ -45,7 +45,6 @@ def _stage(draw: random.Random, tag: str) -> str:
 
 
 def call(tool_name: str, **arguments: str | float) -> str:
-    """Return the words for one call."""
     return f"call {tool_name} with {json.dumps(arguments)}"
 
 

@@ -28,8 +28,6 @@ Owner = tuple[str, str]
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """The final record, by id. `owners` names the user whose credential showed a run."""
-
     history: History
     effects: list[Effect] = field(default_factory=list)
     runs: dict[str, run_pb2.Run] = field(default_factory=dict)
@@ -42,7 +40,6 @@ class Record:
 
 
 async def read(world: World) -> Record:
-    """Read the ledger of every user."""
     record = Record(history=world.history, effects=world.effects.happened())
     gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -63,7 +60,6 @@ async def read(world: World) -> Record:
 
 
 async def read_notifications(world: World, record: Record) -> None:
-    """Read the inbox of every user again."""
     for store_id in STORES:
         for user_id in USERS:
             record.notifications[store_id, user_id] = await _notifications(world, store_id, user_id)

@@ -16,8 +16,6 @@ from tests.simulation.record import call_state, run_state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Counts, and all violations."""
-
     seed: int
     seconds: float
     phases: list[str]
@@ -32,7 +30,6 @@ class Report:
 
 
 def report(record: Record, *, seed: int, seconds: float, violations: list[str], folder: Path) -> Report:
-    """Count, and write the report beside the logs."""
     history = record.history
     played = [fault for fault in history.faults if not fault.skipped]
     operations: dict[str, Counter[str]] = {}

@@ -30,14 +30,11 @@ _TOOLS = {
 
 
 class Story:
-    """Writes runs as the ledger would: events and rows agree."""
-
     def __init__(self) -> None:
         self.record = Record(history=History())
         self._time = 1_000_000.0
 
     def start(self, run_id: str) -> None:
-        """A user sends a message, and a worker starts."""
         store_id, user_id = OWNERS[run_id]
         operation = self.record.history.invoke(
             Kind.START, store_id=store_id, user_id=user_id, request_id=f"start-{run_id}", content=f"do {run_id}"
@@ -71,7 +68,6 @@ class Story:
         return event
 
     def becomes(self, run_id: str, state: str, *, attempt: int = 0, reason: str = "") -> event_pb2.RunEvent:
-        """Change the state of the run."""
         run = self.record.runs[run_id]
         before, run.state = run.state, run_pb2.RunState.Value(f"RUN_STATE_{state}")
         if reason:
@@ -81,7 +77,6 @@ class Story:
         return self.write(run_id, attempt=attempt, run_changed=changed)
 
     def ends(self, run_id: str, state: str, reason: str = "") -> None:
-        """End the run and notify its user."""
         event = self.becomes(run_id, state, attempt=1, reason=reason)
         good_record = self.record.notifications.setdefault(OWNERS[run_id], [])
         number = len(good_record) + 1
@@ -96,7 +91,6 @@ class Story:
         )
 
     def round(self, run_id: str, number: int) -> None:
-        """Call the model."""
         self.write(run_id, round_started=event_pb2.RoundStarted(round=number, model_attempt=1))
         self.record.runs[run_id].round = number
 
@@ -109,7 +103,6 @@ class Story:
         first_output_seq: int = 0,
         notices_json: bytes = b"",
     ) -> None:
-        """Add a message to the conversation."""
         run = self.record.runs[run_id]
         messages = self.record.messages.setdefault(run.conversation_id, [])
         message = message_pb2.Message(
@@ -125,7 +118,6 @@ class Story:
         self.write(run_id, message_added=event_pb2.MessageAdded(message=message))
 
     def answer(self, run_id: str, text: str) -> None:
-        """Answer as the model, in one piece."""
         event = self.write(run_id, output_delta=event_pb2.OutputDelta(text=text))
         self.say(run_id, message_pb2.ROLE_ASSISTANT, text, first_output_seq=event.seq)
 
@@ -142,7 +134,6 @@ class Story:
             self.write(call.run_id, call_changed=changed)
 
     def happens(self, call_id: str) -> None:
-        """Record the effect of the call."""
         call = self.record.calls[call_id]
         self._time += 1
         self.record.effects.append(
@@ -160,7 +151,6 @@ class Story:
         )
 
     def play_job(self) -> None:
-        """Run a call of the main run in the background, and report its end to the conversation."""
         self.call(DETACHED, "DETACHED", result='{"job_id":"run-job"}')
         self.record.owners[JOB] = [OWNERS[JOB]]
         self.record.runs[JOB] = run_pb2.Run(
@@ -184,7 +174,6 @@ class Story:
         self.say(MAIN, message_pb2.ROLE_NOTICE, "set_valve: completed", notices_json=notices)
 
     def ask(self, kind: Kind, run_id: str, *, call_id: str = "", content: str = "", run_state: str = "") -> None:
-        """Record an acknowledged request of a user."""
         store_id, user_id = OWNERS[run_id]
         about = {"run_id": run_id, "call_id": call_id, "content": content}
         operation = self.record.history.invoke(
@@ -243,5 +232,4 @@ def good_record(foreign_end: str = "COMPLETED") -> Record:
 
 
 def watch(record: Record) -> None:
-    """Record that a watcher sees every event."""
     record.history.seen = [seen("watcher", event) for log in record.logs.values() for event in log]

@@ -17,7 +17,6 @@ from tests.chaos.world import SERVICES
 
 
 def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return the variables for the services; writes into `folder`."""
     start = folder / "unfixed"
     start.mkdir()
     # Python runs this file before anything else.

@@ -15,8 +15,6 @@ from tests.chaos.people import Person
 
 
 class Watcher:
-    """Watches runs of a user one after another."""
-
     def __init__(self, name: str, people: list[Person], draw: random.Random) -> None:
         self._name = name
         self._people = people

@@ -47,8 +47,6 @@ _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_bac
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """State shared by users, faults and checkers."""
-
     folder: Path
     suite: Suite
     history: History
@@ -57,22 +55,18 @@ class World:
     channels: list[grpc.aio.Channel] = field(default_factory=list)
 
     def stubs(self) -> list[Stub]:
-        """Return one stub per replica of agent-loop."""
         return [agent_pb2_grpc.AgentServiceStub(channel) for channel in self.channels]
 
     def signal(self, name: str, replica: int, number: signal.Signals) -> None:
-        """Send a signal to a process, and count it."""
         self.history.signals[number.name] += 1
         self.suite.kill(name, replica, number)
 
     def caller(self, store_id: str, user_id: str) -> Caller:
-        """Return a user's client with its own random stream."""
         draw = random.Random(f"{self.draw.random()} {store_id} {user_id}")
         return Caller(self.stubs(), self.history, draw, store_id=store_id, user_id=user_id)
 
 
 def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | None = None) -> SuiteOptions:
-    """Return the options of the suite; `extra` adds variables for services."""
     limits = effects.with_name("limits.json")
     limits.write_text(json.dumps(_LIMITS))
     own = {

@@ -93,8 +93,6 @@ class MemoryAgentRepository(PostgresAgents):
 
 
 class MemoryUsage(PostgresUsage):
-    """Usage set by a test."""
-
     def __init__(self) -> None:
         self.of_agents: dict[tuple[StoreId, str], list[AgentUsage]] = {}
         self.tokens_today: dict[tuple[StoreId, str], int] = {}
@@ -108,8 +106,6 @@ class MemoryUsage(PostgresUsage):
 
 
 class MemoryAgents(AgentLedger):
-    """Agents in memory."""
-
     def __init__(self) -> None:
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()

@@ -103,7 +103,6 @@ class FakeChecker(RegistryClient):
         return tuple(map(wire.OWN_TOOL.read, tools))
 
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
-        """Return the tools that the caller may call."""
         found = [("look", "builtin"), ("mail", "builtin"), ("run_agent", "builtin"), ("shop.order", "http:shop")]
         found += [("pay", "module:pay")] if "clerk" in caller.roles else []
         return tuple(OfferedTool(name=name, source=source) for name, source in found)

@@ -43,7 +43,6 @@ class ImapServer:
         return port
 
     def add(self, mail: bytes | str) -> int:
-        """Put a mail into the folder and return its UID."""
         raw = mail.encode() if isinstance(mail, str) else mail
         uid = max(self.mails, default=0) + 1
         self.mails[uid] = re.sub(rb"\r?\n", b"\r\n", raw)

@@ -42,22 +42,18 @@ def key(kind: str = "EC", form: int | str = "P-256", name: str = "k1") -> jwk.Ke
 
 
 def published(private: jwk.Key, **more: Any) -> dict[str, Any]:
-    """Return the public form of a key."""
     return {**private.as_dict(private=False), **more}
 
 
 def keys(*entries: dict[str, Any] | jwk.Key) -> tuple[PublicKey, ...]:
-    """Return the keys of a published set."""
     return parse_keys(key_set(*entries))
 
 
 def key_set(*entries: dict[str, Any] | jwk.Key) -> bytes:
-    """Return the set as published."""
     return json.dumps({"keys": [each if isinstance(each, dict) else published(each) for each in entries]}).encode()
 
 
 def part(content: bytes | dict[str, Any]) -> str:
-    """Return one part of a token."""
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
@@ -85,8 +81,6 @@ OK: Final = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
 
 
 class IssuerServer:
-    """Serves configured bytes by path and records the requests."""
-
     def __init__(self) -> None:
         self.answers: dict[str, bytes | None] = {}
         self.asked: list[str] = []
@@ -97,11 +91,9 @@ class IssuerServer:
         return f"{self.url}/realms/a"
 
     def say(self, path: str, body: bytes | dict[str, Any], head: bytes = OK) -> None:
-        """Set the response of a path."""
         self.answers[path] = head + b"\r\n" + (body if isinstance(body, bytes) else json.dumps(body).encode())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle one request."""
         path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
         self.asked.append(path)
         answer = self.answers.get(path, b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n")
@@ -114,7 +106,6 @@ class IssuerServer:
 
 @asynccontextmanager
 async def issuer_server() -> AsyncIterator[IssuerServer]:
-    """A local issuer that describes itself; its keys are at /keys after the test sets them."""
     made = IssuerServer()
     async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as listening:
         made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"

@@ -44,8 +44,6 @@ _SLOTS = SlotLimits(per_store=1000, per_user=1000)
 
 
 class CountedIds(IdSource):
-    """Sequential ids."""
-
     def __init__(self) -> None:
         super().__init__(VirtualClock())
         self._numbers = itertools.count(1)
@@ -55,8 +53,6 @@ class CountedIds(IdSource):
 
 
 class SilentAnnouncer:
-    """An announcer without subscribers."""
-
     async def publish(self, events: object) -> None: ...
 
     async def wake(self, wakeups: object) -> None: ...
@@ -99,7 +95,6 @@ class MemoryLedger(WorkerLedgerClient):
         *,
         own_tools: Sequence[Tool] = (),
     ) -> RunKey:
-        """Send a message of the user, with optional tools; return the run that it started."""
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
             user_id=USER,
@@ -116,7 +111,6 @@ class MemoryLedger(WorkerLedgerClient):
         return key
 
     async def send(self, key: RunKey, kind: CommandKind, command_id: str = "", *, approver: str = "") -> CommandOutcome:
-        """Send a command to a run, as its user or as an approver of the store; return the receipt's outcome."""
         command = ledger_pb2.Command(command_id=command_id or self.ids.new("cmd"), **wire.KIND.fields(kind))
         call = self.tables.calls.get(CallKey(key.store_id, CallId(command.decision.call_id)))
         if call is not None:
@@ -134,7 +128,6 @@ class MemoryLedger(WorkerLedgerClient):
         return outcome
 
     async def note_completion(self, key: RunKey, call_id: CallId) -> None:
-        """Notify a run that one of its calls was completed."""
         request = ledger_pb2.NoteCompletionRequest(store_id=key.store_id, run_id=key.run_id, call_id=call_id)
         self._apply(operations.note_completion(request))
 
@@ -145,15 +138,12 @@ class MemoryLedger(WorkerLedgerClient):
         return self.tables.runs[key]
 
     def run(self, key: RunKey) -> Run:
-        """Return a run as the loop sees it."""
         return wire.RUN.read(messages.run(self.row(key)))
 
     def calls(self, key: RunKey) -> list[Call]:
-        """Return the calls of a run, in order."""
         return [wire.CALL.read(messages.call(row)) for row in self.tables.calls_of(key)]
 
     def messages(self, key: RunKey) -> list[Message]:
-        """Return the messages of the run's conversation, with their numbers."""
         rows = self.tables.messages[ConversationKey(key.store_id, self.row(key).conversation_id)]
         return [wire.MESSAGE.read(messages.message(row, self.row(key).user_id)) for row in rows]
 
@@ -192,7 +182,6 @@ class MemoryLedger(WorkerLedgerClient):
 
 
 def logged_states(log: Iterable[event_pb2.RunEvent]) -> list[str]:
-    """Return the run states in a log, in order."""
     states = [event.run_changed.run.state for event in log if event.HasField("run_changed")]
     return [run_pb2.RunState.Name(state).removeprefix("RUN_STATE_") for state in states]
 

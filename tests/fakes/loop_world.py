@@ -29,8 +29,6 @@ LEASE_SECONDS = 10.0
 
 @dataclass
 class CountingMeter:
-    """A `Meter` that records how runs were left and how calls ended."""
-
     left: list[str] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
     held: int = 0
@@ -72,7 +70,6 @@ class World:
         )
 
     async def claim(self, worker_id: str = "worker") -> Claim:
-        """Claim the only run as soon as it can be claimed."""
         while True:
             claims = await self.ledger.claim(WorkerId(worker_id), runs_max=1, lease_seconds=LEASE_SECONDS)
             if claims:
@@ -80,7 +77,6 @@ class World:
             await asyncio.sleep(1.0)
 
     async def drive(self, worker_id: str = "worker") -> DriveEnd:
-        """Claim the run and drive it until it is released."""
         return await Drive(await self.claim(worker_id), self.dependencies).run()
 
     def worker(
@@ -90,8 +86,6 @@ class World:
         ending_drive: Callable[[Claim], Drive] | None = None,
         limits: WorkerLimits = WorkerLimits(),  # noqa: B008  # it is frozen
     ) -> Worker:
-        """Return a worker that is not running yet, with drives that the test can replace."""
-
         def drive(claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None) -> Drive:
             own = new_drive if failure is None else ending_drive
             return own(claim) if own else Drive(claim, dependencies, failure)
@@ -99,12 +93,10 @@ class World:
         return Worker(WorkerId(worker_id), self.dependencies, limits, drive)
 
     async def respond(self, key: RunKey) -> None:
-        """Act as the people and the front end: approve, answer and run offered calls."""
         for call in self.ledger.calls(key):
             await self._respond_to(key, call)
 
     async def finish(self, key: RunKey) -> None:
-        """Drive the run to its end, acting as the people and the front end."""
         for _ in range(50):
             if self.ledger.run(key).state in ENDED:
                 return

@@ -53,6 +53,5 @@ class ManualClock:
 
 
 async def _settle() -> None:
-    """Run ready tasks until they wait."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -15,7 +15,6 @@ READABLE: Final = (str(ROOT), sys.prefix, sys.base_prefix)
 
 
 def command(folder: Path) -> list[str]:
-    """Return the command of a server whose tools and log are in `folder`."""
     return [sys.executable, "-I", str(FAKE), str(folder)]
 
 

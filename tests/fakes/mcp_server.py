@@ -55,7 +55,6 @@ def read() -> dict[str, Any]:
 
 
 def ask(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Ask the question in the arguments and return the answer."""
     schema = {"type": "object", "properties": {"size": {"type": "string"}}}
     asked = arguments.get("asks") or {"message": "Which size?", "requestedSchema": schema}
     send(id="q1", method="elicitation/create", params=asked)

@@ -23,7 +23,6 @@ Script = Sequence[Piece | float | ModelError]
 
 
 def says(text: str, chunks: int = 1) -> Script:
-    """Return a text answer."""
     size = max(1, -(-len(text) // chunks))
     parts = [text[start : start + size] for start in range(0, len(text), size)]
     return [*(TextPiece(text=part) for part in parts), _USAGE, Finished(reason="stop")]
@@ -42,7 +41,6 @@ def calls(*asked: str, text: str = "") -> Script:
 def fails(
     reason: str = "HTTP_503", *, retryable: bool = True, after: Script = (), retry_after: float | None = None
 ) -> Script:
-    """Return a call that fails after these pieces."""
     problem = Problem(
         reason=reason, retryable=retryable, message="The model server failed.", retry_after_seconds=retry_after
     )

@@ -228,7 +228,6 @@ async def _value(result: ExecutionResult) -> ExecutionResult:
 
 
 def tool(disposition: str = "RUN", context: str = "BACKEND", effect: str = "AT_MOST_ONCE", **fields: object) -> Verdict:
-    """Return a verdict."""
     return Verdict(
         call_id=CallId(""),
         disposition=Disposition(disposition),
@@ -239,7 +238,6 @@ def tool(disposition: str = "RUN", context: str = "BACKEND", effect: str = "AT_M
 
 
 def own_tool(name: str, fallback: str = "", description: str = "Do it.") -> Tool:
-    """Return a front-end tool that came with a run."""
     definition = tool_pb2.ToolDefinition(name=name, description=description, fallback_tool_name=fallback)
     digest = hashlib.sha256(definition.SerializeToString()).hexdigest()
     return wire.OWN_TOOL.read(tool_pb2.OwnTool(definition=definition, definition_sha256=digest))

@@ -23,8 +23,6 @@ RUN = "run_1"
 
 @dataclass(slots=True)
 class Book:
-    """State shared by the replicas: one run and the frames of clients."""
-
     events: list[event_pb2.RunEvent] = field(default_factory=list)
     ended: bool = False
     trimmed_seq: int = 0
@@ -35,7 +33,6 @@ class Book:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def append(self, count: int, *, ended: bool = False) -> None:
-        """Add `count` events to the run; the last one may end it."""
         async with self.changed:
             for _ in range(count):
                 event = event_pb2.RunEvent(run_id=RUN, conversation_id="conv_1", seq=len(self.events) + 1)
@@ -45,7 +42,6 @@ class Book:
             self.changed.notify_all()
 
     async def offer(self, call_id: str, tool: str, arguments: bytes = b"{}", *, epoch: int = 1) -> None:
-        """Offer a call to connected clients and to those that connect later."""
         async with self.changed:
             call = call_pb2.Call(run_id=RUN, call_id=call_id, tool_name=tool, arguments_json=arguments)
             self.offers = [offer for offer in self.offers if offer.call.call_id != call_id]
@@ -53,16 +49,13 @@ class Book:
             self.changed.notify_all()
 
     async def until(self, condition: Callable[[Book], bool]) -> None:
-        """Wait until the condition holds."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
     def sent(self, kind: str) -> list[session_pb2.SessionRequest]:
-        """Return the frames of a kind that took effect."""
         return [frame for frame in self.frames if frame.WhichOneof("frame") == kind]
 
     def take(self, frame: session_pb2.SessionRequest) -> types_pb2.Receipt:
-        """Apply a frame once and return its receipt."""
         before = self.receipts.get(frame.frame_id)
         if before is not None:
             return types_pb2.Receipt(
@@ -89,7 +82,6 @@ class Replica(agent_pb2_grpc.AgentServiceServicer):
         self._streams: set[asyncio.Task[Any]] = set()
 
     def cut(self) -> None:
-        """Break every stream, as a crash does."""
         for stream in self._streams:
             stream.cancel()
 
@@ -175,7 +167,6 @@ class _Stream:
 
 @asynccontextmanager
 async def serve(replica: Replica) -> AsyncIterator[str]:
-    """Run a replica and yield its address."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", FRAME_BYTES_MAX)])
     agent_pb2_grpc.add_AgentServiceServicer_to_server(replica, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

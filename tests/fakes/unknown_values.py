@@ -20,7 +20,6 @@ Path = tuple[FieldDescriptor, ...]
 
 
 def calls_by_method(*services: ServiceDescriptor) -> dict[str, list[tuple[str, Any]]]:
-    """Return the field and the request of each of `calls` by method."""
     found = (each for service in services for each in calls(service))
     return {
         method: [(field, request) for _, field, request in group]
@@ -43,7 +42,6 @@ async def code_of(answer: Any, *, is_enough: Callable[[Any], bool] = lambda _: F
 
 
 def calls(service: ServiceDescriptor) -> Iterator[tuple[str, str, Any]]:
-    """Yield the method, the field and the request for each enum and time field of a service."""
     for method in service.methods:
         for path in _unknown_fields(method.input_type, ()):
             request = message_factory.GetMessageClass(method.input_type)()
@@ -71,7 +69,6 @@ def _is_to_follow(kind: Descriptor, above: Path) -> bool:
 
 
 def _fill(message: Any, path: Path) -> None:
-    """Set plain fields to plausible values, and the field at the end of the path to the unknown value."""
     for field in message.DESCRIPTOR.fields:
         if field.message_type is not None or field.containing_oneof is not None:
             continue

@@ -29,8 +29,6 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop over a clock that jumps."""
-
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
@@ -53,6 +51,5 @@ class VirtualClock:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a new virtual loop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

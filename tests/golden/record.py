@@ -102,7 +102,6 @@ async def _play(suite: Suite, endpoint: httpx2.AsyncClient) -> str:
 
 
 async def _events(endpoint: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield name and data of the events in the stream of a run, without its end."""
     name = ""
     async with endpoint.stream("GET", f"/runs/{run_id}/events") as answer:
         async for line in answer.aiter_lines():
@@ -114,7 +113,6 @@ async def _events(endpoint: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tu
 
 
 async def _trim(suite: Suite, run_id: str) -> None:
-    """Remove the events, as retention does."""
     database = await asyncpg.connect(suite.database_url)
     try:
         async with database.transaction():

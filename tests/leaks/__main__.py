@@ -91,7 +91,6 @@ async def _main(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Parse the command line; return 1 if something grows."""
     parser = argparse.ArgumentParser(prog="python -m tests.leaks", description=__doc__)
     parser.add_argument("--cycles", type=int, default=15, help="starts and stops after the first (15)")
     parser.add_argument("--runs", type=int, default=10_000, help="runs (10,000)")

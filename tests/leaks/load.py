@@ -59,7 +59,6 @@ class Load:
         )
 
     async def work(self, *, runs: int, streams: int) -> None:
-        """Do this many of each, some in parallel."""
         both = itertools.zip_longest(itertools.islice(self._runs, runs), itertools.islice(self._streams, streams))
         remaining = iter([each for pair in both for each in pair if each])
 

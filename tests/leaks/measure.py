@@ -108,12 +108,10 @@ def _give_back() -> None:
 
 
 def census() -> Counter[str]:
-    """Count the objects by type."""
     return Counter(f"{type(found).__module__}.{type(found).__qualname__}" for found in gc.get_objects())
 
 
 def grown(before: Counter[str], after: Counter[str]) -> str:
-    """Return the types with more objects than before."""
     return ", ".join(f"{name} +{count}" for name, count in (after - before).most_common(_TYPES_SHOWN))
 
 
@@ -141,7 +139,6 @@ def growths(samples: Sequence[Sample], tolerance: Mapping[str, float]) -> list[s
 
 
 def table(samples: Sequence[Sample]) -> str:
-    """Format the samples as a table."""
     names = [field.name for field in fields(Sample)]
     lines = [" ".join(f"{name:>11}" for name in names)]
     lines += [" ".join(f"{getattr(sample, name):>11}" for name in names) for sample in samples]

@@ -33,7 +33,6 @@ _SERVICES: Final[Mapping[str, Callable[[asyncio.Event], Awaitable[None]]]] = {
 
 @contextlib.asynccontextmanager
 async def running(suite: Suite, folder: Path) -> AsyncIterator[Mapping[str, str]]:
-    """Start the services in order and return their addresses; stop them in reverse."""
     addresses: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
         for name, main in _SERVICES.items():

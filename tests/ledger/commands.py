@@ -38,8 +38,6 @@ Pick = Callable[[Sequence[Any]], Any]
 
 
 class Chooser:
-    """Draws asks; `pick` chooses one of several values. New ids come from a counter."""
-
     def __init__(self, model: Model, pick: Pick) -> None:
         self.model = model
         self.pick = pick
@@ -50,7 +48,6 @@ class Chooser:
         return {"do": what, "tag": f"{self._count:06}"} | more
 
     def submit(self) -> Row:
-        """A user message."""
         budget = self.pick([0, 0, 100])
         return self._ask(
             "submit",
@@ -70,7 +67,6 @@ class Chooser:
         )
 
     def share(self) -> Row:
-        """A user shares a conversation for writing, or makes it private."""
         found = self.pick(list(self.model.conversations.values()))
         # Mostly the opposite of the current state.
         others = ["READ", "PRIVATE"] if found["sharing"] == "WRITE" else ["WRITE", "WRITE"]
@@ -83,7 +79,6 @@ class Chooser:
         )
 
     def commit(self) -> Row:
-        """A step of the current owner, a former owner, or an unknown worker."""
         run, model = self._run(), self.model
         earlier = run["last_step"]["id"] if run["last_step"] else ""
         fresh = self._step()
@@ -121,7 +116,6 @@ class Chooser:
         )
 
     def settling_commit(self, run: Row | None = None) -> Row:
-        """A valid step of the owner that ends its run."""
         run = run or self._run()
         call_changes = [
             self._as_it_is(call) | {"state": "CANCELLED" if call["state"] == "DELEGATED" else "FAILED"}
@@ -150,7 +144,6 @@ class Chooser:
         )
 
     def send(self) -> Row:
-        """A command to a run."""
         run = self._run_in_need()
         name, call = self._call_of(run)
         fitting = _COMMANDS.get(call["state"], [])
@@ -190,7 +183,6 @@ class Chooser:
         )
 
     def approval(self) -> Row | None:
-        """An approver decides about a pending call; None if there is none."""
         call = self._gated()
         if call is None:
             return None
@@ -242,7 +234,6 @@ class Chooser:
         return ask | {"calls": [call_change], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
 
     def reported(self) -> Row | None:
-        """A step of the owner that settles a delegated call, sometimes before its child run has ended."""
         calls = [call for call in self.model.calls.values() if call["state"] == "DELEGATED"]
         runs = self.model.runs
         calls = [call for call in calls if runs[call["store"], call["run"]]["worker"]]
@@ -264,7 +255,6 @@ class Chooser:
         return chosen
 
     def lease_offer(self) -> Row:
-        """A client leases a call."""
         offered = [call for call in self.model.calls.values() if call["state"] == "OFFERED"]
         call = self.pick(self.pick([offered, offered, []]) or [None])
         run = self._run() if call is None else self.model.runs[call["store"], call["run"]]
@@ -280,7 +270,6 @@ class Chooser:
         )
 
     def of_client(self) -> Row:
-        """An action on all offers of a client, or the sweep of offers."""
         return self._ask(
             self.pick(["renew_offers", "release_offers", "sweep_offers"]),
             store=self.pick(STORES),
@@ -292,7 +281,6 @@ class Chooser:
         )
 
     def of_worker(self) -> Row:
-        """An action of a worker on its leases."""
         what = self.pick(["claim", "claim", "renew", "release", "release", "report_crash", "sweep_crashed"])
         if what == "report_crash":
             run = self._run()
@@ -301,7 +289,6 @@ class Chooser:
         return self.claim(self.pick(WORKERS), self.pick([3, 1])) | {"do": what}
 
     def claim(self, worker: str, runs_max: int) -> Row:
-        """A worker claims runs."""
         limits = self.model.limits
         return self._ask(
             "claim", worker=worker, runs_max=runs_max, seconds=LEASE_SECONDS, partial=False, given=[], limits=limits
@@ -312,7 +299,6 @@ class Chooser:
         return self._ask("sweep_crashed")
 
     def several(self) -> list[Row]:
-        """Asks that share a transaction."""
         kinds = [self.submit, self.submit, self.share, self.commit, self.commit, self.send, self.lease_offer]
         return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
 
@@ -321,7 +307,6 @@ class Chooser:
         return self._ask("wait", seconds=seconds or self.pick([1.0, 1.0, 20.0, 20.0, 100.0]))
 
     def cancel(self, run: Row) -> Row:
-        """The user of a run cancels it."""
         fresh = f"cmd{self._count}"
         who = {"store": run["store"], "run": run["id"], "user": run["user"], "operator": False, "right": "OWN_RUNS"}
         more = {"fingerprint": "f1", "limits": self.model.limits}
@@ -401,7 +386,6 @@ class Chooser:
         }
 
     def _new(self) -> Row:
-        """A new call."""
         call_change: Row = {
             "tool": "tool",
             "arguments": ARGUMENTS[0],

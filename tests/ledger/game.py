@@ -66,7 +66,6 @@ class Game:
         self._products = products
 
     async def play(self, ask: Row) -> tuple[Any, ...]:
-        """Play one ask, compare, and return the answer."""
         await self._tick()
         answers = [await product.do(ask) for product in self._products]
         assert answers.count(answers[0]) == len(answers), ("the stores differ", ask, answers)
@@ -98,7 +97,6 @@ class Game:
         await self.as_in_some_order(list(zip((*asks[0], *asks[1], *claims), answers, strict=True)))
 
     async def as_in_some_order(self, answered: Sequence[tuple[Row, tuple[Any, ...]]]) -> None:
-        """Fail unless the model gives the same answers and rows in some order of the asks."""
         store = self._products[0].store
         shown = view_of_tables(await store.tables(), await store.now())
         differences: list[AssertionError] = []
@@ -111,7 +109,6 @@ class Game:
         raise differences[0]
 
     async def compare(self) -> None:
-        """Fail unless the first store shows the same as the model."""
         store = self._products[0].store
         tables, now = await store.tables(), await store.now()
         differing = _differing(view_of_tables(tables, now), view_of_model(self.model))
@@ -119,7 +116,6 @@ class Game:
         _check_reasons(tables, now)
 
     async def compare_stores(self) -> None:
-        """Fail unless all stores have the same rows and gave the same answers."""
         stores = [product.store for product in self._products]
         first, *others = [(await store.tables(), store.announced.said, await self._reads(store)) for store in stores]
         for other in others:
@@ -157,7 +153,6 @@ class Game:
         await self.play(self.choose.submit())
 
     async def share(self) -> None:
-        """Share a conversation for writing, or make it private."""
         await self.play(self.choose.share())
 
     async def worker(self) -> None:
@@ -179,7 +174,6 @@ class Game:
                 await self.play(ask)
 
     async def agents(self) -> None:
-        """A run delegates a call; owners continue with the results of delegated calls."""
         for choose in (self.choose.delegating, self.choose.reported):
             ask = choose()
             if ask is not None:
@@ -195,18 +189,15 @@ class Game:
         await self.play(self.choose.wait())
 
     async def deaths(self) -> None:
-        """Workers die one after another with all their runs."""
         for _ in range(3):
             await self.play(self.choose.wait(40.0))
             await self.play(self.choose.sweep_crashed())
             await self.play(self.choose.claim("w1", 3))
 
     async def group(self) -> None:
-        """Several asks in one transaction."""
         await self.together(self.choose.several())
 
     async def _see_to_work(self) -> None:
-        """Submit and claim a run if no worker holds one."""
         if all(run["state"] in ENDED for run in self.model.runs.values()):
             await self.play(self.choose.submit())
         if not any(run["worker"] for run in self.model.runs.values()):
@@ -271,7 +262,6 @@ MOVES = (
 
 @asynccontextmanager
 async def game(stores: Sequence[Store], pick: Pick) -> AsyncIterator[Game]:
-    """Yield a game on some stores; it starts with a run that a worker holds."""
     async with AsyncExitStack() as stack:
         commits = [await stack.enter_async_context(store.open()) for store in stores]
         products = [Product(store, commit) for store, commit in zip(stores, commits, strict=True)]
@@ -329,7 +319,6 @@ def _check_reasons(tables: Tables, now: datetime) -> None:
 
 
 def _part(tables: Tables, store_id: str) -> Tables:
-    """Return the rows of one store."""
     every = {field.name: rows for field in fields(tables) if isinstance(rows := getattr(tables, field.name), dict)}
     parts: dict[str, Any] = {
         name: {

@@ -98,11 +98,9 @@ class Model:
             return ("refused", refusal.reasons)
 
     def after(self, seconds: float) -> int:
-        """Return the time `seconds` from now."""
         return self.now + round(seconds * 1000)
 
     def new_id(self, prefix: str) -> str:
-        """Return the id of the object that the ask creates."""
         self._made[prefix] += 1
         count = self._made[prefix]
         return f"{prefix}_{self._tag}" + (f"_{count}" if count > 1 else "")
@@ -110,7 +108,6 @@ class Model:
     # A message of a user.
 
     def submit(self, ask: Row) -> tuple[Any, ...]:
-        """Return the run that the message created or entered."""
         store, request = ask["store"], (ask["store"], ask["user"], ask["request"])
         if ask["request"] and request in self.requests:
             earlier = self.requests[request]
@@ -165,7 +162,6 @@ class Model:
             raise Refusal("QUEUE_FULL")
 
     def judge_room(self, run: Row, ask: Row) -> None:
-        """Refuse a message if too many messages, or people, are pending in the run."""
         is_long = run["waiting_bytes"] + ask["bytes"] > self.limits["inbox_bytes"]
         others = set(ask["people"]) - {run["user"], *run["people"], *run["steered_by"]}
         is_one_more = others and len(others) + len(run["steered_by"]) > self.limits["people"]
@@ -173,7 +169,6 @@ class Model:
             raise Refusal("QUEUE_FULL")
 
     def enter(self, run: Row, ask: Row) -> None:
-        """Count a message that has entered a run, and its author."""
         run["waiting"] += 1
         run["waiting_bytes"] += ask["bytes"]
         run["steered_by"] |= set(ask["people"]) - {run["user"], *run["people"]}
@@ -291,12 +286,10 @@ class Model:
         self.wake(run)
 
     def move(self, run: Row, state: str, attention: str = "") -> None:
-        """Move to another open state and log the change."""
         run["state"], run["waits"], run["attention"] = state, [], attention
         run["log"].append(f"run.{state.lower()}")
 
     def end(self, run: Row, state: str) -> None:
-        """Reach a terminal state: the inbox closes, and the next run of the conversation gets its turn."""
         if state not in RUN_MOVES[run["state"]].split():
             raise Refusal("ILLEGAL_TRANSITION")
         self.move(run, state)
@@ -327,7 +320,6 @@ class Model:
             self.wake(caller)
 
     def give_up(self, store: str, name: str) -> None:
-        """Stop a child run whose caller no longer waits for it."""
         run = self.runs[store, name]
         if run["state"] not in ENDED and run["state"] != "CANCELLING":
             self.post(run, self.new_id("cmd"), "cancel")
@@ -359,5 +351,4 @@ class Model:
         ]
 
     def is_stopping(self, run: Row) -> bool:
-        """Whether an open run has been stopped."""
         return bool(run["cause"]) and run["state"] not in ENDED

@@ -31,12 +31,10 @@ def commit(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def _broken(*rules: tuple[object, str]) -> set[str]:
-    """Return the reasons of the rules that a step breaks."""
     return {reason for is_broken, reason in rules if is_broken}
 
 
 def _objections(model: Model, run: Row, ask: Row) -> set[str]:
-    """Return every reason to refuse the step."""
     last, unread = run["last_step"], model.unread(run)
     moved = {call_change["call"] for call_change in ask["calls"]}
     concerns = {unread[name]["call"] for name in ask["consumed"] if name in unread} - {""}

@@ -21,12 +21,10 @@ def is_pending(model: Model, call: Row) -> bool:
 
 
 def is_in_doubt(run: Row) -> bool:
-    """Whether an operator must resolve the running calls."""
     return bool(run["attention"] == "UNKNOWN_OUTCOME")
 
 
 def is_held(model: Model, call: Row) -> bool:
-    """Whether a client holds a call with a valid lease."""
     return bool(call["client"]) and bool(call["held_until"] > model.now)
 
 
@@ -181,12 +179,10 @@ def _is_of_client(call: Row, ask: Row) -> bool:
 
 
 def _is_replaced(call: Row, ask: Row) -> bool:
-    """Whether a command comes from an older session of the client that now holds the call; it is not stored."""
     return _is_of_client(call, ask) and ask["session"] not in {"", call["session"]}
 
 
 def _judge_run(model: Model, run: Row, ask: Row) -> Verdict:
-    """Check the conditions on the run."""
     if ask["kind"] == "redrive":
         return _TAKEN if run["attention"] == "QUARANTINED" else ("REFUSED", "ATTENTION_NOT_NEEDED")
     if ask["kind"] == "cancel":

@@ -85,7 +85,6 @@ def _judge_limits(model: Model, worker: str, given: list[Key], was_active: set[K
 
 
 def _fits(model: Model, worker: str, run: Row, was_active: bool) -> bool:
-    """Return whether the worker may have one more run."""
     if _crashes(run) + 1 >= model.limits["crashes"] and _last_chances(model, worker):
         return False
     has_slot = _active(model, run["store"]) < model.limits["per_store"]
@@ -109,7 +108,6 @@ def renew(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def release(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Return the number of runs that the worker had."""
     held = [run for run in model.runs.values() if run["worker"] == ask["worker"]]
     for run in held:
         run["worker"], run["claim_at"] = "", model.now
@@ -117,7 +115,6 @@ def release(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def report_crash(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Return whether the run is quarantined now."""
     run = model.runs.get((ask["store"], ask["run"]))
     if run is None:
         raise Refusal("RUN_NOT_FOUND")
@@ -127,7 +124,6 @@ def report_crash(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def sweep_crashed(model: Model, _: Row) -> tuple[Any, ...]:
-    """Return the number of runs quarantined because their last permitted worker died."""
     dead = [
         run
         for run in model.runs.values()
@@ -151,7 +147,6 @@ def _crash(model: Model, run: Row) -> bool:
 
 
 def wait(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Advance the clock."""
     model.now = model.after(ask["seconds"])
     return ("ok",)
 

@@ -49,8 +49,6 @@ class _Ids:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged(Generic[T]):
-    """An operation that derives its ids from its tag."""
-
     tag: str
     operation: Operation[T]
 
@@ -64,15 +62,12 @@ class Tagged(Generic[T]):
 
 
 class Product:
-    """Sends asks to a store."""
-
     def __init__(self, store: Store, group_commit: GroupCommit) -> None:
         self.store = store
         self._group_commit = group_commit
         self._crashes_max = store.limits["crashes"]
 
     async def do(self, ask: Row) -> tuple[Any, ...]:
-        """Return the answer in the form of the model's."""
         store, tag = self.store, ask["tag"]
         match ask["do"]:
             case "wait":
@@ -209,8 +204,6 @@ def _approver(approval: Decision) -> tuple[str, str, tuple[str, ...]]:
 
 
 def view_of_tables(tables: Tables, now: datetime) -> Row:
-    """Return the rows in the form of the model."""
-
     def left(time: datetime | None) -> float | None:
         return None if time is None else round((time - now).total_seconds(), 3)
 

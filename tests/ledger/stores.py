@@ -69,8 +69,6 @@ TRUNCATE {", ".join(f"job_store.{name}" for name in _TABLES)};
 
 
 class Store(ABC):
-    """A ledger on one of the stores, behind its ports."""
-
     journal: Journal
     leases: Leases
     reads: Reads
@@ -82,7 +80,6 @@ class Store(ABC):
         self.announced = Announcements()
 
     def open(self) -> GroupCommit:
-        """Return a group commit on the journal, to be entered."""
         return GroupCommit(
             self.journal, self.announced, Unmetered(), monotonic=lambda: 0.0, lifecycle_written=lambda: None
         )
@@ -99,8 +96,6 @@ class Store(ABC):
 
 
 class Announcements:
-    """Records announcements."""
-
     def __init__(self) -> None:
         self.said: list[Any] = []
 
@@ -173,7 +168,6 @@ class PostgresStore(Store):
             await connection.execute(_PASS_TIME, timedelta(seconds=seconds))
 
     async def wipe(self) -> None:
-        """Delete all data and reset the clock."""
         async with self.database.acquire() as connection:
             await connection.execute(_WIPE)
 

@@ -36,7 +36,6 @@ async def frozen_url(database_url: str) -> str:
 
 @pytest.fixture
 async def databases(frozen_url: str) -> AsyncIterator[Sequence[Database]]:
-    """Two pools on it, as of two replicas."""
     async with Database(frozen_url, application_name="one") as one, Database(frozen_url, application_name="two") as two:
         yield one, two
 

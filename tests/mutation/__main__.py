@@ -31,7 +31,6 @@ _TESTS_SECONDS_MAX = 150
 
 
 def record(folder: Path, arguments: Sequence[str]) -> None:
-    """Run the tests as `make test` does, and write coverage and durations into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "coverage.ini"
     settings.write_text(
@@ -93,7 +92,6 @@ def _durations(report: Path) -> dict[str, float]:
 
 
 def _drawn(seed: int, each: int) -> Iterator[tuple[Path, faults.Fault]]:
-    """Draw the faults: the same for a seed and a tree, whichever tests cover them."""
     for service in _SERVICES:
         every = [
             (path, fault)

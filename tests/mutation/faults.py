@@ -30,7 +30,6 @@ class Fault:
 
 
 def possible(source: str) -> list[Fault]:
-    """Return every possible fault of a module, in text order."""
     lines = source.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -60,6 +59,5 @@ def _faults(node: ast.AST) -> list[tuple[str, ast.expr | ast.stmt, str]]:
 
 
 def plant(source: str, fault: Fault) -> str:
-    """Return the module with the fault."""
     text = source.encode()
     return (text[: fault.start] + fault.text.encode() + text[fault.end :]).decode()

@@ -18,8 +18,6 @@ from tests.databases import ServiceDatabase, planned
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The statements of a service, its tables with many rows per store, and sample rows."""
-
     schema: str
     tables: tuple[str, ...]
     rows: tuple[str, ...]
@@ -121,7 +119,6 @@ FROM pg_index JOIN pg_class i ON i.oid = indexrelid JOIN pg_class t ON t.oid = i
 
 @pytest.fixture
 def new_database_url(postgres_url: str, service: Service) -> Iterator[str]:
-    """The URL of a database that has never been used."""
     with ServiceDatabase(postgres_url, service.schema) as database:
         yield database.url
 

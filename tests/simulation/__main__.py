@@ -13,7 +13,6 @@ from tests.simulation.simulate import Verdict, simulate
 
 
 def main() -> int:
-    """Play the chosen seeds; return 1 if one fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="play this seed alone")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")

@@ -58,7 +58,6 @@ def _by_run(record: Record) -> dict[str, list[Served]]:
 
 
 def _spent(earlier: list[Served], now: Served) -> int:
-    """Return the tokens that the run must know of before a call."""
     spent = sum(call.input_tokens for call in earlier)
     whole: dict[tuple[str, int], int] = {}
     for call in earlier:

@@ -15,8 +15,6 @@ _LATE_SECONDS = 3.0
 
 @dataclass
 class Broker:
-    """The server that all processes share. `absent` is true during an outage."""
-
     chance: Chance
     absent: bool = False
     subscriptions: dict[SimulatedSubscription, None] = field(default_factory=dict)
@@ -34,8 +32,6 @@ class SimulatedSubscription:
 
 
 class SimulatedBus:
-    """The methods of `Bus` that Pawl's adapters use, for one process."""
-
     def __init__(self, broker: Broker, process: Process) -> None:
         self._broker = broker
         self._process = process

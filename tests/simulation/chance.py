@@ -24,7 +24,6 @@ class Chance:
     _rates: dict[str, float] = field(default_factory=dict)
 
     def stream(self, *names: object) -> random.Random:
-        """Return a random generator that depends only on the seed and `names`."""
         return random.Random(f"{self.seed}/{'/'.join(map(str, names))}")
 
     def strikes(self, draw: random.Random, kind: str, rate: float) -> bool:

@@ -357,7 +357,6 @@ def failed_models_are_not_used_again(record: Ledger) -> Iterator[str]:
 
 
 def _model(event: event_pb2.RunEvent) -> str:
-    """Return the model that the event selects."""
     return event.round_started.model or event.round_retrying.model
 
 

@@ -74,8 +74,6 @@ _CRASHES_MAX = 3
 
 
 class JobStore:
-    """A job-store process."""
-
     def __init__(
         self,
         process: Process,
@@ -99,7 +97,6 @@ class JobStore:
         self._random_bytes = chance.stream("secrets", process.name).randbytes
 
     async def serve(self) -> None:
-        """Serve until the process ends."""
         announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the simulated bus has the methods that are used
         ports = ports_on(self._database, self._limits, ids=self._ids, announcer=announcer)
         parts = wire(ports, self._limits)
@@ -118,15 +115,12 @@ class JobStore:
             await asyncio.Event().wait()
 
     async def answer(self, method: str, request: Any, user: Principal | None) -> list[Any]:
-        """Serve one request and return all responses."""
         while not self._servicers:
             await asyncio.sleep(0.001)
         return await answer(self._servicers, method, request, user)
 
 
 class Replicas:
-    """Sends requests to any running job-store."""
-
     def __init__(self, network: Network, replicas: Sequence[JobStore], pick: Callable[[int], int]) -> None:
         self._network = network
         self._replicas = replicas
@@ -141,8 +135,6 @@ class Replicas:
 
 
 class AgentLoop:
-    """An agent-loop process: a worker and the services for clients."""
-
     def __init__(
         self,
         process: Process,

@@ -22,8 +22,6 @@ from tests.simulation.store import Database
 
 
 class MemoryConversations:
-    """In-memory `reading.ConversationReads`. Searches see new text immediately."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables

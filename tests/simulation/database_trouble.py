@@ -24,7 +24,6 @@ class DatabaseTrouble:
         self._server.refusal = self._draw.choice([Internal, DependencyUnavailable])
 
     async def make(self) -> None:
-        """Cause faults until the chaos phase is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + CHAOS_SECONDS
         while loop.time() < end:

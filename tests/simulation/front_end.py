@@ -24,8 +24,6 @@ from tests.simulation.tools import FRONT_END, OWN
 
 
 class FrontEnd:
-    """A client that runs front-end tools of a user over a session."""
-
     def __init__(self, user: User) -> None:
         self._user = user
         self._world = user.world
@@ -37,7 +35,6 @@ class FrontEnd:
         self._count = 0
 
     async def live(self) -> None:
-        """Open sessions one after another until the user is done."""
         while not self._user.done:
             await self._session(self._world.some_agent(self._draw))
             await asyncio.sleep(0.2 + self._draw.random())
@@ -134,7 +131,6 @@ class FrontEnd:
                 pass
 
     async def _run(self, offer: pb.Offer, to_server: asyncio.Queue[SessionRequest | None]) -> None:
-        """Run a front-end tool and send its result, sometimes twice."""
         call = offer.call
         await asyncio.sleep(self._draw.choice([0.1, 1.0, 8.0]) * self._draw.random())
         self._count += 1

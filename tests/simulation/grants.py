@@ -27,8 +27,6 @@ _LATE_SECONDS = 60.0
 
 
 class Terms(NamedTuple):
-    """A granted series: call, tool version, number of uses and end time."""
-
     run_id: str
     arguments_json: bytes
     version: int
@@ -39,15 +37,12 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantDecision:
-    """A decision about a series: the digest that was shown, and the edited series if any."""
-
     digest: str
     edited: Series | None
     granted: Series
 
 
 def are_given(chance: Chance) -> bool:
-    """Return whether people grant series in this seed."""
     return chance.stream("grants").random() < _PLAYED
 
 
@@ -68,14 +63,11 @@ def grant_decision(
 
 
 class Owner:
-    """Owner of the gated tool: registers new versions and temporarily adds a rule that requires approval."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._draw = world.chance.stream("owner")
 
     async def live(self) -> None:
-        """Change the tool now and then until the simulation calms down; then remove the rule."""
         journal = self._world.journal
         while are_given(self._world.chance) and not self._world.chance.calm:
             await asyncio.sleep(10.0 * self._draw.random())
@@ -89,8 +81,6 @@ class Owner:
 
 
 class Deployment:
-    """The deployment: raises `approvals_required` in some seeds."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._draw = world.chance.stream("deployment")
@@ -109,7 +99,6 @@ class Deployment:
 
 
 def grants(record: Record) -> Mapping[Terms, set[str]]:
-    """Return each accepted grant with its sender."""
     found: dict[Terms, set[str]] = defaultdict(set)
     for sent in record.history.commands:
         if sent.taken and sent.grants is not None and sent.user_id != "stranger":
@@ -118,7 +107,6 @@ def grants(record: Record) -> Mapping[Terms, set[str]]:
 
 
 def of_effect(given: Mapping[Terms, set[str]], record: Record, effect: Effect) -> Terms | None:
-    """Return the grant that allows a gated call without its own approval, if any."""
     required = record.calls[effect.call_id].approval.approvals_required
     for terms, people in given.items():
         is_of_it = (terms.run_id, terms.arguments_json) == (effect.run_id, effect.arguments_json)
@@ -167,7 +155,6 @@ def grants_have_enough_approvers(record: Record) -> Iterator[str]:
 
 
 def granted(run_id: str, content: bytes, version: int, series_decision: GrantDecision | None) -> Any:
-    """Return the terms of a grant for the record, or None if the decision is about the call alone."""
     if series_decision is None:
         return None
     series = series_decision.granted

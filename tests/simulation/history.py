@@ -14,8 +14,6 @@ _VIOLATIONS_MAX = 50
 
 @dataclass(slots=True, kw_only=True)
 class Message:
-    """A message that a user sent; `run_ids` are all answers received."""
-
     user_id: str
     request_id: str
     conversation_id: str
@@ -53,8 +51,6 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """An effect of a tool on the outside world."""
-
     time: float
     call_id: str
     run_id: str
@@ -89,8 +85,6 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An event that a watcher received."""
-
     watcher: str
     run_id: str
     seq: int
@@ -99,8 +93,6 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """An event that a trigger accepted, as reported to its sender, with the run it had started by then."""
-
     trigger_id: str
     event_id: str
     run_id: str
@@ -134,7 +126,6 @@ class History:
     lines: int = 0
 
     def tell(self, line: str) -> None:
-        """Add a line to the trace."""
         text = f"{asyncio.get_running_loop().time() - 1000:10.4f} {line}"
         self._hash.update(text.encode())
         self.lines += 1
@@ -142,13 +133,11 @@ class History:
             self.printed(text)
 
     def violation(self, checker: str, text: str) -> None:
-        """Add a violation found while the simulation runs."""
         if len(self.violations) < _VIOLATIONS_MAX:
             self.tell(f"VIOLATION {checker}: {text}")
             self.violations.append(f"{checker}: {text}")
 
     def unexpected(self, where: str, error: BaseException) -> None:
-        """Add an exception that the code under test must not raise."""
         self.violation("no_crash", f"{where}: {type(error).__name__}: {error}")
 
     @property

@@ -22,7 +22,6 @@ from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepositor
 
 
 def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: Announcer) -> Ports:
-    """Return the ports of a job-store with an in-memory database."""
     return Ports(
         journal=MemoryJournal(database, ids),
         leases=MemoryLeases(database, limits.slots, crashes_max=limits.crashes_max),
@@ -83,8 +82,6 @@ class Channel:
 
 
 class Unmetered(PrometheusMeter):
-    """A meter for the ledger and the loop that counts nothing."""
-
     def __init__(self) -> None:
         super().__init__(Metrics("simulation"))
 

@@ -205,7 +205,6 @@ def monitors_fire_on_edges(record: Ledger) -> Iterator[str]:
 
 
 def _firings(record: Ledger, run: run_pb2.Run) -> list[int]:
-    """Return the iterations in which a monitor must fire, given all results."""
     condition, pause = run.job.when.condition, run.job.when.pause_seconds
     firings: list[tuple[int, float]] = []
     seen, was_so = "", False
@@ -225,7 +224,6 @@ def _firings(record: Ledger, run: run_pb2.Run) -> list[int]:
 
 
 def _third_failures(record: Ledger, run: run_pb2.Run) -> list[int]:
-    """Return the iterations that were the third failure in a row."""
     found, failures = [], 0
     for call in _iterations(record, run):
         failures = 0 if _is_judged(run, call) else failures + 1
@@ -245,7 +243,6 @@ def _iterations(record: Ledger, run: run_pb2.Run) -> list[call_pb2.Call]:
 
 
 def _off_beat(run: run_pb2.Run, calls: list[call_pb2.Call]) -> Iterator[str]:
-    """Yield violations of the interval of a job, as last granted and perhaps edited."""
     job, begin = run.job, run.job.begin_time.ToNanoseconds() / 1e9
     granted = next((number for number, call in enumerate(calls) if call.call_id == run.grant.call_id), None)
     calls = calls[granted:]
@@ -269,7 +266,6 @@ def _off_beat(run: run_pb2.Run, calls: list[call_pb2.Call]) -> Iterator[str]:
 
 
 def entered(record: Ledger, conversation_id: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each notice in a conversation with its message number."""
     for message in record.messages.get(conversation_id, ()):
         if message.role == message_pb2.ROLE_NOTICE:
             for notice in msgspec.json.decode(message.notices_json):
@@ -282,7 +278,6 @@ def is_turn(run: run_pb2.Run) -> bool:
 
 
 def is_silent_turn(run: run_pb2.Run) -> bool:
-    """Return whether a run is a turn that may end without model output."""
     return is_turn(run) and run.round > 0 and run_state(run.state) == "COMPLETED"
 
 

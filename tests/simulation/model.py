@@ -134,13 +134,10 @@ def notices_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRequests:
-    """Decides at random which calls the model runs in the background."""
-
     draw: random.Random
     rate: float
 
     def add_to(self, arguments: str) -> str:
-        """Return the arguments, with background parameters added at random."""
         draw = self.draw
         if draw.random() >= self.rate or not arguments.startswith('{"'):
             return arguments
@@ -159,7 +156,6 @@ class BackgroundRequests:
         return msgspec.json.encode(msgspec.json.decode(arguments) | parameters).decode()
 
     def is_silent(self) -> bool:
-        """Return whether the model has nothing to add."""
         return self.draw.random() < _SILENCE
 
 

@@ -38,7 +38,6 @@ MUTANTS = (
 
 
 def play(mutant: Mutant) -> str:
-    """Plant a mutant in this process and play seeds; return the report of its checker, empty if there is none."""
     for name in [name for name in sys.modules if name.startswith(("pawl.", "tests.")) and "_pb2" not in name]:
         del sys.modules[name]
     sys.meta_path.insert(0, Finder(mutant))
@@ -72,7 +71,6 @@ def hunt(mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str]]:
 
 
 def _attempt(mutant: Mutant) -> str:
-    """Play a mutant. An error is not a miss: the mutant could not be planted, or the simulation failed."""
     # A process that does not end is killed and replaced.
     signal.alarm(_SECONDS_MAX)
     try:
@@ -83,7 +81,6 @@ def _attempt(mutant: Mutant) -> str:
 
 
 def misplaced() -> list[str]:
-    """Return the mutants whose quoted text is no longer in its module, with the missing text."""
     sources = {module: _source(module) for mutant in MUTANTS for module, _, _ in mutant.edits}
     return [
         f"{mutant.name}: {module} has no {text!r}"

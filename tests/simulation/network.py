@@ -22,8 +22,6 @@ _SECOND_COPY_SECONDS = 6.0
 
 
 class Network:
-    """Carries the calls of one caller, with its own random stream."""
-
     def __init__(self, chance: Chance, history: History, caller: str) -> None:
         self._chance = chance
         self._history = history

@@ -67,7 +67,6 @@ class User:
         self._count = 0
 
     async def live(self) -> None:
-        """Send messages for a while, then make sure that every run ends."""
         more = self.draw.choice([0, 1, 2, 3])
         await asyncio.sleep(8.0 * self.draw.random() ** 2)
         await self.send_message(MessagePolicy.QUEUE)
@@ -85,7 +84,6 @@ class User:
         self.done = True
 
     async def send_message(self, policy: MessagePolicy, *, padding: int = 0) -> None:
-        """Send a message, sometimes a long one."""
         self._count += 1
         name = f"{self.name}x{self._count}"
         message = Message(
@@ -141,7 +139,6 @@ class User:
         self.run_ids[run.run_id] = None
 
     def _finds_more(self) -> bool:
-        """Find runs that no message started: jobs and their notification turns."""
         known = len(self.run_ids)
         for run in self.world.tables.runs.values():
             is_turn = run.is_turn and run.conversation_id == self.conversation_id
@@ -373,14 +370,11 @@ class User:
 
 
 class Approver(User):
-    """Decides about pending approvals in the store, of any user."""
-
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name, front_end=False)
         self.caller = Principal(store_id=STORE, user_id=UserId(name), roles=frozenset({"approver"}))
 
     async def live(self) -> None:
-        """Check the inbox of the store now and then, until cancelled."""
         wanted = ledger_pb2.ListPendingCallsRequest(of_all_users=True, page_size=50)
         while True:
             await asyncio.sleep(0.5 + 4.0 * self.draw.random())
@@ -396,8 +390,6 @@ class Approver(User):
 
 
 class Operator:
-    """Resumes or ends quarantined runs."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._caller = Principal(store_id=STORE, user_id=UserId("operator"), roles=frozenset({"operator"}))
@@ -406,7 +398,6 @@ class Operator:
         self._count = 0
 
     async def live(self) -> None:
-        """Check the list of quarantined runs now and then, until cancelled."""
         while True:
             await asyncio.sleep(5.0 * self._draw.random())
             listed = await self._insist(
@@ -437,7 +428,6 @@ class Operator:
 
 
 def budget_limits(draw: random.Random) -> dict[str, float]:
-    """Return limits with a token budget, with or without a ceiling; most runs have none."""
     if draw.random() < 0.6:
         return {}
     limits: dict[str, float] = {"total_tokens_max": draw.choice([1, 200, 600, 1500])}

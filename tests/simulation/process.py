@@ -41,7 +41,6 @@ class Process:
         return self.frozen or not self.alive
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
-        """Start a task of this process."""
         context = self._context.copy()
         return asyncio.get_running_loop().create_task(work, name=name or self.name, context=context)
 
@@ -49,7 +48,6 @@ class Process:
         self.frozen = True
 
     def thaw(self) -> None:
-        """Resume it with all queued callbacks."""
         self.frozen = False
         if self.alive:
             self._run_kept()
@@ -67,7 +65,6 @@ class Process:
         self._run_kept()
 
     def keep(self, handle: asyncio.Handle) -> None:
-        """Queue a callback until the process is resumed."""
         self._kept.append(handle)
 
     def _run_kept(self) -> None:
@@ -125,8 +122,6 @@ class SimulatedLoop(VirtualLoop):
 
 
 class _Fire:
-    """Runs the callback of a timer, now or when its process is resumed."""
-
     __slots__ = ("_args", "_callback", "_loop", "_process", "_timers")
 
     def __init__(

@@ -42,8 +42,6 @@ _IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
 
 
 class MemoryLeases:
-    """In-memory `reading.Leases`."""
-
     def __init__(self, database: Database, limits: SlotLimits, *, crashes_max: int) -> None:
         self._database = database
         self._limits = limits
@@ -225,8 +223,6 @@ class MemoryAttentionRepository:
 
 
 class MemoryReads:
-    """In-memory `reading.Reads`. Pages are limited by row count only."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
@@ -433,7 +429,6 @@ class MemoryReads:
         )
 
     def gap(self, run: RunRow, after_seq: int) -> LogGap:
-        """Return the gap that replaces the removed events after `after_seq`."""
         # The calls of a job trimmed while open come with the events.
         calls = [] if run.trimmed_log_seq == self._tables.trimmed[run.key] else self._tables.calls_of(run.key)
         return LogGap(

@@ -13,8 +13,6 @@ from tests.simulation.store import Tables
 
 
 class Ledger(Protocol):
-    """The ledger by id; also available for real processes."""
-
     @property
     def runs(self) -> Mapping[str, run_pb2.Run]: ...
     @property
@@ -31,8 +29,6 @@ class Ledger(Protocol):
 
 
 class Record:
-    """The final record, by id."""
-
     def __init__(self, tables: Tables, history: History) -> None:
         self.tables = tables
         self.history = history
@@ -69,7 +65,6 @@ class Record:
         return times[seq - 1]
 
     def texts(self, text: str) -> int:
-        """Return how often each user text is in the conversations."""
         return sum(
             message.text.count(text)
             for conversation in self.messages.values()

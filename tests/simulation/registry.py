@@ -76,8 +76,6 @@ class _Entry:
 
 @dataclass
 class Journal:
-    """State that all registry processes share: journal entries and outside effects."""
-
     chance: Chance
     history: History
     entries: dict[str, _Entry] = field(default_factory=dict)
@@ -108,7 +106,6 @@ class Server:
 
     @property
     def requires_approval(self) -> bool:
-        """True while a rule requires approval of each call of the gated tools."""
         return self._journal.requires_approval
 
     async def resolve(self, names: Sequence[str]) -> Resolved:
@@ -241,7 +238,6 @@ class Server:
         return Stopped(stopped=running.done(), result=entry.result)
 
     def holds(self) -> bool:
-        """Whether its lease is valid."""
         return self.died_at is None or asyncio.get_running_loop().time() < self.died_at + LEASE_SECONDS
 
     def _known(self, execution: Execution, entry: _Entry) -> ExecutionResult | None:
@@ -336,7 +332,6 @@ def _result(execution: Execution) -> ExecutionResult:
 
 
 def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes) -> str:
-    """Return the digest that an approval covers."""
     parts = (store_id, call_id, tool_name, arguments_json.decode())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -362,8 +357,6 @@ def _is_over(series: Series) -> bool:
 
 
 class Client(FakeChecker):
-    """The registry client of an agent-loop. `current` is the current process."""
-
     def __init__(self, network: Network, current: Sequence[Server]) -> None:
         super().__init__()
         self._network = network

@@ -47,7 +47,6 @@ def concurrent_runs(runs: Iterable[RunRow], conversation: ConversationRow) -> st
 
 
 def unstarted_turn(unit: UnitOfWork, operation: Any) -> RunRow | None:
-    """Return the turn not yet started in the conversation to which its user sends a message."""
     if not isinstance(operation, Submit):
         return None
     conversation = unit.conversations.get(ConversationKey(operation.store_id, operation.conversation_id))

@@ -18,13 +18,10 @@ _PLAYED = 0.4
 
 
 def are_played(chance: Chance) -> bool:
-    """Return whether a seed has schedules."""
     return chance.stream("schedules").random() < _PLAYED
 
 
 class MemorySchedules(PostgresSchedules):
-    """`PostgresSchedules` over in-memory rows."""
-
     def __init__(self, database: Database) -> None:
         self._memory = database
         self._rows = database.tables.schedules

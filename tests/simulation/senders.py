@@ -37,7 +37,6 @@ class Sender:
         self._sent: list[tuple[str, str]] = []
 
     async def live(self) -> None:
-        """Create triggers, send events for a while, and wait until none is pending."""
         for number in range(self._draw.choice([1, 2])):
             await self._make(f"t{number}")
         while not self._world.chance.calm:

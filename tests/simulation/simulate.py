@@ -58,8 +58,6 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a seed."""
-
     seed: int
     violations: tuple[str, ...]
     trace_hash: str

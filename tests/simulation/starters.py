@@ -24,15 +24,12 @@ class Fired(NamedTuple):
 
 @dataclass
 class TriggerTables:
-    """Triggers, all their events, and their lanes."""
-
     triggers: dict[TriggerKey, TriggerRow] = field(default_factory=dict)
     events: dict[EventKey, EventRow] = field(default_factory=dict)
     lanes: dict[LaneKey, LaneRow] = field(default_factory=dict)
     fired: list[Fired] = field(default_factory=list)
 
     def load(self, unit: UnitOfWork, named: Sequence[RowKeys]) -> RowKeys:
-        """Load the named rows; return the additional runs that they need."""
         for key in dict.fromkeys(key for keys in named for key in keys.triggers):
             if key in self.triggers:
                 unit.triggers.load(key, self.triggers[key])
@@ -66,7 +63,6 @@ class TriggerTables:
         self.fired.append(Fired(event.event_id, event.run_id, overlap, before.last_run_id, is_busy))
 
     def remove(self, key: TriggerKey) -> None:
-        """Remove a trigger and its pending events."""
         del self.triggers[key]
         for lane in [lane for lane in self.lanes.values() if TriggerKey(lane.store_id, lane.trigger_id) == key]:
             del self.lanes[lane.key]

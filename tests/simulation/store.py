@@ -62,8 +62,6 @@ _FAILURE_RATE = 0.004
 
 @dataclass
 class DatabaseServer:
-    """Clock offset of the server, whether it is read-only, and the error it raises then."""
-
     ahead_seconds: float = 0.0
     read_only: bool = False
     refusal: type[PawlError] = DependencyUnavailable
@@ -134,7 +132,6 @@ class Tables:
         return end, sum(row.number > end for row in rows)
 
     def unread(self, key: RunKey) -> list[CommandRow]:
-        """Return the unread commands of a run in order of arrival."""
         commands = [
             row for row in self.commands.values() if RunKey(row.store_id, row.run_id) == key and not row.consumed
         ]
@@ -155,7 +152,6 @@ class Database:
         return datetime.fromtimestamp(round(time, 6), UTC)
 
     async def reach(self, *, writes: bool = False) -> None:
-        """Send a statement; may fail."""
         if self._chance.strikes(self._draw, "database away", _FAILURE_RATE):
             raise DependencyUnavailable("the database is unreachable")
         await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
@@ -163,14 +159,12 @@ class Database:
             raise self.tables.server.refusal("cannot execute in a read-only transaction")
 
     async def answer(self) -> None:
-        """Return the answer of an executed statement; may fail."""
         if self._draw.random() < _SLOW_ANSWERS:
             await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
         if self._chance.strikes(self._draw, "commit unanswered", _FAILURE_RATE):
             raise DependencyUnavailable("the connection broke")
 
     def conflicts(self) -> bool:
-        """Return whether another transaction conflicts."""
         return self._chance.strikes(self._draw, "conflict", 0.01)
 
 
@@ -192,8 +186,6 @@ class PromptDatabase(Database):
 
 
 class MemoryJournal:
-    """In-memory `ports.Journal`."""
-
     def __init__(self, database: Database, ids: IdSource) -> None:
         self._database = database
         self._ids = ids
@@ -207,7 +199,6 @@ class MemoryJournal:
         return written
 
     def apply(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Apply operations immediately."""
         tables = self._database.tables
         unit = load(tables, self._ids, [operation.row_keys for operation in operations], now=self._database.now())
         outcomes: list[Any] = []
@@ -329,7 +320,6 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -
 
 
 def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]]) -> None:
-    """Write the changes; keys are unique."""
     for before, after in unit.schedules.changed():
         last = RunKey(before.store_id, before.last_run_id)
         run = unit.runs.get(last) or tables.runs.get(last)
@@ -365,7 +355,6 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
 
 
 def _remove(tables: Tables, trim: Trim) -> None:
-    """Remove the trimmed rows of a job, as `adapters.trimming` does."""
     calls = [call for call in tables.calls_of(trim.run) if call.round <= trim.round and call.state.is_terminal]
     for call in calls:
         tables.gone[call.key] = tables.calls.pop(call.key)
@@ -413,8 +402,6 @@ def _put(
 
 
 class MemoryOfferRepository:
-    """In-memory `ports.OfferRepository`."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -456,7 +443,6 @@ def _both(call: CallRow) -> tuple[RunKey, CallKey]:
 
 
 def with_lease(row: RunRow, worker_id: WorkerId, time: datetime, seconds: float) -> RunRow:
-    """Return a run claimed by a worker at `time`."""
     end = time + timedelta(seconds=seconds)
     return replace(
         row,

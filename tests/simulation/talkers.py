@@ -14,15 +14,12 @@ _LENGTHS = (0, 2500, 5000)
 
 
 class Talker:
-    """Sends bursts of messages to the active run of a user, who also sends long results from then on."""
-
     def __init__(self, user: User) -> None:
         self._user = user
         self._draw = user.world.chance.stream("talker", user.name)
         user.result_padding = self._draw.choice([0, 15_000])
 
     async def live(self) -> None:
-        """Send until the simulation calms down."""
         user = self._user
         while not user.world.chance.calm and not user.done:
             await asyncio.sleep(6.0 * self._draw.random())
@@ -37,5 +34,4 @@ class Talker:
 
 
 def of(users: list[User]) -> list[Talker]:
-    """Return the talkers among the users."""
     return [Talker(user) for user in users if user.world.chance.stream("talks", user.name).random() < _TALKATIVE]

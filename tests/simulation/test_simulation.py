@@ -20,7 +20,6 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 def _run(module: str, *arguments: str, hash_seed: str = "0", allocator: str = "pymalloc") -> str:
-    """Run a program that must succeed, and return its output."""
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONMALLOC": allocator}
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -39,8 +39,6 @@ _CRONS = {"* * * * *": timedelta(minutes=1), "*/2 * * * *": timedelta(minutes=2)
 
 
 class Timer:
-    """A user who creates schedules, changes and triggers them, and pauses them at the end."""
-
     def __init__(self, world: World, store_id: StoreId) -> None:
         self._world = world
         self._caller = Principal(store_id=store_id, user_id=UserId("timer"), roles=frozenset({"member"}))
@@ -51,7 +49,6 @@ class Timer:
         self._count = 0
 
     async def live(self) -> None:
-        """Create schedules, act on them now and then, and pause them at the end."""
         for number in range(self._draw.randrange(1, 4)):
             await self._save(f"s{number}", must_exist=False)
         while not self._world.chance.calm:
@@ -237,7 +234,6 @@ def _latest(expected: datetime, step: timedelta, change: ScheduleChange, due: da
 
 
 def _step(definition: Definition) -> timedelta:
-    """Return the interval between due times."""
     return _CRONS.get(definition.cron) or timedelta(seconds=definition.interval_seconds)
 
 
@@ -248,7 +244,6 @@ def _late(row: ScheduleRow) -> timedelta:
 
 
 def _first(row: ScheduleRow, now: datetime) -> datetime | None:
-    """Return the first due time after `now`, or None if it is after the end."""
     definition, step = row.definition, _step(row.definition)
     offset = timedelta(seconds=definition.offset_seconds)
     plain = _grid(now - _late(row) - offset, step) + offset + step
@@ -275,12 +270,10 @@ def jitter_is_bounded_and_constant(record: Record) -> Iterator[str]:
 
 
 def _timestamp(time: float) -> Timestamp:
-    """Convert to a Timestamp, to the millisecond."""
     return Timestamp(seconds=int(time), nanos=int(time % 1 * 1000) * 1_000_000)
 
 
 def _grid(time: datetime, step: timedelta) -> datetime:
-    """Return the last grid time up to `time`."""
     return _EPOCH + (time - _EPOCH) // step * step
 
 

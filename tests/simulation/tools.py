@@ -31,5 +31,4 @@ BACK_END = ("look", "note", "pay", "book", "mail")
 
 
 def effect_class(name: str) -> EffectClass:
-    """Return the effect class of a tool."""
     return TOOLS[name].effect_class or EffectClass.AT_MOST_ONCE

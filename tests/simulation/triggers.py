@@ -19,13 +19,10 @@ _PLAYED = 0.3
 
 
 def are_played(chance: Chance) -> bool:
-    """Return whether a seed has triggers."""
     return chance.stream("triggers").random() < _PLAYED
 
 
 class MemoryTriggers(PostgresTriggers):
-    """`PostgresTriggers` over in-memory rows."""
-
     def __init__(self, database: Database) -> None:
         self._memory = database
         self._rows = database.tables.starters.triggers

@@ -31,8 +31,6 @@ RETRIED = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Intern
 
 @dataclass
 class World:
-    """All processes, past and present."""
-
     chance: Chance
     history: History
     tables: Tables = field(default_factory=Tables)
@@ -55,7 +53,6 @@ class World:
         self.slots = SlotLimits(per_store=self.chance.stream("places").choice([1, 2, 20]), per_user=5)
 
     def start(self) -> None:
-        """Start one to three agent-loops, one or two job-stores, and a registry."""
         draw = self.chance.stream("world")
         for _ in range(draw.choice([1, 1, 2])):
             self.start_job_store()
@@ -119,7 +116,6 @@ class World:
                 await asyncio.sleep(_PAUSE_SECONDS * (0.5 + draw.random()))
 
     def finish(self) -> None:
-        """Cancel the tasks of dead processes too."""
         for process in self.processes:
             process.finish()
 
@@ -131,14 +127,11 @@ class World:
 
 
 class Trouble:
-    """Kills, freezes and stops processes for a while, then leaves a working world."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._draw = world.chance.stream("trouble")
 
     async def make(self) -> None:
-        """Cause faults until the chaos phase is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + CHAOS_SECONDS
         while loop.time() < end:

@@ -14,8 +14,6 @@ _UPDATE = "/pawl.agent.v1.ConversationService/UpdateConversation"
 
 
 class Writer(User):
-    """Starts runs in the conversation of a host."""
-
     def __init__(self, host: User) -> None:
         super().__init__(host.world, f"{host.name}writer", front_end=False)
         self._host = host
@@ -23,7 +21,6 @@ class Writer(User):
         self._count = 1  # The conversation exists: no message of the writer creates one.
 
     async def live(self) -> None:
-        """Write while the host shares the conversation, then make sure that every run ends."""
         while not (self._host.run_ids or self._host.done):
             await asyncio.sleep(1.0)
         self.conversation_id = self._host.conversation_id
@@ -55,6 +52,5 @@ class Writer(User):
 
 
 def of(users: list[User]) -> list[User]:
-    """Return writers to the conversations of some users."""
     hosts = (user for user in users if user.world.chance.stream("writers", user.name).random() < _RATE)
     return [Writer(host) for host in hosts]

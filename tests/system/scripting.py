@@ -17,27 +17,22 @@ _NUMBERS = itertools.count(1)
 
 
 class Model:
-    """The scripted model server, controlled from another process."""
-
     def __init__(self, http: httpx2.AsyncClient) -> None:
         self._http = http
 
     async def play(self, *steps: Step) -> str:
-        """Answer a prompt with these steps only; returns the prompt."""
         prompt = f"scene {next(_NUMBERS)}!"
         own = [{**step, "when": {"user_contains": prompt, **step.get("when", {})}} for step in steps]
         await self.obey({"steps": own})
         return prompt
 
     async def obey(self, script: Mapping[str, Any]) -> None:
-        """Install a whole script."""
         answer = await self._http.post("/_pawl/script", json=script)
         assert answer.status_code == httpx2.codes.OK, answer.text
 
 
 @asynccontextmanager
 async def scripted(suite: Suite) -> AsyncIterator[Model]:
-    """Yield the model server; its default rules are restored afterwards."""
     base_url = (suite.endpoints.model_base_url or "").removesuffix("/v1")
     async with httpx2.AsyncClient(base_url=base_url, timeout=60.0) as http:
         model = Model(http)

@@ -25,14 +25,11 @@ async def until(read: Callable[[], T], check: Callable[[T], bool]) -> T:
 
 
 class Talk:
-    """A conversation in which the user sends messages and the model may report on jobs."""
-
     def __init__(self, pawl: AsyncClient) -> None:
         self._pawl = pawl
         self.conversation_id = ""
 
     async def say(self, text: str) -> run_pb2.Run:
-        """Send a message and return the answer."""
         run = await self._pawl.start(text, conversation_id=self.conversation_id)
         self.conversation_id = run.conversation_id
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -42,7 +39,6 @@ class Talk:
         return [call.child_run_id async for call in self._pawl.calls(run.run_id) if call.child_run_id]
 
     async def job(self, job_id: str, check: Callable[[run_pb2.Run], bool]) -> run_pb2.Run:
-        """Return a job once a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not check(job := await self._pawl.get(job_id)):
                 await asyncio.sleep(0.1)
@@ -66,7 +62,6 @@ class Talk:
         return found
 
     async def end_reported(self, *jobs: str) -> list[dict[str, object]]:
-        """Return the job notices in order, once the ends of these jobs are reported and answered."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 found = await self.reported(1)
@@ -81,7 +76,6 @@ def is_end(notice: dict[str, object]) -> bool:
 
 
 def in_background(tool: str, **arguments: object) -> str:
-    """Return the message that starts a tool call in the background."""
     return f"call {tool} with {json.dumps({'_executeAsync': True} | arguments)}"
 
 
@@ -90,8 +84,6 @@ def count_of(effects: Path) -> int:
 
 
 async def waiting(talk: Talk, job_id: str) -> call_pb2.Call:
-    """Return the call of a job that awaits approval, other than the previous one."""
-
     def awaits(job: run_pb2.Run) -> list[call_pb2.Call]:
         return [call for call in job.pending_calls if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
 

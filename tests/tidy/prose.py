@@ -48,8 +48,6 @@ _SENTENCE_WORDS_MIN = 4
 
 
 class Passage(NamedTuple):
-    """A piece of text that is read on its own."""
-
     kind: str
     path: str
     line: int
@@ -61,12 +59,10 @@ class Passage(NamedTuple):
 
     @property
     def phrases(self) -> list[str]:
-        """Matches of the list, in order."""
         return _PHRASES.findall(self.text)
 
 
 def passages(path: Path) -> Iterator[Passage]:
-    """Yield the passages of a file; nothing for files without prose."""
     shown = name(path)
     text = path.read_text(encoding="utf-8")
     match path.suffix:

@@ -16,7 +16,6 @@ NOT_IMPORTED = {"tzdata"}
 
 
 def normal(distribution: str) -> str:
-    """Return the normalised name of a requirement or distribution."""
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=!~\[;]", distribution)[0]).strip().lower()
 
 
@@ -33,7 +32,6 @@ def imported(folder: str) -> set[str]:
 
 
 def distributions(modules: set[str]) -> set[str]:
-    """Return the distributions that provide these modules."""
     found = packages_distributions()
     names: set[str] = set()
     for module in modules:

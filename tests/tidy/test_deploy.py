@@ -101,7 +101,6 @@ _METRIC = re.compile(r"metrics\.(counter|gauge|histogram)\(\s*\"(\w+)\"", re.DOT
 
 
 def metrics_of(folder: str) -> set[str]:
-    """Return the names of the metrics of a part of the suite."""
     found: set[str] = set()
     for path in (tree.ROOT / "services/pawl" / folder).rglob("*.py"):
         for kind, name in _METRIC.findall(path.read_text()):

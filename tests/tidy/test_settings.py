@@ -24,7 +24,6 @@ OF_CLIENTS = ("launcher/options.py", "cli/__main__.py", "client/target.py", "cha
 
 
 def variables(cls: type[ServiceSettings]) -> dict[str, str]:
-    """Return the variables of a settings class with their defaults; empty if there is none to show."""
     return {
         field.validation_alias if isinstance(field.validation_alias, str) else f"PAWL_{name}".upper(): default(field)
         for name, field in cls.model_fields.items()
@@ -38,7 +37,6 @@ def default(field: FieldInfo) -> str:
 
 
 def classes() -> Iterator[tuple[str, type[ServiceSettings]]]:
-    """Return the settings class of each service."""
     for path in sorted(tree.PAWL.glob("*/settings.py")):
         module = importlib.import_module(f"pawl.{path.parent.name}.settings")
         for cls in vars(module).values():

@@ -14,7 +14,6 @@ SUFFIXES = {".ts", ".tsx"}
 
 
 def typescript(folder: Path) -> list[Path]:
-    """Return every handwritten TypeScript file of a folder."""
     return [path for path in tree.files(*SUFFIXES) if path.is_relative_to(folder)]
 
 

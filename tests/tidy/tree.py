@@ -19,20 +19,17 @@ HIDDEN_BUT_OURS = {".ci", ".editorconfig", ".env.example", ".dockerignore", ".gi
 
 
 def files(*suffixes: str) -> Iterator[Path]:
-    """Return every handwritten file, with one of these suffixes if any are given."""
     for path in _walk(ROOT):
         if not suffixes or path.suffix in suffixes:
             yield path
 
 
 def python(*folders: str) -> Iterator[Path]:
-    """Return every Python module below the given folders of the repository."""
     for folder in folders:
         yield from (path for path in _walk(ROOT / folder) if path.suffix == ".py")
 
 
 def name(path: Path) -> str:
-    """Return the path relative to the repository."""
     return path.relative_to(ROOT).as_posix()
 
 

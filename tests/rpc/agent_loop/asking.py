@@ -33,7 +33,6 @@ ANSWER = call_pb2.DECISION_KIND_ANSWER
 
 
 async def check_refusals(api: Api, rows: list[Row], metadata: Any = ME) -> None:
-    """Assert that each request fails with its reason and, if given, its field."""
     wrong = []
     for request, expected, *field in rows:
         error = await failure(api(request, metadata))

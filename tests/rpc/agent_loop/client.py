@@ -32,7 +32,6 @@ class Client:
         self._kept: list[session_pb2.SessionResponse] = []
 
     async def hello(self, client_id: str = "cli_a", *tools: str, calls_max: int = 1, versions: Any = ()) -> str:
-        """Open the session and return the client id."""
         hello = session_pb2.Hello(
             client_id=client_id,
             calls_max=calls_max,
@@ -44,13 +43,11 @@ class Client:
         return str(welcome.client_id)
 
     async def send(self, frame_id: str = "", **frame: Any) -> str:
-        """Send a frame and return its id."""
         frame_id = frame_id or f"f{next(self._numbers)}"
         await self.stream.write(session_pb2.SessionRequest(frame_id=frame_id, **frame))
         return frame_id
 
     async def ask(self, frame_id: str = "", **frame: Any) -> types_pb2.Receipt:
-        """Send a frame and return its receipt."""
         return await self.receipt(await self.send(frame_id, **frame))
 
     async def attach(self, run_id: str = "run_1", after_seq: int = 0) -> types_pb2.Receipt:
@@ -63,7 +60,6 @@ class Client:
                 return response.receipt
 
     async def next(self, *kinds: str) -> session_pb2.SessionResponse:
-        """Return the next frame of one of these kinds; keep the others."""
         for position, kept in enumerate(self._kept):
             if kept.WhichOneof("frame") in kinds:
                 return self._kept.pop(position)
@@ -75,7 +71,6 @@ class Client:
             self._kept.append(response)
 
     async def events(self, count: int, run_id: str = "run_1") -> list[int]:
-        """Return the sequence numbers of the next events of a run."""
         seqs: list[int] = []
         while len(seqs) < count:
             event = (await self.next("event")).event
@@ -90,7 +85,6 @@ class Client:
         await self.stream.write(session_pb2.SessionRequest(heartbeat=session_pb2.ClientHeartbeat()))
 
     async def answer(self, offer: session_pb2.Offer, content: bytes = b'"done"') -> types_pb2.Receipt:
-        """Return a result for an offered call."""
         result = types_pb2.ToolResult(
             run_id=offer.call.run_id,
             call_id=offer.call.call_id,
@@ -105,5 +99,4 @@ class Client:
             pass
 
     def leave(self) -> None:
-        """Disconnect without closing the stream."""
         self.stream.cancel()

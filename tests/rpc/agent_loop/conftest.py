@@ -122,7 +122,6 @@ def client_side(
     checker: FakeChecker | None = None,
     agents: MemoryAgents | None = None,
 ) -> ClientSide:
-    """Return a client side over this ledger that polls and sends heartbeats often."""
     agents = agents or MemoryAgents()
     ledger.servicers.append(agents.forwarded)
     quick = ClientTimes(
@@ -161,7 +160,6 @@ async def server(clients: ClientSide, ids: IdSource, tmp_path: Path) -> AsyncIte
 
 
 def new_server(clients: ClientSide, address: str, ids: IdSource) -> RpcServer:
-    """Return a server for `clients`."""
     server = RpcServer(
         address,
         authenticator=authenticator(KEYS),

@@ -13,7 +13,6 @@ from pawl.errors import PawlError
 
 
 async def failure(call: Awaitable[Any]) -> PawlError:
-    """Return the error that a call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     assert caught.value.code() is not grpc.StatusCode.UNKNOWN
@@ -21,5 +20,4 @@ async def failure(call: Awaitable[Any]) -> PawlError:
 
 
 async def reason(call: Awaitable[Any]) -> str:
-    """Return the reason of the error that a call ends with."""
     return (await failure(call)).reason

@@ -44,7 +44,6 @@ _LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, slots=SlotLi
 
 
 def waiting_call(call_id: str) -> call_pb2.Call:
-    """Return a call that waits for an approval, as a page of pending items shows it."""
     return call_pb2.Call(run_id="run_1", call_id=call_id, tool_name="pay", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
 
 
@@ -64,8 +63,6 @@ class _NumberedIds(IdSource):
 
 
 class _Announcer:
-    """Publishes live events to a `FakeLive`."""
-
     def __init__(self, live: FakeLive) -> None:
         self._live = live
 
@@ -82,8 +79,6 @@ class _Announcer:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """The current state of a run and its calls."""
-
     run: run_pb2.Run
     calls: dict[str, call_pb2.Call]
 
@@ -117,7 +112,6 @@ class PlayedLedger(PublicLedger):
 
     @property
     def runs(self) -> dict[str, StoredRun]:
-        """All runs by id."""
         return {
             row.run_id: StoredRun(
                 run=messages.run(row),
@@ -161,11 +155,9 @@ class PlayedLedger(PublicLedger):
             await self.append_event(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=text)), run_id)
 
     async def append_event(self, event: event_pb2.RunEvent, run_id: str = "run_1") -> None:
-        """Append an event of the owner."""
         await self._log(self._row(run_id), OwnerEvent(type="event", body=event.SerializeToString()))
 
     async def change(self, run_id: str, state: RunState, **fields: Any) -> None:
-        """Change the state of the run."""
         before = self._row(run_id)
         run = replace(before, state=state, **fields)
         if run.state.is_terminal:
@@ -175,21 +167,17 @@ class PlayedLedger(PublicLedger):
         await self._log(run, RunChanged(from_state=before.state, run=run))
 
     async def need_attention(self, reason: run_pb2.AttentionReason.ValueType, run_id: str = "run_1") -> None:
-        """Mark the run as needing an operator."""
         attention = Attention(reason=states.AttentionReason(reason), since_time=self._database.now())
         await self.change(run_id, RunState.NEEDS_ATTENTION, attention=attention)
 
     async def finish(self, run_id: str = "run_1") -> None:
-        """Complete the run."""
         await self.change(run_id, RunState.COMPLETED, attention=None)
 
     def put_run(self, run_id: str, **fields: Any) -> None:
-        """Change fields of a run."""
         run = self._row(run_id)
         self._tables.runs[run.key] = replace(run, **fields)
 
     def put_call(self, call_id: str, **fields: Any) -> None:
-        """Change fields of a call."""
         call = self._call_row(call_id)
         self._tables.calls[call.key] = replace(call, **fields)
 
@@ -198,11 +186,9 @@ class PlayedLedger(PublicLedger):
         self._tables.trimmed[run.key] = to_seq or run.last_seq - 1
 
     def gap(self, run_id: str, after_seq: int) -> gap_pb2.Gap:
-        """Return the gap that replaces the removed events after `after_seq`."""
         return messages.gap(self._reads.gap(self._row(run_id), after_seq))
 
     async def offer(self, call_id: str, tool_name: str = "show", *, run_id: str = "run_1", version: int = 1) -> None:
-        """Add a front-end call of the model."""
         await self.add_call(call_id, call_pb2.CALL_STATE_OFFERED, run_id=run_id, tool_name=tool_name, version=version)
 
     async def add_call(
@@ -248,12 +234,10 @@ class PlayedLedger(PublicLedger):
         await self._call_changed(replace(call, **fields), None)
 
     async def settle(self, call_id: str, state: call_pb2.CallState.ValueType = call_pb2.CALL_STATE_CANCELLED) -> None:
-        """Move a call out of OFFERED."""
         call = self._call_row(call_id)
         await self._call_changed(replace(call, state=CallState(state), reserved_by=""), call.state)
 
     async def lose_lease(self, call_id: str) -> None:
-        """Expire the lease of a call, as the ledger's sweep does."""
         call = self._call_row(call_id)
         assert call.offer is not None
         await self._call_changed(replace(call, offer=replace(call.offer, client_id="", expire_time=None)), call.state)

@@ -27,7 +27,6 @@ SERIES = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=6
 
 
 async def add_job(ledger: PlayedLedger, number: int, *, of: str = "conv_1") -> str:
-    """Let the first run start a job that reports to its conversation."""
     run_id = f"job_{number}"
     await ledger.add_run(run_id, conversation_id=f"conv_of_{run_id}")
     ledger.put_run(

@@ -143,7 +143,6 @@ async def test_run_without_tools_gets_none_from_the_session(
 
 
 async def save_without_tools(agents: AgentRegistryServiceAsyncStub) -> None:
-    """Save an agent without tools."""
     request = UpdateAgentRequest()
     request.definition.name = "bare"
     request.definition.options.without_tools = True

@@ -37,7 +37,6 @@ OF_STORE = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
 
 @pytest.fixture
 def time_passes(servicer: AgentServicer, ledger: PlayedLedger) -> None:
-    """Let time pass while the list is watched."""
     servicer._pending = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02)
 
 
@@ -134,8 +133,6 @@ class Ledger(PlayedLedger):
 
 
 class Tab:
-    """A watcher that reads everything it gets."""
-
     def __init__(self, pending: Pending, caller: Principal, wanted: ListPendingCallsRequest = MINE) -> None:
         self._parts = pending.watch(caller, wanted, silence_seconds=3600)
         self.responses: list[WatchPendingResponse] = []
@@ -157,8 +154,6 @@ class Tab:
 
 
 class World:
-    """Watchers over a ledger, with a manual clock."""
-
     def __init__(self) -> None:
         self.ledger, self.clock = Ledger(), ManualClock()
         self.pending = Pending(ledger=self.ledger, clock=self.clock, poll_seconds=1.0)
@@ -167,7 +162,6 @@ class World:
         self.following: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
-        """Start to watch for changes."""
         self.following = asyncio.create_task(self.pending.follow(self.live))
         await self.clock.advance(2)
 

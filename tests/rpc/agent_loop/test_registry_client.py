@@ -65,8 +65,6 @@ EXECUTION = Execution(
 
 
 class FakeService(execution_pb2_grpc.ExecutionServiceServicer):
-    """Returns configured responses and records the requests."""
-
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.left = asyncio.Event()

@@ -32,7 +32,6 @@ DIGEST = "digest of call_1"
 
 @pytest.fixture(autouse=True)
 async def run(ledger: PlayedLedger) -> None:
-    """A run of the first user."""
     await ledger.add_run()
 
 

@@ -30,7 +30,6 @@ DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 
 @pytest.fixture
 async def client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> Client:
-    """A client whose user has a run."""
     await ledger.add_run()
     client = Client(stub)
     await client.hello()
@@ -292,8 +291,6 @@ async def test_slow_client_is_disconnected_with_the_position_to_resume(
 
 
 class TestSilence:
-    """Heartbeats, with short timeouts."""
-
     @pytest.fixture
     def times(self) -> SessionTimes:
         return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=2.0)

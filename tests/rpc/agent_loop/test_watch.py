@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 async def run(ledger: PlayedLedger) -> None:
-    """A run of the first user."""
     await ledger.add_run()
 
 
 async def watch(stub: AgentServiceAsyncStub, after_seq: int = 0) -> list[bytes]:
-    """Return the bytes of all events to the end of the run."""
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1", after_seq=after_seq), metadata=ME)
     return [event.SerializeToString() async for response in stream for event in response.events]
 

@@ -92,7 +92,6 @@ async def claim(client: WorkerLedgerClient) -> Claim:
 
 
 async def respond(replica: Replica, key: RunKey) -> None:
-    """Act as the approvers and the front end."""
     run = (await replica.stub.GetRun(ledger_pb2.GetRunRequest(store_id=STORE, run_id=key.run_id))).run
     for call in run.pending_calls:
         command = ledger_pb2.Command(command_id=f"cmd_{call.call_id}")
@@ -121,8 +120,6 @@ async def log_of(replica: Replica, key: RunKey) -> list[str]:
 
 
 def log_in_memory() -> list[str]:
-    """Return the log of the same run through the in-memory ledger."""
-
     async def main() -> list[str]:
         found = world()
         await found.finish(key := found.ledger.submit("hello"))

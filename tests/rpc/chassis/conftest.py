@@ -32,8 +32,6 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Path) -> Serve:
-    """Return a function that starts a server: `async with serve(streams_max=1) as server`."""
-
     @asynccontextmanager
     async def start(
         *,

@@ -36,7 +36,6 @@ class EchoServicer:
         self.generator_closed = asyncio.Event()
 
     async def act(self, request: StringValue, context: Any) -> StringValue:
-        """Run the command in the request text."""
         match request.value.split(":"):
             case ["crash"]:
                 raise RuntimeError("the password is hunter2")
@@ -136,7 +135,6 @@ async def _raise(error: Exception) -> None:
 
 
 def add_echo_to_server(servicer: EchoServicer, server: grpc.aio.Server) -> None:
-    """Register the servicer as generated code does."""
     coding: Any = {"request_deserializer": StringValue.FromString, "response_serializer": StringValue.SerializeToString}
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Unary": grpc.unary_unary_rpc_method_handler(servicer.unary, **coding),
@@ -166,12 +164,10 @@ class EchoStub:
         self.missing_stream: Any = channel.stream_stream(f"/{SERVICE}/Missing", **coding)
 
     def call(self, kind: str, text: str, **kwargs: Any) -> Awaitable[list[str]]:
-        """Call the method of this kind with one request; return the texts of all responses."""
         request: Any = StringValue(value=text)
         return self.send(kind, request, **kwargs)
 
     async def send(self, kind: str, request: Any, **kwargs: Any) -> list[str]:
-        """Like `call`, with a prepared request."""
         method = getattr(self, kind)
         for _ in range(_TRIES - 1):
             try:
@@ -203,13 +199,11 @@ Serve = Callable[..., AbstractAsyncContextManager[RpcServer]]
 
 @asynccontextmanager
 async def echoing(serving: AbstractAsyncContextManager[RpcServer], **options: Any) -> AsyncIterator[EchoStub]:
-    """Start a server and yield a client of it."""
     async with serving as server, open_channel(server.address, **options) as channel:
         yield EchoStub(channel)
 
 
 async def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
-    """Wait until `process` has written `path`; fail if it exits first."""
     while not path.exists():
         assert process.poll() is None, process.communicate()[1]
         await asyncio.sleep(0.02)

@@ -56,7 +56,6 @@ def make_roles(database_url: str) -> None:
 
 @pytest.fixture
 async def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """An empty database; its roles are deleted at the end."""
     monkeypatch.setattr(logs, "configure", lambda **_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +69,6 @@ async def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.fixture
 def roles(url: str) -> str:
-    """A database created as in the container."""
     make_roles(url)
     return url
 
@@ -171,7 +169,6 @@ ENTRY = {
 
 
 async def add_entry(connection: Connection) -> None:
-    """Add an audit entry."""
     places = ", ".join(f"${number + 1}" for number in range(len(ENTRY)))
     await connection.execute(
         f"INSERT INTO tool_registry.audit ({', '.join(ENTRY)}) VALUES ({places})",  # noqa: S608

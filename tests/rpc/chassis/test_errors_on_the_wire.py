@@ -25,7 +25,6 @@ from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve, echoing
 
 
 async def refusal(call: Any) -> PawlError:
-    """Return the error that a call ends with."""
     with pytest.raises(PawlError) as caught, translating():
         await call
     return caught.value

@@ -65,7 +65,6 @@ def new_server(address: str, ids: IdSource) -> RpcServer:
 
 @pytest.fixture
 async def backend(tmp_path: Path, ids: IdSource) -> AsyncIterator[grpc.aio.Channel]:
-    """Open a batching channel to the backend."""
     server = new_server(f"unix:{tmp_path}/behind", ids)
     server.add_forwarded(add_ConversationServiceServicer_to_server, Backend())
     async with server, open_channel(server.address, service_key=AGENT_LOOP_KEY, batches=True) as channel:

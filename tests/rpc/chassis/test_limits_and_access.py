@@ -108,7 +108,6 @@ def of(store_id: str, user_id: str) -> tuple[tuple[str, str], ...]:
 
 @asynccontextmanager
 async def held(servicer: EchoServicer, stub: EchoStub, kind: str, *users: str) -> AsyncIterator[None]:
-    """Keep calls of users of acme waiting until the end."""
     calls = [asyncio.ensure_future(stub.call(kind, "wait", metadata=of("acme", user))) for user in users]
     await until(lambda: servicer.waiting == len(users))
     yield
@@ -221,8 +220,6 @@ NEXT = "next-key-of-service-01234"
 
 
 class Known(KeyAuthenticator):
-    """Keys of ann and bob of acme and of agent-loop, which a test revokes and changes."""
-
     def __init__(self) -> None:
         self.users = {key: self.of(user, "member") for key, user in ((ANN, "ann"), (BOB, "bob"))}
         self.peers = {digest_of(SERVICE_OF_CALLERS): service_principal("agent-loop")}
@@ -242,7 +239,6 @@ class Known(KeyAuthenticator):
 
 
 async def waiting(stub: EchoStub, servicer: EchoServicer, kind: str, text: str, keys: list[str]) -> list[Any]:
-    """Waiting calls, one per key."""
     calls = [asyncio.ensure_future(stub.call(kind, text, metadata=bearer(key))) for key in keys]
     await until(lambda: servicer.waiting == len(keys))
     return calls

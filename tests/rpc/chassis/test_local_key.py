@@ -63,7 +63,6 @@ class OtherListener:
         self.address = ""
 
     async def serve(self, server: grpc.aio.Server) -> None:
-        """Listen on a free port."""
         server.add_generic_rpc_handlers((self._Handler(self),))
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()

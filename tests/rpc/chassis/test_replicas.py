@@ -44,8 +44,6 @@ from tests.rpc.chassis.test_limits_and_access import USER_KEY, keys
 
 
 class Replicas:
-    """Two servers and a stub that knows both."""
-
     def __init__(self, servers: dict[str, RpcServer], serving: dict[str, AsyncExitStack], stub: EchoStub) -> None:
         self.servers = servers
         self.stub = stub
@@ -57,7 +55,6 @@ class Replicas:
         return {address for address, server in self.servers.items() if server._batches._streams}
 
     async def preferred(self) -> str:
-        """Return the address that calls go to."""
         (address,) = await self.used()
         return address
 
@@ -65,7 +62,6 @@ class Replicas:
         await self._serving[address].aclose()
 
     async def start(self, serving: AbstractAsyncContextManager[RpcServer]) -> None:
-        """Start a server at the address of a stopped one."""
         server = await self._serving[next(iter(self._serving))].enter_async_context(serving)
         self.servers[server.address] = server
 
@@ -207,7 +203,6 @@ HERE = f"/{SERVICE}/"
 
 @pytest.fixture
 async def served(serve: Serve) -> Any:
-    """A server for services and a stub that sends calls in batches."""
     async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
         yield EchoStub(channel)
 

@@ -52,8 +52,6 @@ def of(files: Files, clock: Clock) -> tls.Tls:
 
 @pytest.fixture
 def serving(serve: Serve, tmp_path: Path, authority: trustme.CA, clock: ManualClock) -> Callable[..., Any]:
-    """Return a function that starts job-store's server with its certificate."""
-
     @asynccontextmanager
     async def start(*, checks_services: bool = True, **options: Any) -> AsyncIterator[RpcServer]:
         files = certificates.write(tmp_path, "job-store", authority)
@@ -178,7 +176,6 @@ async def test_command_line_explains_each_tls_failure(
 
 
 async def _shown_by(address: str) -> str:
-    """Return the current certificate of a listener."""
     host, _, port = address.rpartition(":")
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
 

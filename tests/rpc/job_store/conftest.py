@@ -52,8 +52,6 @@ RETENTION = RetentionPeriods(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One job store: its public API and its internals."""
-
     channel: grpc.aio.Channel
     stub: LedgerServiceAsyncStub
     ledger: Ledger
@@ -67,14 +65,12 @@ StartReplica = Callable[..., Awaitable[Replica]]
 
 @pytest.fixture(scope="session")
 def ledger_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
-    """A database with job-store's schema."""
     with databases.ServiceDatabase(postgres_url, "job_store") as database:
         yield database
 
 
 @pytest.fixture
 def database_url(ledger_database: databases.ServiceDatabase) -> str:
-    """The URL of a database with empty tables."""
     ledger_database.empty()
     return ledger_database.url
 
@@ -142,7 +138,6 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
 
 @pytest.fixture
 async def replica(start: StartReplica) -> Replica:
-    """A job store without NATS."""
     return await start()
 
 
@@ -153,11 +148,9 @@ def stub(replica: Replica) -> LedgerServiceAsyncStub:
 
 @pytest.fixture
 def user(stub: LedgerServiceAsyncStub) -> User:
-    """ann of acme, with a worker for her runs."""
     return User(stub)
 
 
 @pytest.fixture
 async def owner(user: User) -> Owner:
-    """The worker that has started a run of ann."""
     return await user.start()

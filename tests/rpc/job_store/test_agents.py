@@ -43,7 +43,6 @@ def put(name: str = "clerk", *tools: str, store: str = "acme", **fields: Any) ->
 
 
 def ask(replica: Replica, method: str, *, store: str = "acme", user: str = "ann", **fields: Any) -> Any:
-    """Call a method of pawl.agent.v1.AgentRegistryService, as agent-loop forwards it."""
     return forwarded(replica.channel, user_principal(StoreId(store), UserId(user), frozenset()), method, **fields)
 
 

@@ -28,8 +28,6 @@ STREAM = "PAWL_LIFECYCLE"
 
 
 class Received(NamedTuple):
-    """A published message."""
-
     subject: str
     data: bytes
     headers: Mapping[str, str] = {}
@@ -63,7 +61,6 @@ async def receive(bus: Bus, subject: str) -> list[Received]:
 
 
 async def lifecycle(bus: Bus, count: int) -> list[Received]:
-    """Return the first messages of the stream."""
     jetstream = bus.jetstream()
     subscription = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
     messages = await subscription.fetch(count, timeout=60)

@@ -28,7 +28,6 @@ COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
 def starting_step(*names: str) -> dict[str, Any]:
-    """Return a step that starts jobs."""
     calls = [
         call_pb2.Call(
             call_id=f"call_{name}",
@@ -50,7 +49,6 @@ def starting_step(*names: str) -> dict[str, Any]:
 
 
 async def start_jobs(user: User, *names: str, conversation_id: str = "") -> str:
-    """Start jobs in a run and end it; return the conversation."""
     owner = await user.start(conversation_id=conversation_id)
     await owner.commit(round=1, **starting_step(*names))
     await owner.commit(state=COMPLETED)
@@ -58,7 +56,6 @@ async def start_jobs(user: User, *names: str, conversation_id: str = "") -> str:
 
 
 async def claimed_jobs(user: User, count: int = 1, worker_id: str = "jobs") -> list[Owner]:
-    """Return jobs that a worker has started."""
     owners = [user.owner(run.run_id, run.epoch) for run in await user.claim(worker_id, runs_max=count)]
     for owner in owners:
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)

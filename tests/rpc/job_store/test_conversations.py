@@ -52,7 +52,6 @@ async def index_all(database: Database) -> int:
 
 
 async def answered(user: User, question: str, answer: str, **fields: Any) -> str:
-    """Return the id of a conversation that has ended."""
     owner = await user.start(question, **fields)
     await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -163,8 +162,6 @@ ASSISTANT, SUMMARY = message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_SUMMARY
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """A conversation of ann to which bob may write."""
-
     ann: User
     bob: User
     conversation_id: str
@@ -175,7 +172,6 @@ class Shared:
         ).conversation
 
     async def begin(self, user: User, text: str = "hello") -> Owner:
-        """Start a run of a user that a worker drives."""
         return await user.start(text, conversation_id=self.conversation_id, conversation_must_exist=True)
 
     async def send(self, user: User, text: str = "hello", **fields: Any) -> Any:
@@ -187,7 +183,6 @@ class Shared:
 
 
 async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
-    """Let a run call a tool, think and answer."""
     call_id = f"call_{owner.run_id}"
     calls = [message_pb2.Message(role=ASSISTANT, reasoning="hm", call_ids=[call_id])]
     await owner.commit(messages=calls, calls=[owner.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1)])

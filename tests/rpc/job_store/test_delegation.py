@@ -30,7 +30,6 @@ def delegation(name: str, **fields: Any) -> pb.Delegation:
 
 
 async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owner:
-    """Delegate a call, park the caller and return the owner of the started child run."""
     await owner.park(AGENT, **delegation_step(owner, name, **fields))
     child = await user.take(f"run_{name}")
     await child.commit(state=run_pb2.RUN_STATE_RUNNING)
@@ -78,12 +77,10 @@ FAILED = call_pb2.CALL_STATE_FAILED
 
 
 async def listed(user: User, **fields: Any) -> dict[str, run_pb2.Run]:
-    """Return the runs of a user from the list, by id."""
     return {run.run_id: run for run in (await user.ask("ListRuns", **fields)).runs}
 
 
 async def both(user: User, run_id: str) -> list[run_pb2.Run]:
-    """Return a run as read and as listed."""
     return [await user.run(run_id), (await listed(user))[run_id]]
 
 

@@ -78,7 +78,6 @@ async def sweep_all(sweep: Erasing) -> None:
 
 
 async def everything(database: Database) -> str:
-    """Return all rows of all tables as text; bytes are unchanged."""
     tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'job_store'")
     rows = [row for table in tables for row in await database.fetch(f"SELECT * FROM job_store.{table['tablename']}")]  # noqa: S608
     return "\n".join(repr(tuple(row)) for row in rows)
@@ -340,7 +339,6 @@ async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(repl
 
 
 async def full_many(user: User, number: int) -> str:
-    """Create a conversation with its own message."""
     owner = await user.start(f"{MARKER} {number}")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
     return (await user.run(owner.run_id)).conversation_id

@@ -53,7 +53,6 @@ def called(call_id: str, state: Any = call_pb2.CALL_STATE_PROPOSED, **fields: An
 
 
 async def ended_run(user: User, conversation_id: str, question: str, answer: str) -> str:
-    """Add a run that has ended; return its id."""
     owner = await user.start(question, conversation_id=conversation_id)
     await owner.commit(messages=[model_message(answer)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -61,7 +60,6 @@ async def ended_run(user: User, conversation_id: str, question: str, answer: str
 
 
 async def searching_run(user: User, conversation_id: str) -> Owner:
-    """Return a run that has called a search tool and continues."""
     owner = await user.start("look", conversation_id=conversation_id)
     await owner.commit(messages=[model_message("", "call_1")], calls=[called("call_1")])
     failed = called("call_1", call_pb2.CALL_STATE_FAILED, result=result('"found"', is_error=True))
@@ -70,7 +68,6 @@ async def searching_run(user: User, conversation_id: str) -> Owner:
 
 
 async def loaded(user: User, conversation_id: str) -> pb.LoadRunResponse:
-    """Return the history of the next run of a conversation, without its own message."""
     owner = await user.start("next", conversation_id=conversation_id)
     whole = await owner.load()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)

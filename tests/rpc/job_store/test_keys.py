@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 
 class World:
-    """A job store that requires keys, and its clients."""
-
     def __init__(self, address: str, stack: AsyncExitStack, database: Database, keys: Keys) -> None:
         self._stack = stack
         self.address = address
@@ -57,7 +55,6 @@ class World:
         return KeySyncClient(await self._stack.enter_async_context(channel))
 
     async def deployment(self) -> KeyServiceAsyncStub:
-        """The API as the deployment sees it."""
         return await self.stub((await self.keys.bootstrap()).secret)
 
 
@@ -102,7 +99,6 @@ async def owner(world: World) -> KeyServiceAsyncStub:
 
 @pytest.fixture
 async def deployment(world: World) -> KeyServiceAsyncStub:
-    """The API as the deployment sees it."""
     return await world.deployment()
 
 

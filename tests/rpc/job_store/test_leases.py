@@ -23,7 +23,6 @@ from tests.rpc.job_store.user import Owner, User
 
 
 async def end_leases(database: Database) -> None:
-    """Expire the current leases."""
     await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
 
 
@@ -124,12 +123,10 @@ LIMITS = SlotLimits(per_store=4, per_user=2)
 
 @pytest.fixture
 async def limited(start: StartReplica) -> Replica:
-    """A job store with small limits."""
     return await start(slots=LIMITS)
 
 
 async def submit_many(user: User, count: int) -> list[str]:
-    """Send messages to separate conversations; return the run ids."""
     return [(await user.submit()).run.run_id for _ in range(count)]
 
 

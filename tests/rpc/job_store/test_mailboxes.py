@@ -22,14 +22,11 @@ from tests.rpc.job_store.user import User
 
 
 class Box(Hook):
-    """Acts as an admin with a mailbox, as the process that reads it and as the agent-loop that fires it."""
-
     def __init__(self, replica: Replica, user_id: str = "ann") -> None:
         super().__init__(replica, user_id)
         self.act_as("admin")
 
     def act_as(self, role: str, store_id: str = "acme") -> None:
-        """Change the role or the store from now on."""
         self.caller = user_principal(StoreId(store_id), UserId(self.user_id), frozenset({role}))
 
     async def make(self, *, must_exist: bool = False, **fields: Any) -> Any:
@@ -49,7 +46,6 @@ class Box(Hook):
         return list((await self.stub.LeaseMailboxes(pb.LeaseMailboxesRequest(reader_id=reader_id))).mailboxes)
 
     async def made(self, uid: int = 10, **fields: Any) -> LeasedMailbox:
-        """Return a new mailbox after its first poll."""
         await self.make(**fields)
         (mailbox,) = await self.leased()
         await self.report(mailbox, uid=uid)

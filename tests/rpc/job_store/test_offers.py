@@ -16,7 +16,6 @@ from tests.rpc.job_store.user import Owner, User, result
 
 
 async def offered(user: User, *call_ids: str) -> Owner:
-    """Return a parked run whose calls are offered."""
     owner = await user.start()
     calls = [
         owner.call(call_id, call_pb2.CALL_STATE_OFFERED, index=index)

@@ -77,7 +77,6 @@ async def test_run_is_read_with_all_its_open_calls(user: User, owner: Owner) -> 
 
 
 async def short_of_tokens(user: User, **fields: Any) -> str:
-    """Return a run that has used up its tokens."""
     owner = await user.start(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100)), **fields)
     await owner.park(run_pb2.WAIT_KIND_BUDGET, usage=run_pb2.Usage(input_tokens=90, output_tokens=9))
     return owner.run_id
@@ -187,7 +186,6 @@ async def test_other_users_resources_look_exactly_like_missing_ones(
 
 
 async def conversation(user: User) -> User:
-    """A user with the conversation c1."""
     await user.submit(conversation_id="c1")
     claimed = await user.claim()
     owner = Owner(user, claimed[0].run_id, claimed[0].epoch)
@@ -225,12 +223,10 @@ CLERK = run_pb2.PinnedAgent(name="clerk", version=3)
 
 
 async def runs(user: User, **fields: Any) -> list[run_pb2.Run]:
-    """Return all pages of two."""
     return [run for page in await user.pages("ListRuns", "runs", page_size=2, **fields) for run in page]
 
 
 async def some_runs(user: User) -> None:
-    """Runs of two agents in several conversations, with and without labels; most are waiting."""
     for agent, made in itertools.product((None, CLERK), ({}, {"env": "prod"}, {"env": "prod", "team": "a=b: c"})):
         for conversation_id, waits in ((f"of_{user.user_id}", [APPROVAL]), ("", [ANSWER, APPROVAL])):
             asked: dict[str, Any] = {"agent": agent, "asked_agent": agent.name} if agent else {}

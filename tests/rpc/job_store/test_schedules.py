@@ -29,8 +29,6 @@ REFUSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED
 
 
 class Timer:
-    """Acts as a user of a store and as the agent-loop that fires the schedules."""
-
     def __init__(self, replica: Replica, user_id: str = "ann", *, credential_id: str = "local") -> None:
         self.replica = replica
         self.stub = Translated(ScheduleLedgerServiceStub(replica.channel))
@@ -40,7 +38,6 @@ class Timer:
         )
 
     async def ask(self, method: str, **fields: Any) -> Any:
-        """Call a method of pawl.agent.v1.ScheduleService, as agent-loop forwards it."""
         return await translated(forwarded(self.replica.channel, self.caller, method, **fields))
 
     async def put(self, name: str = "watch", *, must_exist: bool = False, text: str = "look", **fields: Any) -> Any:
@@ -110,7 +107,6 @@ class Timer:
         )
 
     async def fire_due(self, seconds_ago: float = 0.0) -> Any:
-        """Make the schedule due, claim it and fire it."""
         await self.make_due(seconds_ago)
         (due,) = await self.claim()
         return await self.fire(due)
@@ -125,7 +121,6 @@ def timer(replica: Replica) -> Timer:
 
 
 async def end(user: User, state: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_COMPLETED) -> None:
-    """Drive the due run to its end."""
     owner = await user.take()
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
     failure: Any = {"failure": run_pb2.RunFailure(message="no")} if state == run_pb2.RUN_STATE_FAILED else {}

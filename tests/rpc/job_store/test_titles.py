@@ -19,7 +19,6 @@ from tests.rpc.job_store.user import Owner, User
 
 
 async def answered(user: User, question: str = "How warm is it?", **fields: Any) -> str:
-    """Return the id of a conversation that was answered and needs a title."""
     owner = await user.start(question, **fields)
     return await answer(user, owner)
 

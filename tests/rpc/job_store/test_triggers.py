@@ -55,7 +55,6 @@ class Hook:
         self.trigger_id = ""
 
     async def ask(self, method: str, **fields: Any) -> Any:
-        """Call a method of pawl.agent.v1.TriggerService, as agent-loop forwards it."""
         return await translated(forwarded(self.replica.channel, self.caller, method, **fields))
 
     async def put(self, name: str = "orders", *, must_exist: bool = False, **fields: Any) -> Any:
@@ -82,7 +81,6 @@ class Hook:
     def signed(
         self, event_id: str = "msg_1", body: bytes = b"{}", *, ago: float = 0.0, secret: str = ""
     ) -> dict[str, str]:
-        """Return the headers of a webhook, signed by a third-party library."""
         time = datetime.now(UTC) - timedelta(seconds=ago)
         return {
             "webhook-id": event_id,
@@ -348,8 +346,6 @@ async def test_event_with_a_refused_run_fires_again_when_redelivered(start: Star
 
 
 class RecordingStream(JetStreamLifecycle):
-    """A stream that records messages unless it is unavailable."""
-
     def __init__(self) -> None:
         self.types: list[tuple[str, str]] = []
         self.notes: list[str] = []

@@ -36,7 +36,6 @@ def deltas(count: int, text: str = "x") -> list[event_pb2.RunEvent]:
 async def ended(
     user: User, *, calls: Sequence[call_pb2.Call] = (), texts: Sequence[str] = ("An answer.",), events: int = 5
 ) -> Owner:
-    """Return a run that has written text, made calls and completed."""
     owner = await user.start("a question")
     await owner.commit(
         events=deltas(events),
@@ -148,12 +147,10 @@ async def iterate(job: Owner, first: int, last: int) -> None:
 
 
 async def rounds(user: User, run_id: str) -> list[int]:
-    """Return the rounds of the listed calls."""
     return [call.round for call in (await user.ask("ListCalls", run_id=run_id, page_size=200)).calls]
 
 
 async def sent(database: Database) -> None:
-    """Publish all lifecycle events to the stream."""
     await database.execute("DELETE FROM job_store.outbox")
 
 

@@ -155,7 +155,6 @@ async def test_operations_and_refusals_are_counted(user: User, replica: Replica,
 
 
 async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
-    """Run in the conversation: write a summary if given, make a call and end."""
     owner = await user.start("a question", conversation_id="thread")
     await user.send(owner.run_id, f"cmd_{call_id}", steer=pb.SteerCommand(text="hi"))
     summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=summarised_to)

@@ -40,7 +40,6 @@ def result(text: str = '"ok"', *, is_error: bool = False) -> call_pb2.CallResult
 
 
 def forwarded(channel: grpc.aio.Channel, user: Principal, method: str, **fields: Any) -> Any:
-    """Call a method of pawl.agent.v1 as agent-loop does for a user."""
     service = _FORWARDED[method]
     asked, answer = (GetMessageClass(kind) for kind in (service.input_type, service.output_type))
     call: Any = channel.unary_unary(
@@ -52,8 +51,6 @@ def forwarded(channel: grpc.aio.Channel, user: Principal, method: str, **fields:
 
 
 class Translated:
-    """A stub that raises PawlError."""
-
     def __init__(self, stub: object) -> None:
         self._stub = stub
 
@@ -66,15 +63,12 @@ class Translated:
 
 
 class User:
-    """Acts as one user of one store; methods raise PawlError."""
-
     def __init__(self, stub: LedgerServiceAsyncStub, *, store_id: str = "acme", user_id: str = "ann") -> None:
         self.stub = stub
         self.store_id = store_id
         self.user_id = user_id
 
     async def ask(self, method: str, **fields: Any) -> Any:
-        """Call a method of the ledger as the user."""
         mine = {"store_id": self.store_id, "user_id": self.user_id} | {
             name: fields.pop(name) for name in ("store_id", "user_id") if name in fields
         }
@@ -87,7 +81,6 @@ class User:
         return await getattr(Translated(self.stub), method)(request(**values))
 
     async def pages(self, method: str, field: str, **fields: Any) -> list[list[Any]]:
-        """Return all pages of a list."""
         found, token = list[list[Any]](), ""
         while not found or token:
             page = await self.ask(method, **fields, page_token=token)
@@ -113,7 +106,6 @@ class User:
         )
 
     async def start(self, text: str = "hello", **fields: Any) -> Owner:
-        """Submit a message, claim its run and start it."""
         owner = await self.take((await self.submit(text, **fields)).run.run_id)
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
         return owner
@@ -125,7 +117,6 @@ class User:
         return Owner(self, claimed.run_id, claimed.epoch)
 
     def owner(self, run_id: str, epoch: int) -> Owner:
-        """Return the worker that claimed a run."""
         return Owner(self, run_id, epoch)
 
     async def send(self, run_id: str, command_id: str = "", **kind: Any) -> Any:
@@ -162,8 +153,6 @@ class User:
 
 
 class Owner:
-    """The worker that holds a run."""
-
     def __init__(self, user: User, run_id: str, epoch: int) -> None:
         self.user = user
         self.run_id = run_id
@@ -193,7 +182,6 @@ class Owner:
             return [command async for part in self.user.stub.ListCommands(request) for command in part.commands]
 
     async def notices(self) -> list[pb.Notice]:
-        """The notices in its inbox."""
         request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
         with translating():
             return [notice async for part in self.user.stub.ListCommands(request) for notice in part.notices]
@@ -203,7 +191,6 @@ class Owner:
         return call_pb2.Call(call_id=call_id, state=state, **(values | fields))
 
     async def park(self, *waits: Any, **fields: Any) -> Any:
-        """Wait for a person and release the run."""
         return await self.commit(
             state=run_pb2.RUN_STATE_WAITING, waits=waits, lease_action=pb.LEASE_ACTION_PARK, **fields
         )

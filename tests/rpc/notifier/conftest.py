@@ -56,14 +56,12 @@ HOSTS = ("slow.test", "other.test")
 
 @pytest.fixture(scope="session")
 def notifier_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
-    """A database with the notifier's schema."""
     with databases.ServiceDatabase(postgres_url, SCHEMA) as database:
         yield database
 
 
 @pytest.fixture
 def database_url(notifier_database: databases.ServiceDatabase) -> str:
-    """The URL of a database with empty tables."""
     notifier_database.empty()
     return notifier_database.url
 
@@ -82,7 +80,6 @@ def store(database: Database) -> PostgresStore:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[WebServer]:
-    """A receiver of channels that accepts everything by default."""
     async with web_server(lambda _: Reply()) as server:
         yield server
 
@@ -126,13 +123,11 @@ def wired(
 
 @pytest.fixture
 def mail_server() -> SmtpServer | None:
-    """The mail server of the deployment: none by default."""
     return None
 
 
 @pytest.fixture
 def gone_keys() -> set[str]:
-    """The ids of credentials that are no longer valid."""
     return set()
 
 
@@ -140,7 +135,6 @@ def gone_keys() -> set[str]:
 async def notifier(
     database: Database, egress: GuardedEgress, mail_server: SmtpServer | None, gone_keys: set[str]
 ) -> AsyncIterator[Notifier]:
-    """A notifier that polls for new events."""
     notifier = wired(database, egress, mail_server, gone_keys)
     running = [asyncio.create_task(each.run()) for each in (notifier.subscriptions, notifier.deliveries)]
     yield notifier
@@ -184,8 +178,6 @@ def preferences(channel: grpc.aio.Channel) -> PreferenceServiceAsyncStub:
 
 @pytest.fixture
 def draft() -> Callable[..., Draft]:
-    """Creates drafts: `draft("a")` is about event a, for ann of acme."""
-
     def make(event: str, *, user: str = "ann", store: str = "acme", body: str = "") -> Draft:
         return Draft(
             inbox=Inbox(store_id=StoreId(store), user_id=UserId(user)),

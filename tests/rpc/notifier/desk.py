@@ -35,8 +35,6 @@ async def created(
 
 
 class Desk:
-    """Actions of a user on a channel, and its state."""
-
     def __init__(
         self,
         stub: ChannelServiceAsyncStub,
@@ -50,7 +48,6 @@ class Desk:
         self.database = database
 
     async def hook(self, path: str = "/", host: str = "127.0.0.1", **fields: Any) -> tuple[str, str]:
-        """Return the id and secret of a new channel."""
         made = await created(self.stub, f"http://{host}:{self.receiver.port}{path}", **fields)
         return made.channel.channel_id, made.secret
 
@@ -62,8 +59,6 @@ class Desk:
         return list((await self.stub.ListDeliveries(request, metadata=ANN)).deliveries)
 
     async def delivery(self, channel_id: str, *, tries: int) -> pb.ChannelDelivery:
-        """Return the one delivery after the attempt with that number has ended."""
-
         async def has_ended() -> bool:
             (each,) = await self.deliveries(channel_id)
             return each.tries == tries and await self.is_idle()
@@ -73,7 +68,6 @@ class Desk:
         return found
 
     async def settled_delivery(self, channel_id: str) -> pb.ChannelDelivery:
-        """Return the one delivery after nothing is due."""
         await until(self.is_idle)
         (found,) = await self.deliveries(channel_id)
         return found
@@ -93,10 +87,8 @@ class Desk:
         return (await self.stub.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=ANN)).delivery
 
     async def inbox(self) -> list[notify_pb2.Notification]:
-        """Return the notifications of the user, newest first."""
         request = notify_pb2.ListNotificationsRequest()
         return list((await self.inboxes.ListNotifications(request, metadata=ANN)).notifications)
 
     async def hurry(self) -> None:
-        """Make waiting deliveries due."""
         await self.database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time > now()")

@@ -104,7 +104,6 @@ async def two_channels(
     database: Database,
     desk: Desk,
 ) -> list[str]:
-    """Two channels of ann, each with one dead, skipped, delivered and waiting delivery."""
     # Waiting deliveries are not attempted.
     ids = [(await created(channels, after_seconds=86400)).channel.channel_id for _ in range(2)]
     await channels.CreateChannel(
@@ -120,7 +119,6 @@ async def two_channels(
 
 
 async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[pb.ChannelDelivery]:
-    """Return the matching deliveries, page by page."""
     found: list[pb.ChannelDelivery] = []
     asked = pb.ListDeliveriesRequest(**request)
     while True:

@@ -30,7 +30,6 @@ Drafts = Callable[..., Draft]
 
 
 def answers(receiver: WebServer, *replies: Reply) -> None:
-    """Configure the responses of the receiver in order; the last one repeats."""
     following: Iterator[Reply] = iter(replies[:-1])
     receiver.answer = lambda _: next(following, replies[-1])
 

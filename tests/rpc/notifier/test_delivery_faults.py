@@ -70,7 +70,6 @@ async def hook(
 
 
 async def try_delivery(repository: Repository, outcome: Outcome) -> Candidate:
-    """Attempt the due delivery."""
     (candidate,) = await repository.due([], limit=10)
     (attempt,) = await repository.claim([candidate], seconds=30)
     assert await repository.settle(attempt, outcome, chance=0.5)
@@ -199,7 +198,6 @@ TIME = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 def at(seconds: float, run_id: str = "run_1", **fields: Any) -> event_pb2.RunEvent:
-    """Return an event of a run of ann or bob of acme."""
     event = event_pb2.RunEvent(
         store_id="acme", conversation_id="conv_1", run_id=run_id, event_id="evt_1", **{"type": "run.running"} | fields
     )
@@ -281,7 +279,6 @@ OK = Outcome(status=200)
 
 @pytest.fixture
 async def queue(database: Database, store: PostgresStore, draft: Drafts) -> Repository:
-    """Return a channel of ann with one due delivery."""
     queue = Repository(database)
     await hook(queue)
     await store.add([draft("a")])

@@ -233,8 +233,6 @@ async def test_hourly_email_limit_delays_additional_emails(
 
 
 class TestWithoutMailServer:
-    """A deployment without email."""
-
     @pytest.fixture
     def mail_server(self) -> None:
         """None."""
@@ -244,7 +242,6 @@ class TestWithoutMailServer:
 
 
 async def unsubscribe_token(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, event: str) -> str:
-    """Return the token in the mail about an event."""
     count = len(box.envelopes)
     await store.add([draft(event)])
     await has_arrived(box, count + 1)

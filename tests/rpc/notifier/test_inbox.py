@@ -181,8 +181,6 @@ async def listed_of_approvers(stub: NotifyServiceAsyncStub, metadata: Any) -> no
 
 @pytest.fixture
 def request_of(draft: Callable[..., Draft]) -> Callable[[str], Draft]:
-    """Creates notifications for approvers."""
-
     def make(event: str) -> Draft:
         return replace(draft(event), kind=NotificationKind.APPROVAL_NEEDED, call_id=CallId("call_1"))
 

@@ -65,7 +65,6 @@ class AttachedWorker:
         assert isinstance(await self.next(), worker_pb2.WorkerHeartbeatAnswer)
 
     async def answer(self, invocation: worker_pb2.Invocation, value: Any = "done", **outcome: Any) -> int:
-        """Send a result and return the status of its receipt."""
         outcome = outcome or {"content_json": json.dumps(value).encode()}
         await self.send(
             result=worker_pb2.WorkerResult(call_id=invocation.call_id, lease_epoch=invocation.lease_epoch, **outcome)
@@ -76,11 +75,9 @@ class AttachedWorker:
         return receipt.status
 
     def vanish(self) -> None:
-        """Break the stream like a killed process."""
         self.call.cancel()
 
     async def ended(self) -> grpc.StatusCode:
-        """Return the final status of the stream."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             code: grpc.StatusCode = await self.call.code()
         return code
@@ -96,7 +93,6 @@ async def attached(
     calls_max: int = 1,
     held: Mapping[str, int] | None = None,
 ) -> AsyncIterator[AttachedWorker]:
-    """Attach a worker and wait for its welcome."""
     async with stream(registry, key) as opened:
         await opened.send(hello=hello(tools or (definition(),), worker, group, calls_max, held or {}))
         assert isinstance(await opened.next(), worker_pb2.WorkerWelcome)
@@ -105,7 +101,6 @@ async def attached(
 
 @asynccontextmanager
 async def stream(registry: Registry, key: str) -> AsyncIterator[AttachedWorker]:
-    """Open a stream without sending anything."""
     channel = open_channel(registry.address, service_key=key)
     try:
         yield AttachedWorker(WorkerServiceStub(channel).AttachWorker())
@@ -120,7 +115,6 @@ def hello(
     calls_max: int = 1,
     held: Mapping[str, int] | None = None,
 ) -> worker_pb2.WorkerHello:
-    """Return the first frame of a worker."""
     return worker_pb2.WorkerHello(
         group_name=group,
         worker_id=worker,

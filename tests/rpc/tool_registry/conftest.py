@@ -13,20 +13,17 @@ from tests.rpc.tool_registry.mcp_world import McpRegistry, mcp_registry
 
 @pytest.fixture(scope="session")
 def registry_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
-    """A database with the registry's schema."""
     with databases.ServiceDatabase(postgres_url, "tool_registry") as database:
         yield database
 
 
 @pytest.fixture
 def database_url(registry_database: databases.ServiceDatabase) -> str:
-    """The URL of a database with empty tables."""
     registry_database.empty()
     return registry_database.url
 
 
 @pytest.fixture
 async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
-    """A registry that serves MCP sources."""
     async with mcp_registry(database_url, tmp_path, secrets={"acme": {"token": "s3cret-token"}}) as made:
         yield made

@@ -33,15 +33,12 @@ PATIENCE_SECONDS = 75.0
 
 
 class FakeServer:
-    """The scripted server of tests/fakes and its log."""
-
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.describe([a_tool(name) for name in names])
 
     def describe(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Set the tool descriptions from now on."""
         put(self.folder / "tools.json", json.dumps(tools))
 
     def log(self) -> list[str]:
@@ -49,17 +46,14 @@ class FakeServer:
         return path.read_text().splitlines() if path.exists() else []
 
     async def logged(self, line: str, times: int = 1) -> None:
-        """Wait until an event has occurred this often."""
         await eventually(lambda: self.log().count(line) >= times)
 
     @property
     def starts(self) -> int:
-        """How often it was started."""
         return sum(line.startswith("started") for line in self.log())
 
     @property
     def process_id(self) -> int:
-        """The id of the last started process."""
         return [int(line.split()[1]) for line in self.log() if line.startswith("started")][-1]
 
     def config(
@@ -72,7 +66,6 @@ class FakeServer:
 
 
 def a_tool(name: str, **more: Any) -> dict[str, Any]:
-    """Return a tool as a server describes it."""
     return {"name": name, "description": f"Does {name}.", "inputSchema": {"type": "object"}} | more
 
 
@@ -82,14 +75,11 @@ def policy(tool_name: str, **fields: Any) -> source_pb2.SourceToolPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpRegistry:
-    """A registry, its connector and short methods to call it as an operator and admin of acme."""
-
     registry: Registry
     connector: McpConnector
 
     @property
     def connections(self) -> Connections:
-        """The connections of the registry, which has used its connector."""
         assert self.connector.made is not None
         return self.connector.made.connections
 
@@ -130,7 +120,6 @@ def answer(question: execution_pb2.ExecutionResult, text: str | None) -> executi
 
 
 def failure(result: execution_pb2.ExecutionResult) -> str:
-    """Return the error of a failed call as the model sees it."""
     assert result.result.is_error
     text: str = content(result)["error"]
     return text

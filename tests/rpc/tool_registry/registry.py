@@ -157,8 +157,6 @@ def context(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """A running registry and its clients."""
-
     address: str
     execution: ExecutionServiceAsyncStub
     users: Mapping[tuple[str, str], ToolServiceAsyncStub]
@@ -180,7 +178,6 @@ class Registry:
 
     @property
     def ann(self) -> ToolServiceAsyncStub:
-        """Tool registration as ann of acme."""
         return self.users["acme", "ann"]
 
     async def check(
@@ -195,14 +192,12 @@ class Registry:
     async def verdicts(
         self, *calls: execution_pb2.ProposedCall, who: Any = None, **more: Any
     ) -> list[execution_pb2.Verdict]:
-        """Check the calls of one model answer."""
         request = execution_pb2.CheckCallsRequest(context=who or context(), calls=calls, **more)
         return list((await self.execution.CheckCalls(request)).verdicts)
 
     def stream(
         self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, who: Any = None, **more: Any
     ) -> Any:
-        """Start one call and return the stream of responses."""
         return self.execution.ExecuteTool(
             execution_pb2.ExecuteToolRequest(
                 context=who or context(),
@@ -258,23 +253,19 @@ def proposed(
 
 
 def as_json(arguments: Any) -> bytes:
-    """Return bytes unchanged and anything else as JSON."""
     return arguments if isinstance(arguments, bytes) else json.dumps({} if arguments is None else arguments).encode()
 
 
 def content(result: execution_pb2.ExecutionResult) -> Any:
-    """Return the value of a call's result."""
     return json.loads(result.result.content_json)
 
 
 def outcome(result: execution_pb2.ExecutionResult) -> str:
-    """Return the outcome of an execution, with the reason of an error."""
     name = execution_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_")
     return f"{name} {result.result.error_reason}".strip()
 
 
 def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    """Return the code, reason and metadata of an error status."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             info = error_details_pb2.ErrorInfo()
@@ -284,7 +275,6 @@ def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str,
 
 
 async def refusal(call: Awaitable[Any] | grpc.aio.UnaryStreamCall[Any, Any]) -> str:
-    """Return the error reason of a rejected unary or streaming call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (_read(call) if isinstance(call, AsyncIterable) else call)
     return reason(caught.value)[1]
@@ -296,7 +286,6 @@ async def _read(stream: AsyncIterable[Any]) -> None:
 
 
 async def all_pages(method: Callable[[Any], Awaitable[Any]], request: Any, field: str) -> list[Any]:
-    """Return all items of a list method, page by page."""
     found: list[Any] = []
     while True:
         page = await method(request)
@@ -308,8 +297,6 @@ async def all_pages(method: Callable[[Any], Awaitable[Any]], request: Any, field
 
 
 async def eventually(holds: Callable[[], object]) -> None:
-    """Wait until the condition holds."""
-
     async def does() -> bool:
         return bool(holds())
 
@@ -430,8 +417,6 @@ def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float)
 
 
 class _OnDemand(dict[tuple[str, str], _T]):
-    """Values by user, created on first use because few tests need more than two users."""
-
     def __init__(self, make: Callable[[tuple[str, str]], _T]) -> None:
         self._make = make
 
@@ -440,15 +425,12 @@ class _OnDemand(dict[tuple[str, str], _T]):
 
 
 class _Channels:
-    """A channel for each caller."""
-
     def __init__(self, address: str) -> None:
         self.service = open_channel(address, service_key=SERVICE_KEY)
         keys = {(key.store_id or "", key.user_id): key.key for key in KEYS}
         self.users = _OnDemand[grpc.aio.Channel](lambda who: open_channel(address, service_key=keys[who]))
 
     def stubs(self, stub: Callable[[grpc.aio.Channel], Any]) -> dict[tuple[str, str], Any]:
-        """Return a stub for each user, created on first use."""
         return _OnDemand[Any](lambda who: stub(self.users[who]))
 
     async def __aenter__(self) -> Self:
@@ -460,7 +442,6 @@ class _Channels:
 
 
 def front_end_tool(name: str = "show_chart", **changes: Any) -> tool_pb2.ToolDefinition:
-    """Return a definition that a front end registers."""
     fields: dict[str, Any] = {
         "name": name,
         "description": "Show a chart.",

@@ -29,8 +29,6 @@ def answers(*given: str | None) -> list[execution_pb2.Answer]:
 
 
 class Shop:
-    """Tools that ask questions, with a log of their actions."""
-
     def __init__(self) -> None:
         self.started = 0
         self.orders: list[str] = []

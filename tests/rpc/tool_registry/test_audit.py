@@ -49,7 +49,6 @@ async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]
 
 
 async def listed(registry: Registry, *, store: str = "acme", **wanted: Any) -> list[audit_pb2.AuditEntry]:
-    """Return all matching entries, oldest first."""
     request = audit_pb2.ListAuditRequest(page_size=2, **wanted)
     return (await all_pages(registry.auditors[store, "olga"].ListAudit, request, "entries"))[::-1]
 

@@ -300,7 +300,6 @@ PAGES = {
 
 @pytest.fixture
 async def reader(database_url: str, tmp_path: Path) -> AsyncIterator[tuple[Registry, WebServer, str]]:
-    """A registry whose web_scrape may reach one server."""
     async with web_server(pages(PAGES)) as server:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
         egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))

@@ -56,7 +56,6 @@ def linger(path: str) -> None:
 
 @asynccontextmanager
 async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """Run a registry process; yield it and its address."""
     address_file = folder / f"{name}.json"
     started = await asyncio.create_subprocess_exec(
         *command("tool_registry", execution_lease_seconds=2.0),
@@ -89,7 +88,6 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
 
 
 async def execute(address: str, tool_name: str, *, store: str = "acme", **fields: Any) -> execution_pb2.ExecutionResult:
-    """Run a call; unknown keyword arguments are its arguments."""
     attempts = fields.pop("earlier_attempts", 0)
     request = execution_pb2.ExecuteToolRequest(
         context=context(store=store),

@@ -40,8 +40,6 @@ SECRETS = {"acme": {"press": "the-password-of-the-press"}}
 
 
 class Press:
-    """Tools that submit a job to a print shop, which completes the call later."""
-
     def __init__(self) -> None:
         self.tokens: dict[str, CompletionToken] = {}
         self.started: list[str] = []

@@ -29,8 +29,6 @@ READ_ONLY = EffectClass.READ_ONLY
 
 
 class Tools:
-    """One tool for each property; `ran` counts effects by tool."""
-
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
         self.fails = False

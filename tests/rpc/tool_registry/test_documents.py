@@ -22,8 +22,6 @@ USER, STORE = document_pb2.DOCUMENT_OWNER_USER, document_pb2.DOCUMENT_OWNER_STOR
 
 
 class Shelf:
-    """Documents as users store them and as the model sees them."""
-
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.clients = registry.documents
@@ -31,7 +29,6 @@ class Shelf:
     async def put(
         self, name: str, text: str, *, store: str = "acme", user: str = "ann", language: str = ""
     ) -> document_pb2.PutDocumentResponse:
-        """Store a document of a user; the user root stores documents of the store."""
         owner = STORE if user == "root" else USER
         request = document_pb2.PutDocumentRequest(name=name, text=text, owner=owner, language=language)
         return await self.clients[store, user].PutDocument(request)

@@ -36,14 +36,12 @@ ENDLESS_NAME = b"\x1f\x8b\x08\x08\0\0\0\0\0\x03a"
 
 
 def opened(*servers: WebServer) -> dict[str, EgressRules]:
-    """Return rules that allow these servers."""
     return {"*": read_rules(None, [f"127.0.0.1:{server.port}" for server in servers])}
 
 
 async def get(
     server: WebServer, path: str = "/", *, names: Names | None = None, host: str = "127.0.0.1", **more: Any
 ) -> OutboundResponse:
-    """Get a page of an allowed server."""
     lookups = Lookups(names or Names({host: ["127.0.0.1"]}))
     egress = GuardedEgress(opened(server), lookups=lookups, tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://{host}:{server.port}{path}", **more)
@@ -52,7 +50,6 @@ async def get(
 
 @pytest.fixture
 async def site() -> AsyncIterator[WebServer]:
-    """A server with some pages."""
     replies = {
         "/": Reply(b"hello"),
         "/missing": Reply(b"not here", status=404),

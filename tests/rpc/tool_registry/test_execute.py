@@ -91,8 +91,6 @@ def spill(context: ToolContext, way: str) -> Any:
 
 
 class Events:
-    """A log of tool actions."""
-
     def __init__(self) -> None:
         self.happened: list[str] = []
         self.release = threading.Event()

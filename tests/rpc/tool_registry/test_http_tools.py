@@ -42,7 +42,6 @@ SCHEMA = {
 
 
 def document(port: int, **operations: Any) -> dict[str, Any]:
-    """Return a document whose operations are GETs at the path of their name."""
     return {
         "openapi": "3.1.0",
         "servers": [{"url": f"http://127.0.0.1:{port}"}],
@@ -52,8 +51,6 @@ def document(port: int, **operations: Any) -> dict[str, Any]:
 
 @dataclass
 class World:
-    """A service and a connector that may reach it."""
-
     server: WebServer
     connector: HttpTools
     helpers: Helpers
@@ -79,7 +76,6 @@ class World:
         return tool
 
     def tool(self, discovered: DiscoveredTool, **changes: Any) -> Tool[..., Any]:
-        """Return the tool as the executor gets it."""
         entry = ToolVersion(
             store_id=StoreId("acme"),
             definition=replace(discovered.definition, **changes),
@@ -103,7 +99,6 @@ def encoded(value: Any) -> str:
 
 @asynccontextmanager
 async def http_world() -> AsyncIterator[World]:
-    """A service with some responses that only the store acme may reach."""
     replies = {
         "/json": Reply(b'{"a": [1, 2.5, null]}', headers=JSON),
         "/text": Reply("naïve".encode(), headers={"Content-Type": "text/plain"}),
@@ -128,7 +123,6 @@ async def http_world() -> AsyncIterator[World]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    """A service with some responses that only the store acme may reach."""
     async with http_world() as world:
         yield world
 

@@ -97,8 +97,6 @@ async def test_old_entries_are_deleted_and_recent_ones_kept(database_url: str, r
 
 
 class FlakyJournal:
-    """A journal whose database fails: `before` a statement or `after` it was executed, or permanently."""
-
     def __init__(self, journal: PostgresExecutionJournal, faults: dict[str, list[str]]) -> None:
         self._journal = journal
         self._faults = faults
@@ -224,7 +222,6 @@ async def test_result_is_returned_only_after_it_is_stored(database_url: str, tmp
 
 @pytest.fixture
 def unstoppable_threads() -> Iterator[threading.Event]:
-    """End threads that ignore their cancellation."""
     release = threading.Event()
     yield release
     release.set()

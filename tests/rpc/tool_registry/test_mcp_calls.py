@@ -195,7 +195,6 @@ def who(user: str) -> execution_pb2.CallContext:
 
 
 def secret_question(user: str) -> dict[str, Any]:
-    """Return a question that only one user may read."""
     page = {"mode": "url", "message": f"For {user} only.", "url": f"https://{user}.test/", "elicitationId": "1"}
     return {"asks": page}
 

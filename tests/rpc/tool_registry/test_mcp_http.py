@@ -65,8 +65,6 @@ async def test_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str) -
 
 @asynccontextmanager
 async def serving(reply: Reply) -> AsyncIterator[str]:
-    """A server that responds to each POST with `reply`."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
@@ -108,7 +106,6 @@ RESULTS: dict[str, Any] = {
 
 
 def usual(message: dict[str, Any], call: Callable[[], tuple[bytes, bytes]] | None = None) -> tuple[bytes, bytes]:
-    """Respond correctly, except to calls."""
     method = message.get("method", "")
     if call is not None and method == "tools/call":
         return call()
@@ -205,7 +202,6 @@ async def test_invalid_address_or_header_is_rejected(mcp: McpRegistry) -> None:
 
 
 def well_behaved(asked: Asked) -> WebReply:
-    """An MCP server with the tool `do`."""
     if asked.method != "POST":
         return WebReply(status=405)
     head, body = usual(json.loads(asked.body or b"{}"))
@@ -213,14 +209,12 @@ def well_behaved(asked: Asked) -> WebReply:
 
 
 def guarded(database_url: str, folder: Path, *ports: int, store: str = "acme") -> Any:
-    """A registry whose rules open these ports to a store."""
     rules = {store: read_rules(None, [f"127.0.0.1:{port}" for port in ports])}
     secrets = {"acme": {"token": "s3cret-token"}}
     return mcp_registry(database_url, folder, secrets=secrets, egress=GuardedEgress(rules))
 
 
 async def unreachable(mcp: McpRegistry, url: str) -> str:
-    """Return why a server that gets a secret cannot be added."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert reason(caught.value)[1] == "SOURCE_UNREACHABLE"

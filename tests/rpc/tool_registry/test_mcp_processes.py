@@ -133,7 +133,6 @@ async def gone(processes: Collection[psutil.Process]) -> None:
 
 
 async def exit_reason(*command: str, **limits: int) -> str:
-    """Return why a program ended."""
     order = Order(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
     async with running(order, name="t", secrets=()) as program:
         await program.stdout.read()
@@ -205,7 +204,6 @@ async def test_program_with_too_many_processes_is_killed() -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
-    """A folder with the folders `mine`, `other` and `data`, each with a file of its name."""
     if not _has_landlock():
         pytest.skip("this kernel has no Landlock")
     for name in ("mine", "other", "data"):
@@ -217,7 +215,6 @@ def folders(tmp_path: Path) -> Path:
 
 
 async def shell_output(folders: Path, *words: str, **order: Any) -> str:
-    """Return the output of a shell that reads or writes a file below `folders`."""
     command = ("sh", "-c", 'cd "$1" && shift && "$@" 2>&1; true', "sh", str(folders), *words)
     private = (str(folders / "data"),)
     async with running(

@@ -75,7 +75,6 @@ async def check(
     who: execution_pb2.CallContext | None = None,
     **fields: Any,
 ) -> list[execution_pb2.Verdict]:
-    """Check a batch of calls of one tool."""
     return await registry.verdicts(*(proposed(call, tool, arguments, **fields) for call in calls), who=who)
 
 

@@ -155,7 +155,6 @@ ENDLESS = 10**8
 
 @pytest.fixture
 async def helpers() -> AsyncIterator[Helpers]:
-    """Two helpers."""
     async with Helpers(processes_max=2) as helpers:
         yield helpers
 

@@ -18,8 +18,6 @@ from tests.rpc.tool_registry.registry import Registry, content, context, outcome
 
 
 class Planner:
-    """The planning tools as the model calls them, each call with its own id; gated ones are approved."""
-
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._calls = 0

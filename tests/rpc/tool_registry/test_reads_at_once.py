@@ -31,8 +31,6 @@ SAFE, READ_ONLY = Category.SAFE, EffectClass.READ_ONLY
 
 
 class Tools:
-    """Tools that count their runs; `slow` waits until `release` is set."""
-
     def __init__(self) -> None:
         self.ran = Counter[str]()
         self.release = asyncio.Event()
@@ -71,8 +69,6 @@ class Tools:
         return [look, slow, fail, asking, *(self.counted(name, options) for name, options in counted.items())]
 
     def counted(self, name: str, options: dict[str, Any]) -> Tool[..., Any]:
-        """Return a tool that counts and returns a large value; it is read-only unless its options change that."""
-
         def count() -> str:
             self.ran[name] += 1
             return "x" * 300_000
@@ -81,7 +77,6 @@ class Tools:
 
 
 async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool = True) -> list[execution_pb2.Verdict]:
-    """Check calls, given as id, tool and arguments, and run the read-only ones."""
     timeouts = execution_pb2.ExecuteReads(timeout_seconds=10, timeout_seconds_max=100) if reads else None
     return await registry.verdicts(*(proposed(*call) for call in calls), execute_reads=timeouts)
 

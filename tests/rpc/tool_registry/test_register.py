@@ -49,7 +49,6 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
 
 
 def put(registry: Registry, user: str, *, replace: bool = False, store: str = "acme", **changes: Any) -> Any:
-    """Register a front-end tool as a user."""
     request = tool_pb2.RegisterToolRequest(definition=front_end_tool(**changes), replace=replace)
     return registry.users[store, user].RegisterTool(request)
 

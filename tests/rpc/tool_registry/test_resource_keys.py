@@ -26,8 +26,6 @@ from tests.rpc.tool_registry.world import execute
 
 @dataclass
 class Files:
-    """Counts the concurrent calls at each path."""
-
     at: dict[str, int] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
     edits: list[str] = field(default_factory=list)

@@ -59,7 +59,6 @@ async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]
 
 
 async def make(registry: Registry, effect: Any, who: str = "ann", *, store: str = "acme", **fields: Any) -> str:
-    """Create a rule, by default for all runs of the user; return its id."""
     expires_in = fields.pop("expires_in", None)
     said: dict[str, Any] = {"scope": USER, "tool_name": "pay"} | fields
     rule = rule_pb2.Rule(effect=effect, **said)
@@ -315,7 +314,6 @@ async def test_admins_create_list_and_revoke_agent_rules(registry: Registry) -> 
 
 
 async def figures(registry: Registry, **fields: Any) -> list[tuple[str, str, int]]:
-    """Return agent, tool and executions."""
     request = audit_pb2.GetToolAnalyticsRequest(**fields)
     found = (await registry.auditors["acme", "olga"].GetToolAnalytics(request)).tools
     return [(each.agent_name, each.tool_name, each.execution_count) for each in found]

@@ -80,7 +80,6 @@ def kit(tmp_path: Path) -> Path:
 
 
 def check(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Run the command in a folder; return its exit code and output."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PAWL_")}
     done = subprocess.run(
         [sys.executable, "-m", "pawl.cli", "tools", "check", *arguments],

@@ -43,7 +43,6 @@ async def has_tool(registry: Registry, tool: str, task: asyncio.Task[None] | Non
 
 @asynccontextmanager
 async def working(worker: Worker, registry: Registry, tool: str) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a worker until its tool is available; drain it at the end."""
     task = asyncio.create_task(worker.run())
     await until(lambda: has_tool(registry, tool, task))
     yield task

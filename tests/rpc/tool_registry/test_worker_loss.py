@@ -38,7 +38,6 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
 
 @pytest.fixture
 async def registry_without_expiry(database_url: str, tmp_path: Path) -> Any:
-    """A registry in which leases do not expire."""
     async with running(database_url, tmp_path, worker_options=LASTING) as registry:
         yield registry
 

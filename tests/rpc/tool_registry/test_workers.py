@@ -181,7 +181,6 @@ async def test_cancel_reaches_the_worker_which_may_still_finish_the_call(registr
 
 
 async def refused_hello(registry: Registry, first: dict[str, Any], key: str = "key-of-machine-of-acme") -> str:
-    """Return the error reason of a rejected first frame."""
     async with stream(registry, key) as worker:
         await worker.send(**first)
         return await refusal(worker.next())

@@ -25,8 +25,6 @@ from tests.rpc.tool_registry.registry import Registry
 
 @dataclass
 class World:
-    """The effects of tools and their configured outcomes."""
-
     effects: list[str] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,7 +70,6 @@ async def execute(database_url: str, sql: str) -> None:
 
 @asynccontextmanager
 async def dead_process(database_url: str, registry: Registry, tool_name: str, call: str) -> AsyncIterator[None]:
-    """A process that started a call and then died."""
     effect = EffectClass.RECONCILABLE if tool_name == "order" else EffectClass.AT_MOST_ONCE
     async with Database(database_url, application_name="dead") as database:
         journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
@@ -116,7 +113,6 @@ async def database_is_told(database_url: str, *, alive: bool) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether no process with this id is running."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -124,7 +120,6 @@ def is_gone(pid: int) -> bool:
 
 
 async def digest_of(database_url: str, content: bytes, key_id: str = "conversation") -> str:
-    """Return the digest of arguments or of a result in a conversation."""
     async with Database(database_url, application_name="test") as database:
         secret = await database.fetchval("SELECT secret FROM tool_registry.audit_keys WHERE key_id = $1", key_id)
     return hmac.digest(secret, hashlib.sha256(content).hexdigest().encode(), "sha256").hex()

@@ -47,8 +47,6 @@ Channels = Mapping[str, grpc.aio.Channel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """A running suite, its channels and the methods of each listener."""
-
     suite: Suite
     folder: Path
     people: Channels
@@ -56,7 +54,6 @@ class Walked:
     methods: Mapping[str, Mapping[str, bool]]
 
     async def answers(self, metadata: Metadata, channels: Channels | None = None) -> dict[tuple[str, str], Answer]:
-        """Call every method of every listener."""
         return {
             (listener, name): answer
             for listener, channel in (channels or self.people).items()

@@ -34,15 +34,12 @@ _REQUESTS: Final = {
 
 
 class Answer(NamedTuple):
-    """The outcome of a call: the status and text of a refusal, or OK."""
-
     code: str
     text: str = ""
     trailer: bytes = b""
 
 
 def methods() -> dict[str, bool]:
-    """Return the full name of every contract method, and whether it reads a stream of requests."""
     found = dict(OPEN)
     for path in sorted(_GEN.rglob("*_pb2.py")):
         module = ".".join(("pawl", *path.relative_to(_GEN).with_suffix("").parts))
@@ -52,7 +49,6 @@ def methods() -> dict[str, bool]:
 
 
 async def served(channel: grpc.aio.Channel, metadata: Metadata) -> dict[str, bool]:
-    """Return the methods that a listener serves, from its reflection."""
     ask: Any = channel.stream_stream(
         f"/{NAME}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,

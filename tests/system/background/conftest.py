@@ -26,7 +26,6 @@ async def world() -> AsyncIterator[World]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pawl(world: World) -> AsyncIterator[AsyncClient]:
-    """A client in its own store."""
     async with world.client() as pawl:
         yield pawl
 

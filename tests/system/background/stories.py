@@ -51,14 +51,11 @@ class Story(ABC):
         """Wait for the end and check it."""
 
     async def start_job(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Start a tool call in the background; returns the job."""
         (job_id,) = await self.talk.jobs(await self.talk.say(in_background(tool, **arguments)))
         return job_id
 
 
 class OneShotJob(Story):
-    """A few seconds of work that must not be repeated."""
-
     async def begin(self) -> None:
         self.job_id = await self.start_job(
             "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 6.0}
@@ -79,8 +76,6 @@ class OneShotJob(Story):
 
 
 class PlainSeries(Story):
-    """A repeated call whose results are all reported."""
-
     async def begin(self) -> None:
         self.job_id = await self.start_job("calculate", {"expression": "5 * 5", "_interval": 0.5, "_stopAfter": 8})
 
@@ -125,8 +120,6 @@ class Monitor(Story):
 
 
 class GrantedSeries(Story):
-    """Payments approved in advance for a number of uses."""
-
     async def begin(self) -> None:
         payment = {"path": str(self.effects), "seconds": 0.1}
         self.job_id = await self.start_job("pay_once", payment | {"_interval": 1, "_stopAfter": 5})
@@ -146,8 +139,6 @@ class GrantedSeries(Story):
 
 
 class ScheduleFires(Story):
-    """A schedule that is due every second."""
-
     async def begin(self) -> None:
         definition = schedule_pb2.ScheduleDefinition(
             name="tick",
@@ -194,8 +185,6 @@ class ScheduleFires(Story):
 
 
 class TriggerEvents(Story):
-    """Events from outside whose sender does not know whether they arrived."""
-
     _COUNT: Final = 20
 
     async def begin(self) -> None:
@@ -236,7 +225,6 @@ class TriggerEvents(Story):
 
 
 async def _each_has_its_run(story: Story, label: str, runs: list[str]) -> None:
-    """Check that the runs with a label are these, each once, and that they complete."""
     (store,) = (value for name, value in story.pawl.metadata if name == "pawl-store")
     query = "SELECT run_id FROM job_store.runs WHERE store_id = $1 AND labels LIKE '%of=' || $2"
     made = [record["run_id"] for record in await story.world.database(query, store, label)]
@@ -282,7 +270,6 @@ class _EndNotifications(Story):
         return states == [channel_pb2.CHANNEL_DELIVERY_STATE_DELIVERED] * len(self._runs)
 
     async def create(self, url: str) -> str:
-        """Create a channel for completed runs; returns its id."""
         kinds = [notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED]
         channel = channel_pb2.Channel(url=url, kinds=kinds, after_seconds=0)
         request = channel_pb2.CreateChannelRequest(channel=channel)
@@ -298,8 +285,6 @@ class _EndNotifications(Story):
 
 
 class WebhookDelivery(_EndNotifications):
-    """Webhooks of the user."""
-
     async def make_channel(self) -> str:
         self._path = f"/{uuid.uuid4().hex}"
         self.world.receiver.answer = lambda _: Reply(held=self.held)
@@ -311,8 +296,6 @@ class WebhookDelivery(_EndNotifications):
 
 
 class Mail(_EndNotifications):
-    """E-mails to the user."""
-
     async def make_channel(self) -> str:
         self._address = f"{uuid.uuid4().hex}@example.org"
         postbox = self.world.postbox

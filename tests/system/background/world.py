@@ -26,8 +26,6 @@ REPLICAS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The suite in which stories run, each in its own store."""
-
     suite: Suite
     # Receives webhooks.
     receiver: WebServer
@@ -36,7 +34,6 @@ class World:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def client(self, store: str = "") -> AsyncClient:
-        """Return a client of all replicas, in the named store or a new one."""
         replicas = self.suite.endpoints.services
         elsewhere = {
             f"PAWL_{name}_ADDRESS": ",".join(each.grpc for each in replicas[name.lower().replace("_", "-")])
@@ -51,7 +48,6 @@ class World:
         )
 
     async def database(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
-        """Query or change the database."""
         connection = await asyncpg.connect(self.suite.database_url)
         try:
             return list(await connection.fetch(statement, *arguments))
@@ -59,14 +55,12 @@ class World:
             await connection.close()
 
     async def kill(self, service: str) -> None:
-        """Kill all replicas of a service, and start them again."""
         for index in range(REPLICAS):
             self.suite.kill(service, index)
         # Stopped too, because the launcher would delay each restart more and more.
         await self.deploy(service)
 
     async def deploy(self, service: str) -> None:
-        """Stop all replicas of a service in order, and start them again."""
         await asyncio.gather(*(self.suite.stop_process(service, index) for index in range(REPLICAS)))
         await asyncio.gather(*(self.suite.start_process(service, index) for index in range(REPLICAS)))
 

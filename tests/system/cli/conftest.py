@@ -21,14 +21,11 @@ _PATIENCE_SECONDS = 120.0
 
 
 class CommandLine:
-    """Runs `pawl` against one data folder, without a terminal."""
-
     def __init__(self, data: Path, *flags: str) -> None:
         self.data = data
         self._flags = flags
 
     def user(self, name: str) -> CommandLine:
-        """Return the command line of another user."""
         return CommandLine(self.data, "--user", name)
 
     def environment(self) -> dict[str, str]:
@@ -36,7 +33,6 @@ class CommandLine:
         return kept | {"PAWL_DATA": str(self.data), "COLUMNS": "200"}
 
     def run(self, *arguments: str, keyboard: str = "") -> tuple[int, str, str]:
-        """Return the exit code, standard output and standard error of a command."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             done = commands.pawl(*self._flags, *arguments, environment=self.environment(), keyboard=keyboard)
@@ -47,38 +43,32 @@ class CommandLine:
         return done.code, done.output, done.errors
 
     def succeed(self, *arguments: str, keyboard: str = "") -> str:
-        """Return the output of a command that must succeed."""
         code, output, errors = self.run(*arguments, keyboard=keyboard)
         assert code == 0, errors + output
         return output
 
     def refuse(self, *arguments: str) -> str:
-        """Return the error message of a command that must fail."""
         code, _, errors = self.run(*arguments)
         assert code == 2, f"{arguments}: {errors}"
         return errors
 
     def done(self, *arguments: str) -> str:
-        """Return the id of a run once it has completed."""
         run_id = self.succeed("run", "--detach", *arguments).strip()
         self.succeed("watch", run_id)
         return run_id
 
     def started(self, *arguments: str) -> str:
-        """Return the id of a run once it waits for a person."""
         run_id = self.succeed("run", "--detach", *arguments).strip()
         self.until(lambda inbox: run_id in inbox, "inbox", "--list")
         return run_id
 
     def pending(self, run_id: str) -> str:
-        """Return the id of the call that a run waits for, as the inbox shows it."""
         output = self.succeed("inbox")
         found = re.search(rf"run {run_id}  call (call_\w+)", output)
         assert found is not None, output
         return found[1]
 
     def until(self, check: Callable[[str], object], *arguments: str) -> str:
-        """Repeat a command until its output is as expected; return the output."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not check(output := self.succeed(*arguments)):
             assert time.monotonic() < deadline, output

@@ -48,7 +48,6 @@ HISTORY = [
 
 @pytest.fixture
 def files(pawl: CommandLine, tmp_path: Path) -> Iterator[Path]:
-    """A folder with two agents, which are deleted at the end."""
     folder = tmp_path / "agents"
     folder.mkdir()
     (folder / "all.yaml").write_text(CLERK)

@@ -12,7 +12,6 @@ EDITED = '{"to": ["bob@example.com"], "subject": "dinner", "body": "at eight", "
 
 
 def rules(pawl: CommandLine) -> list[list[str]]:
-    """Return the rules in force as rows of columns."""
     lines = pawl.succeed("rules", "list").splitlines()
     return [line.split("\t") for line in lines if line.startswith("rule_")]
 
@@ -26,7 +25,6 @@ def story(pawl: CommandLine, run_id: str) -> list[tuple[str, str, str]]:
 
 
 def figures(pawl: CommandLine) -> list[int]:
-    """Return the usage counters of send_email: executions; approvals requested, granted, edited, rejected."""
     rows = [line.split("\t") for line in pawl.succeed("tools", "stats").splitlines()]
     return next(([int(row[2]), *map(int, row[8:])] for row in rows if row[0] == "send_email"), [0] * 5)
 

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[3]
 
 
 def line_of(run_id: str, runs: str) -> str:
-    """Return its line in a list, empty if it has none."""
     return next((line for line in runs.splitlines() if line.startswith(run_id)), "")
 
 

@@ -87,7 +87,6 @@ async def suite() -> AsyncIterator[Suite]:
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip if this machine has no browser; fail in CI."""
     if os.environ.get("TESTS_BROWSER_REQUIRED"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -154,19 +153,16 @@ async def world(browser: Browser) -> AsyncIterator[World]:
 
 
 async def say(page: Page, text: str) -> None:
-    """Write a message in the chat and send it."""
     await page.get_by_label("Your message").fill(text)
     await page.keyboard.press("Enter")
 
 
 async def done(page: Page, runs: int = 1) -> str:
-    """Return the id of the last run of the chat once this many have completed."""
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=90_000)
     return await page.locator(".turn").last.get_attribute("data-run") or ""
 
 
 def at(page: Page, path: str) -> str:
-    """Return the address of another page of the same console."""
     return "/".join(page.url.split("/")[:3]) + path
 
 

@@ -19,7 +19,6 @@ from pawl.launcher.suite import Suite
 
 @asynccontextmanager
 async def front(addresses: Sequence[str]) -> AsyncIterator[str]:
-    """Proxy `addresses`, each `host:port`, behind one URL; available replicas take turns."""
     turn = 0
 
     async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -68,14 +67,11 @@ def key_of(store: str, user: str) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """A suite, and the one address of its gateways."""
-
     suite: Suite
     url: str
     browser: Browser
 
     async def enter(self, store: str, user: str, path: str = "/") -> Page:
-        """Return a page of the console, logged in."""
         context = await self.browser.new_context(base_url=self.url)
         context.set_default_timeout(60_000)
         login = {"key": key_of(store, user)}
@@ -86,18 +82,15 @@ class World:
         return page
 
     def program(self, store: str, user: str) -> httpx2.AsyncClient:
-        """Return a client that acts for a user."""
         headers = {"authorization": f"Bearer {key_of(store, user)}"}
         return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=60.0)
 
     async def kill(self, replica: int, *services: str) -> None:
-        """Kill a replica of services once all of them run; the launcher restarts them."""
         await self.whole(services)
         for service in services:
             self.suite.kill(service, replica)
 
     async def whole(self, services: Sequence[str] = SERVICES) -> None:
-        """Wait until both replicas of services run."""
         for service in services:
             for each in (0, 1):
                 await self.suite.wait_ready(service, each)

@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def model(suite: Suite) -> AsyncIterator[Model]:
-    """The model server; its default rules are restored afterwards."""
     async with scripted(suite) as model:
         yield model
 

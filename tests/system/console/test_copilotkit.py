@@ -32,7 +32,6 @@ MAIL: Final = 'call send_email with {"to": ["ann@example.com"], "subject": "lunc
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """The example with the packages of its lock file."""
     with tempfile.TemporaryDirectory(prefix="pawl-copilotkit-") as made:
         npm.install(ROOT / "docs/examples/copilotkit", Path(made), timeout_seconds=INSTALL_SECONDS)
         yield Path(made)
@@ -40,7 +39,6 @@ def folder() -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
-    """Run the example's server, and yield its address."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     own = {"PAWL_GATEWAY": address(suite), "PAWL_KEY": LOCAL_KEY, "COPILOTKIT_TELEMETRY_DISABLED": "true"}
@@ -56,8 +54,6 @@ async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
 
 
 class Chat:
-    """A window with its own thread."""
-
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url
         self.thread = f"copilotkit-{secrets.token_hex(4)}"
@@ -78,7 +74,6 @@ class Chat:
         return self.page.get_by_test_id("copilot-assistant-message")
 
     async def ends(self, text: str) -> None:
-        """Wait until this is the agent's last message."""
         await expect(self.answers.last).to_contain_text(text, timeout=ANSWER_MS)
 
 

@@ -88,7 +88,6 @@ FAILED: Final = "The formatted view failed"
 
 @pytest.fixture(scope="module")
 def examples() -> list[dict[str, str]]:
-    """Return all examples of the CommonMark specification."""
     if not runpy.run_path(str(WEB / "build.py"))["install"]():
         pytest.skip("npm reaches no registry")
     found: list[dict[str, str]] = json.loads(npm.run([npm.NODE, "--input-type=module", "-e", PRINT], WEB, 60).stdout)

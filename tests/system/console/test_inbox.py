@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
 async def three_wait(open_page: NewPage, user: str) -> Page:
-    """Return an inbox with three pending emails of a user."""
     page = await open_page(user=user)
     for name in ("ann", "bob", "carl"):
         await page.get_by_role("link", name="New conversation").click()

@@ -31,8 +31,6 @@ WHO_AM_I = "/rpc/pawl.agent.v1.AgentService/WhoAmI"
 
 @dataclass(frozen=True)
 class World:
-    """A suite whose users log in at a provider."""
-
     suite: Suite
     issuer: str
 
@@ -73,7 +71,6 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 
 
 async def log_in(page: Page, path: str = "/") -> None:
-    """Log in as a user does: at the console, at the provider, and back."""
     await page.goto(path)
     await page.get_by_role("link", name="Log in at the house").click()
     await page.get_by_placeholder("Enter any login").fill("ann")

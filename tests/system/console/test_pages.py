@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
 async def write(page: Page, button: str, value: object) -> None:
-    """Open the JSON editor, write into it and save."""
     field = page.get_by_label(f"{button} (JSON)")
     if not await field.count():
         await page.get_by_role("button", name=button).click()
@@ -23,7 +22,6 @@ async def write(page: Page, button: str, value: object) -> None:
 
 
 async def sure(page: Page, button: str) -> None:
-    """Confirm what the page asks."""
     await page.get_by_role("button", name=button, exact=True).click()
     await page.get_by_role("button", name=f"Yes, {button}").click()
 

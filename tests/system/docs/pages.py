@@ -50,8 +50,6 @@ _STOP_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block of code, or of output."""
-
     language: str
     info: str
     text: str
@@ -63,7 +61,6 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Return every block of a page, in order."""
     text = page.read_text(encoding="utf-8")
     assert text.count("```") == 2 * len(_BLOCK.findall(text)), f"{page.name} has a block without a language"
     for match in _BLOCK.finditer(text):
@@ -110,7 +107,6 @@ class Reader:
         self._keeps_suite = True
 
     def follow(self, block: Block, output: Block | None) -> None:
-        """Follow a block; `output` is what it must print."""
         text = self._here(block.text)
         if block.language != "sh":
             assert block.info, "a code block needs a file name"
@@ -186,7 +182,6 @@ class Reader:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment of commands: the programs of the test environment, and npm and npx."""
     own = folder / "programs"
     own.mkdir()
     for name in ("npm", "npx"):

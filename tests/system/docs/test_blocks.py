@@ -50,7 +50,6 @@ NOT_RUN = {
 
 
 def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
-    """Return the blocks to follow, each with its expected output."""
     found = list(blocks(page))
     for number, block in enumerate(found):
         if block.language == "text":

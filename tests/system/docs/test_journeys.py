@@ -29,8 +29,6 @@ Step = tuple[str, str]
 
 
 class Calls:
-    """Records the calls of some functions in order, while entered."""
-
     def __init__(self, wanted: Sequence[Step]) -> None:
         self._wanted = frozenset(wanted)
         self.made: list[Step] = []
@@ -48,14 +46,12 @@ class Calls:
 
 
 def journey(title: str) -> list[Step]:
-    """Return the steps below a title of the page."""
     page = ARCHITECTURE.read_text(encoding="utf-8")
     section = page.split(f"\n### {title}\n")[1].split("\n#")[0]
     return [(f"pawl.{path.replace('/', '.')}", name) for path, name in _STEP.findall(section)]
 
 
 async def travelled(title: str, travel: Callable[[], Awaitable[object]]) -> None:
-    """Fail unless `travel` takes all steps of a journey in order."""
     steps = journey(title)
     assert steps
     calls = Calls(steps)
@@ -68,7 +64,6 @@ async def travelled(title: str, travel: Callable[[], Awaitable[object]]) -> None
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent]:
-    """A client of services in this process."""
     folder = tmp_path_factory.mktemp("journeys")
     with patch.dict(os.environ):
         async with (

@@ -45,7 +45,6 @@ class Disk:
         return self._why_not_cut()
 
     def sync(self) -> None:
-        """Flush all data to the disk."""
         _run("sync", "--file-system", str(self.place))
 
     def cut(self) -> None:

@@ -26,8 +26,6 @@ _ANSWER = "Tonight at 19:00"
 
 @dataclass
 class Promise:
-    """What the user knows about one started run."""
-
     user: str
     request_id: str
     text: str
@@ -42,8 +40,6 @@ class Promise:
 
 
 class Users:
-    """Users who start runs, watch them, answer their questions and cause effects."""
-
     def __init__(self, suite: Suite, effects: Path) -> None:
         self._suite = suite
         self._effects = effects
@@ -104,7 +100,6 @@ class Users:
 
 
 async def losses(suite: Suite, promises: list[Promise]) -> list[str]:
-    """Return acknowledged data that is missing, and effects that happened twice."""
     users = sorted({promise.user for promise in promises})
     found = await asyncio.gather(*(_losses_of_user(suite, user, promises) for user in users))
     return [loss for losses_of_one in found for loss in losses_of_one]
@@ -147,7 +142,6 @@ async def _losses_of(agent: Agent, promise: Promise) -> list[str]:
 
 
 async def _unreported(suite: Suite, mine: list[Promise]) -> list[str]:
-    """Check that each completed run has exactly one notification."""
     reported: Counter[str] = Counter()
     wanted = {promise.run_id for promise in mine}
 

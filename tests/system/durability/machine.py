@@ -28,7 +28,6 @@ class Machine:
         self._disk = disk
 
     async def install(self) -> None:
-        """Create the cluster and move it to the disk."""
         async with Suite(SuiteOptions(data=self._data, scripted_model=False, stages=())):
             pass
         # So that PostgreSQL's account can reach it.
@@ -45,7 +44,6 @@ class Machine:
 
     @contextlib.asynccontextmanager
     async def switched_on(self) -> AsyncIterator[Suite]:
-        """Run the suite until ready; it may be switched off in between."""
         options = SuiteOptions(
             data=self._data,
             local_key=LOCAL_KEY,
@@ -57,7 +55,6 @@ class Machine:
             yield suite
 
     async def cut_power(self, suite: Suite) -> None:
-        """Kill everything after the disk is cut, and unmount and mount the disk."""
         stopping = asyncio.create_task(suite.stop())
         while not stopping.done():
             # Repeated, because the launcher may be starting a process just then.
@@ -71,7 +68,6 @@ class Machine:
 
 
 def _all_of(suite: Suite) -> list[psutil.Process]:
-    """Return all processes of the suite, descendants included."""
     found: list[psutil.Process] = []
     for process in suite._processes.values():
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -64,7 +64,6 @@ async def query(suite: Suite, sql: str, *arguments: object) -> object:
 
 
 async def dial(suite: Suite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A bare connection to NATS."""
     address = urlsplit(suite.nats_url())
     return await asyncio.open_connection(address.hostname, address.port)
 
@@ -169,7 +168,6 @@ async def test_each_nats_user_publishes_only_its_services_subjects(suite: Suite)
 
 
 async def refusals(suite: Suite, user: str, subjects: list[str]) -> set[str]:
-    """Return the subjects on which a user may not publish."""
     problems: list[Exception] = []
     client = await connect(suite, user, problems)
     for subject in [*subjects, "the.end"]:

@@ -59,7 +59,6 @@ def wait_for_screen(process: subprocess.Popen[str]) -> str:
 
 
 def children(data: Path) -> list[int]:
-    """Return every process started by the launcher of that folder."""
     texts = [(data / f"run/{name}.json").read_text() for name in ("postgres", "nats", "model")]
     return [int(text.split('"pid": ')[1].split(",")[0]) for text in texts]
 

@@ -60,7 +60,6 @@ def request_bytes(connection: str = "keep-alive") -> bytes:
 
 
 async def raw(server: ModelServer, request: bytes | None = None) -> bytes:
-    """Return everything the server sends for one request, until it closes the connection."""
     host, port = server.address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request or request_bytes("close"))
@@ -71,8 +70,6 @@ async def raw(server: ModelServer, request: bytes | None = None) -> bytes:
 
 
 async def ended(server: ModelServer, outcome: str) -> None:
-    """Return once the first call has ended like this."""
-
     async def has_ended() -> bool:
         return bool(server.requests) and server.requests[0].outcome == outcome
 

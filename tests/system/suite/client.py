@@ -31,12 +31,10 @@ ENDINGS = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expire
 
 
 def addresses(suite: Suite, service: str = "agent-loop") -> list[str]:
-    """Return the client addresses of the replicas of a service."""
     return [replica.grpc for replica in suite.endpoints.services[service]]
 
 
 def kill(suite: Suite, *services: str) -> None:
-    """Kill every replica of some services."""
     for service in services:
         for replica in range(len(suite.endpoints.services[service])):
             suite.kill(service, replica)
@@ -59,13 +57,10 @@ async def key_for(
 
 
 def mails_sent(suite: Suite) -> set[str]:
-    """Return the e-mails that tools have sent."""
     return {str(path) for path in (suite.folder.path / "outbox").glob("**/*.eml")}
 
 
 class Agent:
-    """The agent service, reached through one replica."""
-
     def __init__(self, address: str, *, user: str = "me", store: str = "local", key: str = "") -> None:
         """With a key, user and store may be omitted; `user` is then empty, or the user for whom a delegate acts."""
         self.channel = keyed_channel(address)
@@ -99,7 +94,6 @@ class Agent:
         return (await self.stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=self.metadata)).run
 
     async def until(self, run_id: str, wanted: Callable[[run_pb2.Run], bool]) -> run_pb2.Run:
-        """Read a run until the condition holds; retries while a replica is unavailable."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 try:
@@ -125,16 +119,13 @@ class Agent:
         return events
 
     async def until_pending(self, run_id: str, state: call_pb2.CallState.ValueType) -> call_pb2.Call:
-        """Read a run until a call waits in `state`; returns the call."""
         run = await self.until(run_id, lambda run: any(call.state == state for call in run.pending_calls))
         return next(call for call in run.pending_calls if call.state == state)
 
     async def events(self, run_id: str, *, after_seq: int = 0) -> list[event_pb2.RunEvent]:
-        """Watch a run to its end; returns all events after a seq."""
         return [event async for event in self.watch(run_id, after_seq=after_seq)]
 
     async def watch(self, run_id: str, *, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent, None]:
-        """Yield the events of a run as they arrive."""
         request = agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq)
         call = self.stub.WatchRun(request, metadata=self.metadata)
         try:
@@ -146,14 +137,12 @@ class Agent:
             call.cancel()
 
     async def calls(self, run_id: str) -> list[call_pb2.Call]:
-        """Return all calls of a run."""
         request = agent_pb2.ListCallsRequest(run_id=run_id, page_size=200)
         return list((await self.stub.ListCalls(request, metadata=self.metadata)).calls)
 
     async def decide(
         self, call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType, *, request_id: str = "", **fields: str | bytes
     ) -> agent_pb2.DecideResponse:
-        """Decide a call with the digest that it shows."""
         decision = types_pb2.CallDecision(
             call_id=call.call_id,
             kind=kind,
@@ -169,7 +158,6 @@ class Agent:
 
     @asynccontextmanager
     async def session(self, *tools: str) -> AsyncIterator[Session]:
-        """Open a session that can run these front-end tools."""
         stream = self.stub.Session(metadata=self.metadata)
         session = Session(stream)
         try:
@@ -182,8 +170,6 @@ class Agent:
 
 
 class Session:
-    """A bidirectional stream."""
-
     def __init__(
         self, stream: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, session_pb2.SessionResponse]
     ) -> None:
@@ -191,13 +177,11 @@ class Session:
         self._numbers = itertools.count(1)
 
     async def send(self, **frame: object) -> str:
-        """Send a frame; returns its id."""
         frame_id = f"frame-{next(self._numbers)}"
         await self._stream.write(session_pb2.SessionRequest(frame_id=frame_id, **frame))  # type: ignore[arg-type]
         return frame_id
 
     async def next(self, kind: str) -> session_pb2.SessionResponse:
-        """Read until a frame of a kind arrives."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 frame = await self._stream.read()
@@ -206,7 +190,6 @@ class Session:
                     return frame
 
     async def receipt(self, **frame: object) -> types_pb2.Receipt:
-        """Send a frame and read until its receipt."""
         frame_id = await self.send(**frame)
         while True:
             receipt = (await self.next("receipt")).receipt
@@ -214,7 +197,6 @@ class Session:
                 return receipt
 
     async def answer(self, offer: session_pb2.Offer, content_json: bytes) -> types_pb2.Receipt:
-        """Return the result of an offered call."""
         return await self.receipt(
             tool_result=types_pb2.ToolResult(
                 run_id=offer.call.run_id,

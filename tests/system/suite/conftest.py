@@ -40,14 +40,12 @@ async def suite() -> AsyncIterator[Suite]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def agent(suite: Suite) -> AsyncIterator[Agent]:
-    """A client of the first replica."""
     async with Agent(addresses(suite)[0]) as agent:
         yield agent
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pawl(suite: Suite) -> AsyncIterator[AsyncClient]:
-    """A patient client of all replicas."""
     elsewhere = {
         "PAWL_TOOL_REGISTRY_ADDRESS": addresses(suite, "tool-registry")[0],
         "PAWL_NOTIFIER_ADDRESS": addresses(suite, "notifier")[0],
@@ -58,6 +56,5 @@ async def pawl(suite: Suite) -> AsyncIterator[AsyncClient]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def model(suite: Suite) -> AsyncIterator[Model]:
-    """The model server; its default rules are restored afterwards."""
     async with scripted(suite) as model:
         yield model

@@ -11,8 +11,6 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a call ended: OK, or the status and the fields of its google.rpc.ErrorInfo."""
-
     code: grpc.StatusCode
     reason: str = ""
 
@@ -21,7 +19,6 @@ TAKEN = Refusal(grpc.StatusCode.OK)
 
 
 async def outcome(call: Awaitable[object]) -> Refusal:
-    """Wait for a call and return how it ended; the reason is empty without a google.rpc.ErrorInfo of Pawl."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

@@ -64,7 +64,6 @@ _PLAIN: Final[dict[str, Message]] = {
 
 
 def method_of(path: str) -> MethodDescriptor:
-    """Return the method of a path, `/pawl.agent.v1.AgentService/StartRun`."""
     service, _, name = path[1:].partition("/")
     return Default().FindServiceByName(service).FindMethodByName(name)
 

@@ -21,7 +21,6 @@ COMPLETED: Final = run_pb2.RUN_STATE_COMPLETED
 
 
 async def start_held(agent: Agent, tool: str, path: Path, **options: Any) -> str:
-    """Start a run whose tool waits for the test; returns once it waits."""
     run = await agent.start(f"call {tool} with {json.dumps({'path': str(path)})}", **options)
     await is_held(path)
     return run.run_id
@@ -51,7 +50,6 @@ def shown(events: Sequence[event_pb2.RunEvent]) -> str:
 
 
 async def _seen(agent: Agent, run_id: str, text: str) -> None:
-    """Watch until the model has written some text."""
     async for event in agent.watch(run_id):
         if text in event.output_delta.text:
             return

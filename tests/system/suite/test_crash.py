@@ -19,7 +19,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene) -> None:
-    """Run each scene to its middle, cause the fault, and run each scene to its end."""
     async with AsyncExitStack() as stack:
         for scene in played:
             await stack.enter_async_context(aclosing(scene))

@@ -26,7 +26,6 @@ def url(suite: Suite, replica: int = 0) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def browser(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
-    """A browser with a session at the first gateway."""
     async with httpx2.AsyncClient(base_url=url(suite), headers={"origin": url(suite)}, timeout=60.0) as browser:
         answer = await browser.post("/login", json={"key": LOCAL_KEY, "user": "ann"})
         assert (answer.status_code, answer.json()["caller"]["userId"]) == (200, "ann"), answer.text
@@ -34,7 +33,6 @@ async def browser(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 def program(suite: Suite, replica: int = 0, *, user: str = "me") -> httpx2.AsyncClient:
-    """A program with a key."""
     return httpx2.AsyncClient(base_url=url(suite, replica), headers=BEARER | {"pawl-user": user}, timeout=60.0)
 
 
@@ -51,7 +49,6 @@ async def start(client: httpx2.AsyncClient, text: str, request_id: str) -> str:
 
 
 async def read(client: httpx2.AsyncClient, path: str, **request: Any) -> AsyncIterator[tuple[str, str, Any]]:
-    """Yield id, name and data of each event of a stream."""
     async with client.stream(request.pop("method", "GET"), path, **request) as answer:
         assert answer.status_code == 200, await answer.aread()
         assert answer.headers["content-type"].startswith("text/event-stream")

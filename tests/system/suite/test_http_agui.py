@@ -34,15 +34,12 @@ async def endpoint(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 class Thread:
-    """A thread of a front end, of either AG-UI version."""
-
     def __init__(self, endpoint: httpx2.AsyncClient, name: str, *, legacy: bool = False) -> None:
         self.endpoint, self.name, self.legacy = endpoint, name, legacy
         self.page = Page()
         self.runs = 0
 
     async def ask(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
-        """Send the thread, with a new message if there is a text, and return the events."""
         return [event async for event in self.stream(text, **more)]
 
     async def stream(self, text: str = "", **more: Any) -> AsyncIterator[dict[str, Any]]:
@@ -58,7 +55,6 @@ class Thread:
         assert self.page.ended
 
     async def leave(self, text: str, **more: Any) -> None:
-        """Send a message, and close the connection in the middle of the answer."""
         async with self.endpoint.stream("POST", "/agui", json=self.body(text, **more)) as answer:
             async for line in answer.aiter_lines():
                 if "TEXT_MESSAGE_CONTENT" in line:

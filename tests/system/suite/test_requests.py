@@ -47,7 +47,6 @@ def channel_to(suite: Suite, service: str) -> grpc.aio.Channel:
 
 
 async def ask(channel: grpc.aio.Channel, path: str, data: bytes, *, streams: bool) -> refusals.Refusal:
-    """Call any method with any bytes."""
     if not streams:
         unary: Any = channel.unary_unary(path)
         return await refusals.outcome(unary(data, metadata=_ODD_STORE, timeout=_SECONDS_MAX))

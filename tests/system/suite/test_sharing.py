@@ -49,7 +49,6 @@ ABSENT_CLIENT = {"CONVERSATION_NOT_FOUND", "RUN_NOT_FOUND", "CALL_NOT_FOUND"}
 
 
 async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
-    """Call a method about the named object; returns the error reason, or an empty string."""
     method, rest = METHODS[name], REST.get(name, {})
     fields = {name: value for name, value in named.items() if name in method.input_type.fields_by_name}
     for value in rest.values():

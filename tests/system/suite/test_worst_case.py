@@ -63,7 +63,6 @@ async def test_worst_case_model_cannot_bypass_any_protection(suite: Suite, agent
 
 
 async def _plant(suite: Suite) -> list[str]:
-    """Give another store something to steal; returns its names and ids."""
     async with Agent(addresses(suite)[0], user="me", store="other") as other:
         run = await other.until_ended((await other.start(f"add task {CANARY} in project {CANARY} secret")).run_id)
         calls = await other.calls(run.run_id)
@@ -73,7 +72,6 @@ async def _plant(suite: Suite) -> list[str]:
 
 
 async def _settled(agent: Agent, prompt: str, places: asyncio.Semaphore) -> run_pb2.Run:
-    """Play a prompt until nothing continues without a person; then stop the run."""
     options = run_pb2.RunOptions(batch_order=run_pb2.BATCH_ORDER_OVERTAKE_DECISIONS)
     async with places:
         run = await agent.start(prompt, options=options)

@@ -84,7 +84,6 @@ def _value(part: Mapping[str, Any], text: str, root: Mapping[str, Any]) -> Any:
 
 
 def script(rounds: Mapping[str, Sequence[tuple[str, dict[str, Any]]]]) -> dict[str, Any]:
-    """Return a script for the model server: one answer with these calls for each prompt."""
     return {
         "steps": [
             {

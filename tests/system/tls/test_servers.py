@@ -37,7 +37,6 @@ def bus_to(url: str, context: Callable[[], ssl.SSLContext] | None) -> Bus:
 
 @pytest.fixture
 def nats(tmp_path: Path, authority: trustme.CA) -> Iterator[NatsServer]:
-    """A server that requires a client certificate."""
     files = certificates.write(tmp_path, "nats", authority)
     settings = f'tls {{ cert_file: "{files.certificate}", key_file: "{files.key}", ca_file: "{files.authority}",'
     with NatsServer(tmp_path, f"{settings} verify: true }}") as server:
@@ -56,7 +55,6 @@ async def test_bus_connects_over_tls_with_the_service_certificate(
 
 
 async def _is_refused(url: str, context: Callable[[], ssl.SSLContext] | None) -> bool:
-    """Return true once an attempt has failed."""
     async with bus_to(url, context) as bus:
         await bus._tried.wait()  # the end of the first attempt
         return not bus.connected

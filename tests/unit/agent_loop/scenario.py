@@ -45,7 +45,6 @@ def everything() -> World:
 
 
 def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLETED) -> None:
-    """Check the invariants of the record."""
     run, settled = world.ledger.run(key), world.ledger.calls(key)
     assert run.state is state
     assert all(call.settled and call.result is not None for call in settled)
@@ -98,7 +97,6 @@ async def finished(
     options: RunOptions | None = None,
     seconds: float = 1.0,
 ) -> tuple[World, RunKey]:
-    """Return a world and a run that has ended."""
     world = World(verdicts, scripts, seconds=seconds)
     key = world.ledger.submit(text, options)
     await world.finish(key)

@@ -248,7 +248,6 @@ class Simulation:
     # Events that can happen to the run.
 
     def model_answers(self) -> None:
-        """The current model call ends."""
         self.under_way.remove(MODEL)
         self.tokens_served += TOKENS_PER_ANSWER
         given = self.answers.pop(0) if self.answers else answer(text="done")
@@ -266,7 +265,6 @@ class Simulation:
         self.turn()
 
     def model_fails(self, *, is_counted: bool = True) -> None:
-        """The current attempt fails."""
         self.breaks += 1
         self.under_way.remove(MODEL)
         broken = answer(text="half")
@@ -281,20 +279,17 @@ class Simulation:
         self.turn()
 
     def needs(self, tokens: int) -> None:
-        """The next model call costs more than the remaining budget."""
         self.under_way.remove(MODEL)
         nothing = replace(answer(), usage=UsageReport())
         self.facts.append(ModelFailed(error=budget.TOO_LITTLE, answer=nothing, jitter=0.5, tokens_needed=tokens))
         self.turn()
 
     def ends(self, call_id: str, ended: ExecutionResult = OK) -> None:
-        """An execution ends."""
         self.under_way.remove(call_id)
         self.facts.append(CallExecuted(call_id=CallId(call_id), ended=ended))
         self.turn()
 
     def sends(self, *kinds: CommandKind) -> None:
-        """Commands arrive, as the ledger would accept them."""
         commands = [
             Command(command_id=CommandId(f"cmd_{next(self.ids)}"), user_id=UserId("u"), time=self.now, kind=kind)
             for kind in kinds
@@ -333,14 +328,12 @@ class Simulation:
         self.sends(Resolve(call_id=call.call_id, resolution=resolution, content_json=b'"it did"'))
 
     def passes(self, seconds: float, *, parked: bool = True) -> None:
-        """Time passes. A parked run is not active."""
         self.now += seconds
         if not parked:
             self.base = replace(self.base, active_seconds=self.base.active_seconds + seconds)
         self.turn()
 
     def is_taken_over(self) -> None:
-        """The worker dies and another one continues from the ledger."""
         self.takeovers += 1
         self.under_way.clear()
         self.facts.clear()

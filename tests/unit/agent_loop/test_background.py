@@ -126,7 +126,6 @@ def test_unusual_parameters_are_refused_or_give_a_job_that_ends(
 
 
 def check(options: RequestedTerms) -> None:
-    """Check that an option set has an end and stays within the limits."""
     assert 1 <= options.iterations_max <= ITERATIONS_MAX
     assert options.interval_seconds == 0 or 0.5 <= options.interval_seconds <= 24 * 3600
     assert 0 <= options.duration_seconds <= 365 * 24 * 3600
@@ -270,7 +269,6 @@ async def test_an_iteration_uses_the_background_timeout_of_its_tool() -> None:
 
 
 def by_tool(name: str, **more: object) -> str:
-    """A call of the background tool."""
     return f"in_background {json.dumps({'tool': name, **more})}"
 
 

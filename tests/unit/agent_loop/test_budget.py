@@ -41,7 +41,6 @@ def with_budget(
 
 
 def used_up(policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> Simulation:
-    """A run whose first answer used up its budget while one call still runs."""
     run = with_budget(TOKENS_PER_ANSWER, "serial", policy=policy)
     run.model_answers()
     return run

@@ -38,8 +38,6 @@ from tests.unit.agent_loop.simulation import Simulation, answer
 
 
 class Witness(FakeRegistry):
-    """Runs a gated call only if its decision was recorded before."""
-
     async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         recorded = {decision.call_id for decision in self.decisions}
         assert not execution.approved_digest or execution.call_id in recorded
@@ -48,8 +46,6 @@ class Witness(FakeRegistry):
 
 
 class UnavailableOnce(FakeRegistry):
-    """A registry that is unavailable for the first `times` reports."""
-
     times = 1
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:

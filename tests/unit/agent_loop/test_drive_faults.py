@@ -46,7 +46,6 @@ def test_any_commit_may_fail_before_or_after_it_is_applied(error: type[PawlError
 
 
 def before_commit(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
-    """Run `act` right before a commit reaches the ledger."""
     count = -1
 
     async def fault(name: str, done: bool) -> None:

@@ -60,7 +60,6 @@ BYTES_MAX = 4 * LARGEST
 
 
 async def waiting(arguments_bytes: int = 10) -> tuple[World, RunKey]:
-    """A parked run with twenty calls offered to a front end."""
     asked = [f'show {{"n":{number},"text":"{"x" * arguments_bytes}"}}' for number in range(CALLS)]
     world = World(VERDICTS, [calls(*asked), says("Done.")])
     key = world.ledger.submit("hello")
@@ -70,7 +69,6 @@ async def waiting(arguments_bytes: int = 10) -> tuple[World, RunKey]:
 
 
 async def bring_everything(world: World, key: RunKey) -> None:
-    """Send maximum-size results for all calls, and messages."""
     content = b'"%s"' % (b"x" * (LARGEST - 2))
     for call in world.ledger.calls(key):
         await world.ledger.send(key, ToolResult(call_id=call.call_id, result=CallResult(content_json=content)))

@@ -39,8 +39,6 @@ USED_UP: Script = [ReasoningPiece(text="hm"), Finished(reason="length")]
 
 
 def played(*scripts: Script) -> tuple[World, RunKey]:
-    """A run that has ended after these answers."""
-
     async def main() -> tuple[World, RunKey]:
         world, key = await finished(VERDICTS, list(scripts))
         return world, key
@@ -211,7 +209,6 @@ def test_a_fallback_model_is_used_where_it_can_help(
 
 
 def down(*models: str, otherwise: Script) -> World:
-    """A world in which these models cannot be reached."""
     world = World(VERDICTS, [])
 
     def reply(request: ModelRequest) -> Script:

@@ -327,8 +327,6 @@ GOOD, BAD, WORSE = '{"a":1,"b":2}', '{"a":1}', "It is a."
 
 
 def played(*scripts: Script, unavailable_checks: int = 0, **options: Any) -> tuple[World, RunKey]:
-    """A run with a response format, driven to its end."""
-
     async def main() -> tuple[World, RunKey]:
         world = World(VERDICTS, list(scripts))
         world.registry.unchecked_outputs = unavailable_checks

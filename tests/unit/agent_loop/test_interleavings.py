@@ -38,7 +38,6 @@ DECISIONS = {
 
 
 def happen(run: Simulation, what: str, which: int) -> None:
-    """Let an event happen, if possible, to one of the calls it can happen to."""
     calls = run.base.open_calls
     running = [name for name in run.under_way if name in run.base.calls]
     asked = [call for call in calls if call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED}]

@@ -122,7 +122,6 @@ DONE = CallResult(content_json=b'{"pages":3}')
 
 
 async def waiting_job(story: Story, seconds: float = 7200.0) -> tuple[Run, Call]:
-    """Start a job whose call waits for an outside completion."""
     story.world.registry.awaited["slow"] = seconds
     story.say("print it")
     await story.until(lambda: any(WaitKind.COMPLETION in job.waits for job in story.jobs))

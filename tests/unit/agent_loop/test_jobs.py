@@ -98,8 +98,6 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 
 
 class Story:
-    """A conversation with jobs. Scripts answer the user's messages and notices in order."""
-
     def __init__(self, *scripts: Script, seconds: float = 60.0, as_tool: bool = False) -> None:
         self.world = World(VERDICTS, list(scripts), seconds=seconds)
         self.world.dependencies = replace_fields(self.world.dependencies, background_as_tool=as_tool)
@@ -119,7 +117,6 @@ class Story:
         approve: bool = False,
         poll_seconds: float = 0.5,
     ) -> None:
-        """Let a worker drive until `done` is true."""
         worker = self.world.worker(limits=self.limits)
         tasks = [asyncio.create_task(work()) for work in (worker.claim_forever, worker.renew_forever)]
         try:
@@ -163,7 +160,6 @@ class Story:
         return self.world.ledger.calls(self.key(run))
 
     def notices(self, number: int) -> list[Any]:
-        """Notices in a request to the model."""
         messages = self.world.model.requests[number].messages
         return [
             json.loads(line)

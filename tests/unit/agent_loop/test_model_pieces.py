@@ -88,7 +88,6 @@ HEAD = OutputDelta(round=1, model_attempt=1)
 
 
 def play(pieces: list[tuple[float, Piece]]) -> list[OutputDelta]:
-    """Add pieces at their times. Collect output when due, and the rest at the end."""
     coalescer = Coalescer(HEAD)
     outputs: list[OutputDelta] = []
     for now, piece in pieces:

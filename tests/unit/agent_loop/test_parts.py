@@ -47,7 +47,6 @@ PARTS = st.lists(
 
 
 def stored(text: str, *given_: Part, takes_images: bool = True) -> tuple[Part, ...]:
-    """The parts of a message as the ledger stores them."""
     checked = parts.checked(text, given_, takes_images=takes_images)
     filled = [
         Part(file=parts.with_text(part.file, given_part.file.text))

@@ -19,7 +19,6 @@ from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 
 
 def started(*batches: tuple[str, ...], options: RunOptions | None = None) -> Simulation:
-    """A run whose model has given its first answer."""
     run = Simulation([answer(*names) for names in batches], options or RunOptions())
     run.turn()
     run.model_answers()

@@ -103,7 +103,6 @@ def steps_of(log: list[event_pb2.RunEvent]) -> Steps:
 
 
 def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
-    """Apply changes as a client does."""
     for change in changes:
         step, old = change.step, shown.get(change.step.step_id)
         content = old.content + step.content if change.appends and old else step.content
@@ -167,7 +166,6 @@ def logged() -> list[Any]:
 
 
 def shown(steps: Steps) -> list[dict[str, str]]:
-    """Return a summary of the steps, in order."""
     summaries: list[dict[str, str]] = []
     for step in steps.all():
         match step.type:

@@ -69,8 +69,6 @@ def due(text: str, credential_id: str = "") -> DueSchedule:
 
 
 class ScheduleBook:
-    """Returns each batch of schedules once, and records firings."""
-
     def __init__(self, *batches: Sequence[DueSchedule] | PawlError, wait_seconds: float = 1.0) -> None:
         self._batches = list(batches)
         self._wait_seconds = wait_seconds
@@ -98,8 +96,6 @@ async def forward(method: str, request: bytes) -> bytes:
 
 
 class Checks:
-    """Refuses messages by their text."""
-
     def __init__(self, refusals: dict[str, Exception]) -> None:
         self._refusals = refusals
 
@@ -116,7 +112,6 @@ def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> Sched
 
 
 async def run_for(clock: ManualClock, forever: Coroutine[Any, Any, None], seconds: float = 0.5) -> None:
-    """Run an endless coroutine for some time."""
     running = asyncio.create_task(forever)
     await clock.advance(seconds)
     running.cancel()
@@ -211,8 +206,6 @@ def due_trigger(text: str = "look", **fields: Any) -> DueTrigger:
 
 
 class EventBook:
-    """Records firings. For the first `changes` firings the trigger has changed."""
-
     def __init__(self, trigger: DueTrigger | None, *, changes: int = 0, waiting: Sequence[Any] = ()) -> None:
         self._trigger = trigger
         self._changes = changes

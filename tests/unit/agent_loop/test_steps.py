@@ -29,7 +29,6 @@ from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer
 
 
 def with_commands(run: Simulation, *kinds: CommandKind) -> State:
-    """State of a run in the ledger, with these commands unread."""
     commands = tuple(
         Command(command_id=CommandId(f"cmd_{number}"), user_id=UserId("u"), time=run.now, kind=kind)
         for number, kind in enumerate(kinds)

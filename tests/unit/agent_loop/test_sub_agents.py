@@ -54,7 +54,6 @@ def world_of(**scripts: list[Script]) -> World:
 
 
 def child_of(world: World, key: RunKey, index: int = 0) -> Run:
-    """The child run of a call."""
     call = [call for call in world.ledger.calls(key) if call.child_run_id][index]
     return world.ledger.run(RunKey(key.store_id, RunId(call.child_run_id)))
 
@@ -64,7 +63,6 @@ def key_of(run: Run) -> RunKey:
 
 
 async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambda: False) -> None:
-    """Drive all runs until the given run has ended, or `until` is true."""
     for _ in range(100):
         if world.ledger.run(key).state in ENDED or until():
             return

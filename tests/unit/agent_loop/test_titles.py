@@ -28,8 +28,6 @@ from tests.unit.agent_loop.scenario import VERDICTS
 
 
 class Ledger:
-    """A stub of TitleService that returns tasks and records titles."""
-
     def __init__(self, tasks: Sequence[TitleTask], *, refuses: type[Exception] | None = None) -> None:
         self.tasks = list(tasks)
         self.refuses = refuses

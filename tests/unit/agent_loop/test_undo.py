@@ -70,7 +70,6 @@ async def finished(world: World) -> RunKey:
 
 
 async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, UndoState]]:
-    """The undo state of each call, in order."""
     read = await planning.sources(world.ledger.channel, StoreId(STORE), UserId(USER), undone.run_id)
     sources = undo.in_order(read)
     found = [undo.outcome_of(source, by.run_id) for source in sources]
@@ -200,7 +199,6 @@ async def test_an_interrupted_undo_keeps_its_order_and_repeats_nothing(seed: int
 
 
 async def disturb(world: World, by: RunKey, chance: random.Random) -> None:
-    """Drive an undo for some time, and disturb it."""
     waiting = [call for call in world.ledger.calls(by) if call.state is CallState.AWAITING_APPROVAL]
     if waiting:
         kind = chance.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.REJECT])

@@ -225,8 +225,6 @@ async def test_a_run_that_can_be_neither_driven_nor_ended_is_quarantined() -> No
 
 
 class Undrivable(Drive):
-    """Can neither drive its run nor end it."""
-
     async def run(self, loaded: Loaded | None = None) -> DriveEnd:
         raise ZeroDivisionError
 

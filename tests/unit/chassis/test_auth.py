@@ -200,7 +200,6 @@ def test_an_invalid_keys_file_gives_one_clear_error_without_keys(tmp_path: Path)
 
 
 def key_file(folder: Path) -> tuple[Path, ManualClock, WatchedFile[Any]]:
-    """Return a key file with the key of ann, a clock, and a reader of the file."""
     path, clock = folder / "keys.json", ManualClock()
     path.write_text(f"[{ENTRY}]")
     return path, clock, WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")

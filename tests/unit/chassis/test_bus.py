@@ -32,15 +32,12 @@ def bus_to(url: str | None, metrics: Metrics) -> Bus:
 
 @pytest.fixture
 async def bus(nats_url: str, metrics: Metrics) -> AsyncIterator[Bus]:
-    """A connected bus."""
     async with bus_to(nats_url, metrics) as bus:
         await bus.wait_connected()
         yield bus
 
 
 class Inbox:
-    """Records messages."""
-
     def __init__(self) -> None:
         self.messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
 

@@ -138,7 +138,6 @@ async def test_a_closed_database_is_unavailable(database_url: str) -> None:
 
 @asynccontextmanager
 async def _read_only(url: str) -> AsyncIterator[None]:
-    """Make new sessions read-only, as on a standby."""
     name = urlsplit(url).path.removeprefix("/")
     admin = await asyncpg.connect(url)
     await admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")

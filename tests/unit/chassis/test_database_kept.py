@@ -23,8 +23,6 @@ _MAX = 2
 
 
 class World:
-    """A pool of two, and the connections kept from it."""
-
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self.pool = pool
         self.kept = IdleConnections(pool)
@@ -40,7 +38,6 @@ class World:
 
     @property
     def in_pool(self) -> int:
-        """Number of connections that were returned to the pool."""
         return self.pool.get_idle_size()
 
 
@@ -94,7 +91,6 @@ async def test_expired_connections_are_not_reused(world: World) -> None:
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[str]:
-    """A PostgreSQL server with its safe defaults."""
     with tempfile.TemporaryDirectory(prefix="pawl-safe-") as folder, servers.postgres(Path(folder), "") as url:
         yield url
 

@@ -67,7 +67,6 @@ PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "172.32.0.1", "100.128.0.1", "2
 
 
 def inside_ipv6(address: IPv4Address) -> list[IPv6Address]:
-    """Forms in which an IPv6 address embeds an IPv4 one."""
     number = int(address)
     return [
         IPv6Address((0xFFFF << 32) | number),  # mapped
@@ -81,7 +80,6 @@ def inside_ipv6(address: IPv4Address) -> list[IPv6Address]:
 
 
 def spellings(address: IPv4Address) -> list[str]:
-    """Hosts that some URL parser reads as the address."""
     number, parts = int(address), str(address).split(".")
     first, second, third, fourth = map(int, parts)
     return [

@@ -14,8 +14,6 @@ from pawl.job.v1 import erasure_pb2 as pb
 
 
 class Stub:
-    """A job-store with two conversations to erase, the first in two parts."""
-
     def __init__(self) -> None:
         self.confirmed: list[str] = []
 

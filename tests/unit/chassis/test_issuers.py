@@ -57,7 +57,6 @@ class World:
         return self.published
 
     async def user(self, private: Any, **more: Any) -> str:
-        """Return the user of a token made now."""
         now = int(self.clock.now())
         made = token(private=private, iat=now, exp=now + 60, **more)
         return (await self.issuers.credential(made)).user_id

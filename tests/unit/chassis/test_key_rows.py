@@ -83,7 +83,6 @@ async def found(rows: KeyRows, secret: str, clock: ManualClock) -> KeyGrant | No
 
 
 async def is_live(rows: KeyRows, number: int) -> bool:
-    """Return whether a key is known, without a poll."""
     return await rows.find(SECRETS[number], may_look_up=lambda: False) is not None
 
 

@@ -113,8 +113,6 @@ def test_refusals_are_counted_by_reason_and_logged_with_the_key_id() -> None:
 
 
 class Slow:
-    """Contexts whose requests arrive on demand."""
-
     def __init__(self) -> None:
         self.asked = 0
         self.arrived = asyncio.Event()
@@ -173,8 +171,6 @@ async def test_many_callers_in_one_store_do_not_block_another() -> None:
 
 
 class Ended:
-    """Calls that record how they ended."""
-
     reason: PawlError | None = None
 
     def end(self, reason: PawlError) -> None:
@@ -207,8 +203,6 @@ def test_calls_without_a_key_are_limited_per_connection() -> None:
 
 @dataclass(slots=True)
 class _Clock:
-    """A clock that each sleep advances."""
-
     time: float = 1000.0
 
     def now(self) -> float:
@@ -223,8 +217,6 @@ class _Clock:
 
 @dataclass(slots=True)
 class _Dependency:
-    """Fails with one error after another, then answers."""
-
     errors: Iterator[Exception]
     asked: int = 0
 

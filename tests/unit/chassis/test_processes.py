@@ -48,7 +48,6 @@ def start(body: str) -> subprocess.Popen[str]:
 
 
 def run(body: str) -> tuple[int, str]:
-    """Return the exit code and the log of a process."""
     process = start(body)
     _, log = process.communicate(timeout=60)
     return process.returncode, log
@@ -122,8 +121,6 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Part:
-    """Something a service holds; records when it is closed."""
-
     def __init__(self, name: str, order: list[str]) -> None:
         self._name = name
         self._order = order

@@ -234,7 +234,6 @@ ANYTHING = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES38
 
 
 def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **more: Any) -> Credential:
-    """Return the credential of a token for an issuer with these keys (default: the usual one) at NOW."""
     known = keys(key()) if published_keys is None else published_keys
     read = read_token(text)
     found = provider_of([provider(**{"algorithms": ANYTHING} | more)], read)

@@ -35,8 +35,6 @@ from tests.tables import not_explained
 
 
 class Context:
-    """Records the status that ends an RPC."""
-
     def __init__(self) -> None:
         self.error: grpc.aio.AioRpcError | None = None
 

@@ -58,8 +58,6 @@ class Session:
 
 
 class Keyboard:
-    """Lines that were typed in advance."""
-
     def __init__(self, *lines: str) -> None:
         self._lines: list[str | None] = [*lines, None]
 
@@ -68,7 +66,6 @@ class Keyboard:
 
 
 def talking(*lines: str, **options: Any) -> tuple[Chat, Any, io.StringIO]:
-    """Return a chat with these lines typed, its session, and its output."""
     output = io.StringIO()
     console, keyboard = Console(file=output, width=400), cast("Any", Keyboard(*lines))
     talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard, **options)
@@ -161,7 +158,6 @@ async def test_a_silent_turn_is_not_shown(reply: str) -> None:
 
 
 async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str], str]:
-    """Return the messages sent and the output for these typed lines."""
     monkeypatch.setattr(AsyncClient, "session", Session)
     talk, session, output = talking(*lines)
     await asyncio.gather(*(talk._handle_line(line) for line in lines))
@@ -203,8 +199,6 @@ def test_calls_are_shown_with_the_message_or_as_a_hint_to_steps() -> None:
 
 
 class Target:
-    """A suite with a conversation of the key `k`."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
 

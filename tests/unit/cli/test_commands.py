@@ -257,7 +257,6 @@ TOKEN = "cmp_abc"
 
 @pytest.fixture
 def completed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tokens that a suite received."""
     tokens: list[str] = []
 
     async def complete_call(_: AsyncClient, token: str, *_result: Any, error: str) -> bool:
@@ -308,8 +307,6 @@ def test_resending_all_dead_deliveries_skips_confirmation_codes(monkeypatch: pyt
 
 
 class Suite:
-    """All services of a suite: records each request and returns the prepared answer."""
-
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.asked: list[Any] = []
         self._answers = answers

@@ -17,7 +17,6 @@ def _settled(tool: str, result: object) -> call_pb2.Call:
 
 
 def what_happened() -> Evidence:
-    """Client and ledger records with which every check passes."""
     mail = _settled("send_email", {"sent": True})
     mail.approval.decision.kind = call_pb2.DECISION_KIND_EDIT
     run = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_COMPLETED, output_text="1 2 60")

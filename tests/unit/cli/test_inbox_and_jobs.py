@@ -33,8 +33,6 @@ AWAITING, OFFERED, ASKED = (
 
 
 class Agents:
-    """An AgentService that accepts everything except for `late`; its runs belong to the caller."""
-
     def __init__(self, late: str = "") -> None:
         self.asked: list[Any] = []
         self._late = late
@@ -82,8 +80,6 @@ def call(call_id: str, state: call_pb2.CallState.ValueType = AWAITING, **fields:
 
 
 class Rules:
-    """A RuleService."""
-
     def __init__(self) -> None:
         self.made: list[rule_pb2.Rule] = []
         self.revoked: list[str] = []
@@ -104,7 +100,6 @@ class Rules:
 
 
 async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, rules: Rules | None = None) -> str:
-    """Go through calls with these lines as input; return the output."""
     shown = io.StringIO()
     target = AsyncClient("127.0.0.1:1", environment={})
     vars(target).update(agents=agents, rules=rules or Rules())

@@ -27,8 +27,6 @@ WRONG_HOLDER = types_pb2.Receipt(
 
 
 class Cluster:
-    """Two replicas of one book, and clients of both."""
-
     def __init__(self, replicas: list[Replica], addresses: list[str]) -> None:
         self.book = replicas[0].book
         self.first, self.second = replicas
@@ -79,7 +77,6 @@ async def test_a_broken_stream_resumes_after_the_last_event_seen(cluster: Cluste
 
 
 async def until_end(client: AsyncSession) -> AsyncIterator[session_pb2.SessionResponse]:
-    """The frames of a run before its end."""
     async for frame in client:
         if frame.HasField("end"):
             return

@@ -21,8 +21,6 @@ EOF = grpc.aio.EOF
 
 
 class Time:
-    """Event loop time, which passes when a coroutine waits."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.patience_seconds = 0.0

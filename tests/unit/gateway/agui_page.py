@@ -6,14 +6,11 @@ from typing import Any
 
 
 class Page:
-    """The messages of a thread, built from events."""
-
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.expect_run()
 
     def expect_run(self) -> None:
-        """Expect a run."""
         self.open: set[tuple[str, str]] = set()
         self.agents: set[str] = set()
         self.started = self.ended = False
@@ -22,7 +19,6 @@ class Page:
         return [each for each in self.messages if each["role"] == role]
 
     def take(self, event: dict[str, Any]) -> None:
-        """Apply an event, or fail if it is not allowed here."""
         kind = event["type"]
         assert not self.ended, f"{kind} after the end"
         assert self.started or kind in {"RUN_STARTED", "RUN_ERROR"}, kind

@@ -32,7 +32,6 @@ class Listener:
 
 @pytest.fixture(params=["http", "https"])
 def listener(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Listener:
-    """A listener without TLS, and one with TLS."""
     if request.param == "http":
         return Listener()
     files = certificates.write(tmp_path, "gateway", trustme.CA())

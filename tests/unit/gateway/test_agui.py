@@ -213,7 +213,6 @@ async def test_disconnecting_after_the_last_event_does_not_stop_the_run() -> Non
 
 
 def page_of(events: list[dict[str, Any]]) -> Page:
-    """Return a page that received the events of one AG-UI run."""
     page = Page()
     for event in [{"type": "RUN_STARTED"}, *events]:
         page.take(json.loads(json.dumps(event)))
@@ -221,7 +220,6 @@ def page_of(events: list[dict[str, Any]]) -> Page:
 
 
 def shown(page: Page) -> list[dict[str, str]]:
-    """Return the content of a page, in order."""
     results = {each["toolCallId"]: each["content"] for each in page.of("tool")}
     content: list[dict[str, str]] = []
     for message in page.messages:

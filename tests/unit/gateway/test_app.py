@@ -75,8 +75,6 @@ class Channel:
 
 
 class Browser:
-    """A gateway without services, and a browser that uses it."""
-
     def __init__(
         self, *, origins: str = "", health: Response | None = None, listener: Listener | None = None, **settings: Any
     ) -> None:
@@ -106,7 +104,6 @@ class Browser:
             return await browser.request(method, path, **more)
 
     async def cookie(self, at: str) -> Any:
-        """Return the cookie of a session."""
         answer = await self.ask("POST", "/login", at=at, json={"key": "key"}, headers={"origin": at})
         assert answer.status_code == 200, answer.text
         (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
@@ -142,7 +139,6 @@ def reason(answer: httpx2.Response) -> str:
 
 
 def cors_headers(answer: httpx2.Response) -> dict[str, str]:
-    """Return the CORS headers of an answer."""
     return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
 
 
@@ -403,13 +399,11 @@ async def test_an_unsubscribe_link_asks_for_confirmation_but_one_click_does_not(
 
 @pytest.fixture
 def webhooks(browser: Browser) -> list[DeliverWebhookRequest]:
-    """Webhooks that reached the service."""
     browser.channel.webhooks = []
     return browser.channel.webhooks
 
 
 async def sent(browser: Browser, *more: tuple[str, str], order: int = 7) -> bytes:
-    """Send a webhook with these raw headers, and return the response."""
     head = "".join(f"{name}: {value}\r\n" for name, value in (*GIVEN.items(), *more, ("Connection", "close")))
     async with browser.listener.serve(browser.app) as server, asyncio.timeout(60):
         host, _, port = server.address.rpartition(":")

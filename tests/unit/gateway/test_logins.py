@@ -35,8 +35,6 @@ LOGINS = [{"name": name, "issuer": f"https://{name}.example.com", "client_id": "
 
 
 class World(Browser):
-    """A gateway with two providers, and a browser. Only `staff` issues refresh tokens."""
-
     def __init__(self, logins: Path) -> None:
         super().__init__(gateway_oidc_file=logins, public_url=AT, gateway_session_hours=1.0)
         self.cookies: dict[str, str] = {}
@@ -69,7 +67,6 @@ class World(Browser):
         self.revoked += [provider.name, refresh_token]
 
     async def go(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """Send a request, keeping cookies as a browser does."""
         answer = await self.ask(method, path, at=AT, cookies=self.cookies, **more)
         for line in answer.headers.get_list("set-cookie"):
             for cookie in SimpleCookie(line).values():
@@ -79,7 +76,6 @@ class World(Browser):
         return answer
 
     async def log_in(self, name: str, back: str = "", issuer: str | None = None) -> str:
-        """Log in at a provider without a prompt, and return the final location."""
         redirect = await self.go("GET", f"/login/openid/{name}")
         asked = parse_qs(urlsplit(redirect.headers["location"]).query)
         [state], [self.nonce] = asked["state"], asked["nonce"]

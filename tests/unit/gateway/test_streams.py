@@ -25,8 +25,6 @@ from tests.unit.gateway.conftest import Listener
 
 @dataclass
 class Message:
-    """A gRPC message."""
-
     text: str
     events: list[Message] = field(default_factory=list)
     seq: int = 1
@@ -36,8 +34,6 @@ class Message:
 
 
 class Source:
-    """Messages that a service sends on demand."""
-
     def __init__(self) -> None:
         self.more: asyncio.Queue[str] = asyncio.Queue()
         self.readers = 0
@@ -53,8 +49,6 @@ class Source:
 
 
 class Reader:
-    """A browser with an open stream."""
-
     def __init__(self, opened: Streams, *sources: AsyncGenerator[Event, None]) -> None:
         self.sent: asyncio.Queue[bytes] = asyncio.Queue()
         self.left = asyncio.Event()

@@ -15,11 +15,9 @@ def world() -> World:
 
 @pytest.fixture
 def run_id(world: World) -> str:
-    """A run that a worker has started."""
     return world.start_run()
 
 
 @pytest.fixture
 def desk() -> Desk:
-    """A conversation with jobs."""
     return Desk()

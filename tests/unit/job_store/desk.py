@@ -11,8 +11,6 @@ from tests.unit.job_store.world import STORE, World, change, delegation
 
 
 class Desk(World):
-    """One conversation, its jobs, and the model that answers."""
-
     @property
     def conversation(self) -> ConversationRow:
         row = self.unit.conversations.get(ConversationKey(STORE, ConversationId("conv")))
@@ -25,7 +23,6 @@ class Desk(World):
 
     @property
     def queue(self) -> tuple[int, int]:
-        """Numbers of queued and of active user runs in the store."""
         queue = self.unit.queues.get(QueueKey(STORE, in_background=False))
         return (queue.queued, queue.active) if queue else (0, 0)
 
@@ -46,14 +43,12 @@ class Desk(World):
         return [run for _, run in self.unit.runs.items() if run.reports_to]
 
     def start_job(self, run_id: str) -> str:
-        """Let a run that a worker holds start a job."""
         name = f"{run_id}_{self.number()}"
         detached = change(f"call_{name}", CallState.DETACHED, child_run_id=f"job_{name}")
         self.commit(run_id, calls=(detached,), delegations=(delegation(f"call_{name}", f"job_{name}", is_job=True),))
         return f"job_{name}"
 
     def take(self, run_id: str) -> str:
-        """Let a worker claim a run as soon as it is due."""
         claim_at = self.run(run_id).claim_at
         assert claim_at is not None
         self.now = max(self.now, claim_at)
@@ -65,13 +60,11 @@ class Desk(World):
         self.commit(run_id, state=state, failure=b"why" if state is RunState.FAILED else None)
 
     def end_job(self, run_id: str) -> None:
-        """Let a worker start and end a job."""
         if self.run(run_id).worker_id is None:
             self.take(run_id)
         self.end(run_id)
 
     def enter(self, run_id: str) -> tuple[Entered, ...]:
-        """Deliver waiting notices to the model of a run."""
         waiting = self.background.pending_of(self.run(run_id).user_id)
         entered = tuple(Entered(run_id=each.run_id, occasion=each.occasion) for each in waiting)
         self.commit(run_id, entered=entered)
@@ -79,7 +72,6 @@ class Desk(World):
 
 
 def desk_with_a_job() -> tuple[Desk, str]:
-    """A conversation without user messages, and one job."""
     desk = Desk()
     run_id = desk.start_run()
     job = desk.start_job(run_id)

@@ -22,7 +22,6 @@ EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DI
 
 
 def gated(world: World, required: int = 1, **who: Any) -> str:
-    """A run of ann with a call `call` that needs this many approvals."""
     run_id = world.start_run(**who)
     waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required)
     world.commit(run_id, calls=(waits,))
@@ -39,7 +38,6 @@ def decide(
     right: DecisionRight = DecisionRight.STORE,
     **who: Any,
 ) -> tuple[str, str]:
-    """Outcome and reason of a decision by a user with the approver right."""
     edit = EDIT if kind is DecisionKind.EDIT else {"arguments": b"", "edited_digest": ""}
     command = Decide(call_id=CALL, kind=kind, right=right, digest=digest, reason="", **edit)
     receipt = world.send(run_id, command, who.pop("command_id", ""), user_id=user_id, **who)

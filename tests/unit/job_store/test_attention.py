@@ -20,7 +20,6 @@ OPERATOR = "olga"
 
 
 def crash(world: World, run_id: str) -> None:
-    """The worker of the run dies, and time passes."""
     assert world.run(run_id).worker_id is not None
     world.advance(30 + GRACE.total_seconds())
 
@@ -32,7 +31,6 @@ def sweep(world: World, *run_ids: str) -> int:
 
 
 def quarantine(world: World, run_id: str) -> None:
-    """Let workers of a run die until it is quarantined."""
     while not world.run(run_id).is_quarantined:
         crash(world, run_id)
         if not sweep(world, run_id):

@@ -12,8 +12,6 @@ from tests.fakes.virtual_time import VirtualClock
 
 
 class JumpingDatabase:
-    """A `DueTimes` whose clock runs `ahead_seconds` ahead."""
-
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.ahead_seconds = 0.0
@@ -41,7 +39,6 @@ class JumpingDatabase:
 
 
 async def sweep(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingDatabase:
-    """Let a replica sweep a database whose clock jumps before each poll but the first."""
     database = JumpingDatabase()
     sweeping = asyncio.create_task(watch_clock(database, database.clock))
     await asyncio.sleep(5.5)

@@ -22,7 +22,6 @@ PARKED: dict[str, Any] = {"state": RunState.WAITING, "waits": (1,), "lease": Lea
 
 
 def waiting(world: World, state: CallState, **fields: object) -> str:
-    """A parked run whose call `call` waits for input."""
     run_id = world.start_run()
     digest = DIGEST if state is CallState.AWAITING_APPROVAL else ""
     world.commit(run_id, calls=(change("call", state, digest=digest, **fields),), **PARKED)

@@ -24,7 +24,6 @@ def delegated(state: CallState = CallState.DELEGATED, **fields: Any) -> CallChan
 
 
 def parent_of_child(world: World) -> str:
-    """A run that waits for its child run."""
     run_id = world.start_run()
     world.commit(
         run_id,

@@ -9,8 +9,6 @@ from pawl.job_store.erasure.erasing import JetStreamErasures
 
 
 class Bus:
-    """A connection to a server whose streams are empty."""
-
     connected = True
     connection_number = 1
 

@@ -16,7 +16,6 @@ EDITED: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'}
 
 
 def gated(world: World, **fields: Any) -> str:
-    """A run with a call `call` that awaits approval."""
     run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, **fields),))
     return run_id

@@ -47,7 +47,6 @@ def decide(world: World, run_id: str, user_id: str = "cyd", call_id: str = "call
 
 
 def started(world: World, run_id: str, **fields: Any) -> None:
-    """The owner starts the first call with the decisions in its inbox."""
     commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
     world.commit(run_id, calls=(gated("call_1", CallState.RUNNABLE, 1, **fields),), consumed=commands)
 

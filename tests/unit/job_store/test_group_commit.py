@@ -20,8 +20,6 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 @dataclass(frozen=True)
 class Named:
-    """An operation identified by its name."""
-
     name: str
     row_keys: RowKeys = field(default_factory=RowKeys)
 
@@ -30,8 +28,6 @@ class Named:
 
 
 class ScriptedJournal:
-    """Answers each operation with its name, after raising each scripted error once."""
-
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
         self.raises: list[Exception] = []
@@ -60,8 +56,6 @@ class ScriptedJournal:
 
 
 class Recorder:
-    """Records announcements and counts."""
-
     def __init__(self) -> None:
         self.events: list[bytes] = []
         self.fails = False

@@ -13,7 +13,6 @@ RUNNING = {"state": RunState.RUNNING}
 
 
 def event_types(desk: Desk, run_id: str) -> list[str]:
-    """Lifecycle event types of a run."""
     events = [event for event in desk.unit.events.rows if event.run_id == run_id]
     return [event.lifecycle_type for event in events if event.lifecycle_type]
 

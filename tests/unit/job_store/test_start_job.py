@@ -26,7 +26,6 @@ from tests.unit.job_store.world import BOB, STORE, USER, submission
 
 
 def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
-    """Let the user of the conversation start a job."""
     started: Submitted = desk.apply(
         StartJob(**asdict(submission()) | {"run_id": RunId(run_id), "is_silent": False, "job": lambda _: b""} | fields)
     )

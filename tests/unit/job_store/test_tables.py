@@ -121,7 +121,6 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
 
 
 def _delegations_of(state: CallState, child: str) -> tuple[Delegation, ...]:
-    """The child run of a call that enters a state."""
     run = replace(delegation("call", child), is_job=state is CallState.DETACHED)
     return (run,) if state in WITH_CHILD else ()
 

@@ -84,7 +84,6 @@ def call_row(name: str, state: CallState, **fields: Any) -> CallRow:
 
 
 def waiting_of(state: RunState, *calls: CallRow, around: Any = None, **fields: Any) -> Waiting:
-    """The wait reason of a run with these open calls."""
     waiting = explain(Situation(run=run_row(state, **fields), time=NOW, calls=calls, **(around or {})), LIMITS)
     assert waiting is not None
     return waiting

@@ -29,8 +29,6 @@ BOB = UserId("bob")
 
 
 class CountingIds:
-    """Ids like run_0001."""
-
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
@@ -66,7 +64,6 @@ class World:
         return submitted
 
     def claim(self, run_id: str, worker_id: str = "w1") -> int | None:
-        """Claim one run as the SQL statement does; return the new epoch, or None if it is not due."""
         run = self.run(run_id)
         if run.claim_at is None or run.claim_at > self.now:
             return None
@@ -84,7 +81,6 @@ class World:
         return run.epoch
 
     def release(self, run_id: str) -> None:
-        """Release one run as the SQL statement does."""
         self.unit.put_run(replace(self.run(run_id), worker_id=None, claim_at=self.now))
 
     def run(self, run_id: str) -> RunRow:
@@ -107,7 +103,6 @@ class World:
         return committed
 
     def start_run(self, **fields: Any) -> str:
-        """A run that a worker holds and has started."""
         run_id = self.submit(**fields).run.run_id
         self.claim(run_id)
         self.commit(run_id, state=RunState.RUNNING)
@@ -155,7 +150,6 @@ class World:
         return leased
 
     def unread(self, run_id: str) -> tuple[CommandId, ...]:
-        """Command ids in the inbox of a run."""
         return tuple(command.command_id for command in self.unit.inbox(self.run(run_id)))
 
     def event_types(self, run_id: str) -> list[str]:
@@ -163,7 +157,6 @@ class World:
 
 
 def submission(policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> Submit:
-    """A message of ann to one conversation."""
     values: dict[str, Any] = {
         "store_id": STORE,
         "user_id": USER,
@@ -201,6 +194,5 @@ def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
 
 
 def delegation(call_id: str, run_id: str, **fields: Any) -> Delegation:
-    """A child run of a call."""
     values: dict[str, Any] = {"message": b"task", "options": b""}
     return Delegation(call_id=CallId(call_id), run_id=RunId(run_id), **(values | fields))

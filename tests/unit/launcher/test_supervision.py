@@ -29,13 +29,11 @@ PROGRAM = str(Path(__file__).with_name("stand_in.py"))
 
 
 def stand_in(name: str) -> ServiceSpec:
-    """A service that only starts, reports its address, and stops."""
     return ServiceSpec(name=name, command=(sys.executable, "-I", "-S", PROGRAM), role="tool_registry")
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
-    """Options of a suite with two stages of stand-ins and no embedded servers."""
     bare: dict[str, Any] = {
         "stages": ((stand_in("first"),), (stand_in("second"),)),
         "ready_seconds": 120.0,
@@ -47,7 +45,6 @@ def options(tmp_path: Path) -> Options:
 
 
 def given(suite: Suite, name: str) -> dict[str, str]:
-    """The environment that a stand-in received."""
     found: dict[str, str] = json.loads((suite.folder.run / f"{name}.environment").read_text())
     return found
 
@@ -57,7 +54,6 @@ def alive(*pids: int | None) -> bool:
 
 
 def stopped(suite: Suite) -> list[str]:
-    """The stand-ins that stopped in an orderly way, first to last."""
     return (suite.folder.run / "stopped").read_text().split()
 
 

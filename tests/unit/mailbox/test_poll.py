@@ -39,7 +39,6 @@ def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
 
 
 async def poll(server: ImapServer, uid: int = 0, **fields: Any) -> tuple[list[int], str, bool]:
-    """The UIDs of the mails that a poll returns, the problem, and whether there are more."""
     lines = await mailboxes.run_poll(asked_of(server, uid=uid, **fields))
     uids = [line["uid"] for line in lines if "data" in line]
     return uids, lines[-1].get("error", ""), lines[-1].get("has_more", False)

@@ -43,7 +43,6 @@ def calls(reply: Reply) -> list[tuple[str, Any]]:
 
 
 def answered(reply: Reply, *results: str) -> tuple[dict[str, Any], ...]:
-    """The assistant message for a reply, and its results."""
     made = [
         {"id": f"c{n}", "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
         for n, call in enumerate(reply.tool_calls)

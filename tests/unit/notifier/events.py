@@ -11,7 +11,6 @@ TIME = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 def event(kind: str, name: str = "1", **fields: Any) -> event_pb2.RunEvent:
-    """An event of a run of acme."""
     made = event_pb2.RunEvent(
         store_id="acme", conversation_id="conv_1", run_id=f"run_{name}", event_id=f"evt_{name}", type=kind
     )
@@ -21,20 +20,17 @@ def event(kind: str, name: str = "1", **fields: Any) -> event_pb2.RunEvent:
 
 
 def of(kind: str, name: str = "1", **run: Any) -> event_pb2.RunEvent:
-    """A state change of a run of ann, such as "completed"."""
     return event(f"run.{kind}", name, run_changed=event_pb2.RunChanged(run=run_pb2.Run(user_id="ann", **run)))
 
 
 def ended_job(
     name: str = "1", kind: str = "completed", *, reports_to: str = "conv_2", **run: Any
 ) -> event_pb2.RunEvent:
-    """The end of a job of ann that reports to a conversation."""
     job = run_pb2.Job(tool_name="book_flight", reports=run_pb2.JOB_REPORTS_END)
     return of(kind, name, job=job, reports_to_conversation_id=reports_to, output_text="done", **run)
 
 
 def asked(name: str = "1", *, preview: str = "", escalated: bool = False, by: str = "") -> event_pb2.RunEvent:
-    """A call of ann that awaits approval, already approved by `by` if given."""
     approval = call_pb2.ApprovalRequest(preview=preview, cause="category SENSITIVE", escalated=escalated)
     if by:
         approval.approvals.add(user_id=by)

@@ -23,8 +23,6 @@ from tests.unit.notifier.events import asked, ended_job, event, of
 
 
 class ScriptedMessage(Msg):
-    """An event that records its acknowledgements and the number of drafts stored by then."""
-
     def __init__(self, data: bytes, store: BrittleStore, *, attempt: int = 1) -> None:
         self.subject = "pawl.v1.acme.lifecycle.event"
         self.data = data

@@ -154,8 +154,6 @@ def test_an_unsubscribe_token_is_bound_to_store_channel_and_address() -> None:
 
 
 class Text(HTMLParser):
-    """The text and the tags of a page."""
-
     def __init__(self) -> None:
         super().__init__()
         self.text = ""

@@ -252,7 +252,6 @@ MINUTE = 60.0
 
 
 def job_run(run_id: str = "run_1", **changes: Any) -> run_pb2.Run:
-    """A series that waits for its next iteration."""
     job: Any = {"tool_name": "look", "begin_time": {"seconds": 1000 * 60}, "interval_seconds": MINUTE}
     job |= changes.pop("job", {})
     fields: dict[str, Any] = {"state": run_pb2.RUN_STATE_WAITING, "waits": [run_pb2.WAIT_KIND_TIME]} | changes
@@ -260,8 +259,6 @@ def job_run(run_id: str = "run_1", **changes: Any) -> run_pb2.Run:
 
 
 class SomeJobs(LedgerReads):
-    """The jobs in one conversation of one user."""
-
     def __init__(self, *jobs: run_pb2.Run) -> None:
         self.jobs_by_id = {job.run_id: job for job in jobs}
         self.commands: list[CommandId] = []

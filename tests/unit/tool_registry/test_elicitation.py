@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 
 class Person:
-    """Gives these answers; None declines."""
-
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)
         self.asked: list[str] = []
@@ -63,8 +61,6 @@ def form(properties: dict[str, Any], **more: Any) -> mcp.types.ElicitRequestForm
 
 
 async def reply_to(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[str, Any]:
-    """The reply to the server."""
-
     def clean(text: str) -> str:
         return text.replace("\0", "").replace("s3cret", "[secret]")
 

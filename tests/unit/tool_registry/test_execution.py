@@ -101,7 +101,6 @@ JUMP = timedelta(seconds=130)
 
 
 def see(watch: LeaseWatch, seconds: float, **ends: datetime) -> list[str]:
-    """Record leases at a time; return the holders that count as expired."""
     watch.see(ends, asked_at=seconds, now=seconds)
     return watch.unrenewed()[0]
 

@@ -32,8 +32,6 @@ SECRET = "a private file of the machine"
 
 
 class Desk:
-    """The file tools of one store, called like functions; each call has its own key."""
-
     def __init__(self, folder: Path, *, store: str = "acme", **limits: int) -> None:
         limits = {"file_bytes_max": 1 << 20, "store_bytes_max": 1 << 24} | limits
         self.folder = folder
@@ -43,7 +41,6 @@ class Desk:
         self.tools = {tool.name: tool for tool in file_tools(self.files)}
 
     def __call__(self, name: str, /, *, key: str = "", **arguments: Any) -> Any:
-        """Return the result of a call, including its inverse."""
         tool = self.tools[name]
         context = ToolContext(store_id=self.store, call_id=key or next(KEYS))
         return tool.bind(arguments, context)()
@@ -57,7 +54,6 @@ class Desk:
         return self(returned.inverse.tool_name, **returned.inverse.arguments)
 
     def tree(self) -> dict[str, str | None]:
-        """Every path of the store, with the text of files."""
         root = self.folder / self.store
         return {
             str(path.relative_to(root)): path.read_text() if path.is_file() else None

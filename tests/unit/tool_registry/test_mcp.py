@@ -37,7 +37,6 @@ def connections() -> Connections:
 
 
 def fill(made: Connections, store_id: StoreId) -> int:
-    """Open connections of a store up to its limit; return how many."""
     line = made.by_source.setdefault(
         (store_id, "source"), SourceConnections(fingerprint=(b"", ()), clock=ManualClock())
     )
@@ -80,7 +79,6 @@ def tool(effect: EffectClass) -> ToolDefinition:
 
 
 def end(effect: EffectClass, fault: Fault, attempts: int = 1) -> str:
-    """The exception after a fault; empty if the call is retried."""
     try:
         check_retry(tool(effect), fault, attempts)
     except (ToolError, OutcomeUnknown) as error:

@@ -24,7 +24,6 @@ def {name}() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An importable folder whose modules are unloaded afterwards."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -34,7 +33,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def write(path: Path, name: str = "", *, before: str = "", value: str = "'said'") -> None:
-    """Write a module with one tool, or only with `before`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(TOOL.format(name=name, before=before, value=value) if name else before)
 

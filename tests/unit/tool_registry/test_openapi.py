@@ -102,7 +102,6 @@ def read(document: Any, *operation_ids: str, **changes: Any) -> tuple[dict[str, 
 
 
 def one(operation: dict[str, Any], *, path: str = "/a", method: str = "post", **more: Any) -> DiscoveredTool:
-    """The tool of a document with one operation."""
     document = {
         "openapi": "3.1.0",
         "servers": [{"url": "https://a.example"}],
@@ -115,7 +114,6 @@ def one(operation: dict[str, Any], *, path: str = "/a", method: str = "post", **
 
 
 def request(tool: DiscoveredTool, arguments: dict[str, Any]) -> BuiltRequest:
-    """The request of a valid call."""
     checked = check_arguments(
         tool.definition, compile_schema(tool.definition.arguments_schema), json.dumps(arguments).encode()
     )
@@ -422,7 +420,6 @@ ODD: tuple[Any, ...] = (None, 5, "x", [], {}, [[1]], [{"a": 1}], {"$ref": 5}, {"
 
 
 def paths_in(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path to each part of a value."""
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*above, key)
         yield from paths_in(part, (*above, key))

@@ -125,8 +125,6 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def of(hint: Any, **options: Any) -> Tool[..., Any]:
-    """A tool with one parameter `it` of that type, and perhaps a default."""
-
     def take(it: Any) -> Any:
         """Take it."""
         return it
@@ -138,7 +136,6 @@ def of(hint: Any, **options: Any) -> Tool[..., Any]:
 
 
 def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
-    """The result of checking arguments as the registry does."""
     schema = it.definition.arguments_schema
     return check_arguments(it.definition, compile_schema(schema, recursion=True), arguments)
 

@@ -43,7 +43,6 @@ ASKING = Rule(
 
 
 def call(arguments: Mapping[str, Any] | None = None, **changes: Any) -> RuledCall:
-    """A call of `files.write` by ann."""
     fields: dict[str, Any] = {
         "user_id": "ann",
         "conversation_id": "c",
@@ -146,7 +145,6 @@ def test_an_allow_never_covers_calls_its_author_could_not_foresee(rule: Rule, as
 
 
 def meets(pattern: ArgumentPattern, arguments: Mapping[str, Any], *, strictly: bool = True, **declared: str) -> bool:
-    """Whether arguments match; `strictly` for a rule that allows."""
     kinds = {name: ArgumentKind(kind) for name, kind in declared.items()}
     return Matching(arguments=arguments, kinds=kinds).meets(pattern, strictly=strictly)
 

@@ -18,8 +18,6 @@ from pawl.agent_loop.model.request import Finished, ModelError, ModelRequest, Pi
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and the control of its response."""
-
     head: str
     body: Any
     reader: asyncio.StreamReader
@@ -52,7 +50,6 @@ class Exchange:
         self.writer.close()
 
     async def client_left(self) -> None:
-        """Wait until the client has closed the connection."""
         while await self.reader.read(4096):
             pass
 
@@ -66,8 +63,6 @@ Script = Callable[[Exchange], Awaitable[None]]
 
 
 def streams(*chunks: Any, then: Script = Exchange.end) -> Script:
-    """Return a script that streams these chunks."""
-
     async def script(exchange: Exchange) -> None:
         await exchange.start_stream()
         await exchange.events(*chunks)
@@ -77,8 +72,6 @@ def streams(*chunks: Any, then: Script = Exchange.end) -> Script:
 
 
 def sends(*parts: str | bytes, then: Script | None = None) -> Script:
-    """Return a script that sends these bytes."""
-
     async def script(exchange: Exchange) -> None:
         await exchange.send(*parts)
         if then is not None:
@@ -88,7 +81,6 @@ def sends(*parts: str | bytes, then: Script | None = None) -> Script:
 
 
 def responds(status: int, body: str = "", headers: str = "") -> Script:
-    """Return a script that responds with this status."""
     return lambda exchange: exchange.respond(status, body, headers)
 
 
@@ -142,7 +134,6 @@ NOW = 1_800_000_000.0
 
 @asynccontextmanager
 async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[ModelHttp, OpenAiModel]]:
-    """Run `script` for a new client."""
     async with (
         model_http(script, tls=tls) as server,
         OpenAiModel(base_url=server.url, api_key="sk-secret", now=lambda: NOW) as model,
@@ -151,14 +142,12 @@ async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Async
 
 
 async def collect(model: OpenAiModel, **fields: Any) -> list[Piece]:
-    """Return all pieces of an answer."""
     request = ModelRequest(**{"model": "m", "messages": ({"role": "user", "content": "Hello"},), **fields})
     async with aclosing(model.stream(request)) as pieces:
         return [piece async for piece in pieces]
 
 
 async def problem(model: OpenAiModel, **fields: Any) -> Problem:
-    """Return the error of a failing call."""
     with pytest.raises(ModelError) as caught:
         await collect(model, **fields)
     return caught.value.problem
