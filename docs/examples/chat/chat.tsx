@@ -3,13 +3,13 @@ import { type ReactNode, useActionState, useEffect, useState } from "react";
 import { createRoot } from "react-dom/client";
 
 const pawl = new Pawl();
-// Six connections are what a browser has for all windows together: one that is hidden needs none.
+// A browser opens six connections for all windows together, so a hidden window closes its stream.
 document.addEventListener("visibilitychange", () => (document.hidden ? pawl.streams.pause() : pawl.streams.resume()));
 
-/** The key of the conversation, by which a reload and every other window find it again. */
+/** Conversation key: reloads and other windows find the conversation by it. */
 const CHAT = "example-chat";
 
-/** What the model can do in this page, and the functions that do it. */
+/** Front-end tools: definitions and functions. */
 const PAINT = {
   name: "paint",
   description: "Paints the background of the page in a colour of CSS.",
@@ -27,14 +27,14 @@ const TOOLS = {
 
 type Asked = { runId: string; text: string };
 
-/** Returns a run as it stands, from now on. */
+/** Returns the live state of a run. */
 function useRun(runId: string): RunView | undefined {
   const [view, setView] = useState<RunView>();
   useEffect(() => pawl.watchRun(runId, (now) => setView(now)), [runId]);
   return view;
 }
 
-/** Returns everything that was asked in this chat. */
+/** Returns the user's messages in this chat. */
 async function history(): Promise<Asked[]> {
   const { conversation } = await pawl.conversations.getConversation({ conversationKey: CHAT });
   const asked: Asked[] = [];
@@ -87,7 +87,7 @@ function Turn({ runId, text }: Asked): ReactNode {
   );
 }
 
-/** A call: what it is, where it stands, and what people can do about it. */
+/** A tool call: its state, and buttons to approve or answer it. */
 function Card({ call, progress }: { call: CallJson; progress: string | undefined }): ReactNode {
   const { runId = "", callId = "", state, approval, question } = call;
   const decide = (decision: CallDecisionJson): Promise<unknown> =>
@@ -114,7 +114,7 @@ function Card({ call, progress }: { call: CallJson; progress: string | undefined
   );
 }
 
-/** A field with a button; says what went wrong, and keeps the text then. */
+/** A field with a button. On an error it shows the message and keeps the text. */
 function Ask(props: { label: string; button: string; type?: string; say: (text: string) => Promise<unknown> }): ReactNode {
   const [[fault, text], act, busy] = useActionState(
     async (_: [string, string], data: FormData): Promise<[string, string]> => {

@@ -10,7 +10,7 @@ interface Asked {
   message?: string;
 }
 
-// Every interrupt is answered before the run goes on; CopilotKit sends the answers together.
+// The run continues when every interrupt has an answer; CopilotKit sends all answers together.
 function Ask({ asked, resolve }: { asked: Asked; resolve: (payload: object, interruptId: string) => unknown }) {
   const [text, setText] = useState("");
   const [isAnswered, setAnswered] = useState(false);

@@ -10,10 +10,10 @@ const gateway = process.env.PAWL_GATEWAY ?? "http://127.0.0.1:7600";
 const headers = { Authorization: `Bearer ${process.env.PAWL_KEY}`, "Content-Type": "application/json" };
 const agent = () => new HttpAgent({ url: `${gateway}/agui`, headers });
 
-// CopilotKit's own runner keeps the threads in memory, and its stop is a disconnect, after which the run goes on. Here a
-// page that comes back is told its thread by Pawl, whatever became of this process, and what is stopped has stopped.
+// CopilotKit's own runner keeps threads in memory, and its stop only disconnects. This runner loads a thread from Pawl
+// when a page returns, even after this process has restarted, and its stop cancels the run.
 class PawlRunner extends AgentRunner {
-  #runs = new Map(); // the run that each thread shows: a Stop names it, so one that comes late stops no other
+  #runs = new Map(); // the run that each thread shows: Stop names it, so a late Stop cannot cancel a newer run
   #follow(threadId, events) {
     return events.pipe(tap(({ name, value }) => name === "pawl.run" && this.#runs.set(threadId, value.runId)));
   }

@@ -1,8 +1,8 @@
-// A worker for Pawl: attaches, runs calls, comes back after a break, drains on SIGTERM.
+// A worker for Pawl: attaches, runs calls, reconnects, and drains on SIGTERM.
 //
 //   PAWL_ADDRESS   host:port of the registry; 127.0.0.1:7602 if not set
-//   PAWL_API_KEY   key of a user with the role worker; that of `pawl up` is in .pawl/secrets/local-key
-//   PAWL_PROTO     the folder proto/ of Pawl; the one beside this example if not set
+//   PAWL_API_KEY   key with the worker role; the key of `pawl up` is in .pawl/secrets/local-key
+//   PAWL_PROTO     Pawl's folder proto/; default: the one in this repository
 "use strict";
 
 const crypto = require("node:crypto");
@@ -21,7 +21,7 @@ const pawl = grpc.loadPackageDefinition(
   }),
 ).pawl;
 
-// Each tool: its definition, and a function of the arguments and the call.
+// Each tool has a definition and a function that takes the arguments and the call.
 const tools = {
   shout: {
     definition: {
