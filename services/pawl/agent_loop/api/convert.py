@@ -56,7 +56,7 @@ def run_message(run: run_pb2.Run) -> run_pb2.Run:
 
 
 def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> Sequence[types_pb2.ToolResult]:
-    """Validate the results in a request about one run. Each may repeat the run id.
+    """Validate the results in a request about one run. Each result may repeat the run id.
 
     Raises:
         InvalidId, InvalidField: a result is invalid, or there are none or more than 64.

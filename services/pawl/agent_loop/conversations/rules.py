@@ -1,4 +1,4 @@
-"""Validates imported histories and refuses everything that a model server would refuse.
+"""Validates imported histories, refusing everything that a strict model server would refuse.
 
 Adjacent messages of the same role are allowed; they are merged for the model.
 """

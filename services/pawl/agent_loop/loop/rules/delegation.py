@@ -130,7 +130,7 @@ def _agent(state: State, call: Call, name: str) -> AgentVersion:
 
 
 def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions:
-    """Return the child's options. It may only do what both its parent and the agent it names may do."""
+    """Return the child's options. The child may only do what both its parent and the named agent may do."""
     own = state.run.options
     tokens = budget.left(state)
     if tokens == 0:
@@ -159,7 +159,7 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
         instructions="\n\n".join(filter(None, (own.instructions, strict_json.storable(task.instructions)))),
         tool_names=chosen,
         without_tools=not chosen,
-        # A response format only applies to the run for which it was set.
+        # A response format applies only to the run for which it was set.
         response_format=own.response_format if agent is not None else None,
         tool_choice=own.tool_choice if agent is not None and not task.tool_names else ToolChoice(),
         limits=limits,

@@ -54,10 +54,10 @@ class ExpressionError(ValueError):
 
 
 def check(source: str) -> None:
-    """Check that an expression is allowed to be evaluated.
+    """Check that an expression may be evaluated.
 
     Raises:
-        ExpressionError: it is not; the message gives the position.
+        ExpressionError: the expression may not be evaluated; the message gives the position.
     """
     if not 0 < len(source) <= CHARACTERS_MAX:
         raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
@@ -77,10 +77,10 @@ def names_previous(source: str) -> bool:
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Evaluate a checked expression. As in JSON, numbers are doubles if this is exact.
+    """Evaluate a checked expression. As in JSON, numbers are doubles if a double represents them exactly.
 
     Raises:
-        ExpressionError: it fails, is neither true nor false, or would process too much data.
+        ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.
     """
     data = {"value": value, "previous": previous}
     size_bytes = max(len(msgspec.json.encode(each)) for each in data.values())
@@ -119,7 +119,8 @@ def _first_line(text: str) -> str:
 def _steps(source: str, values: list[Any]) -> int:
     """Return an upper bound on the number of steps in an evaluation.
 
-    Each operation may visit everything in its operands, `+` makes them larger, and a macro repeats what follows it.
+    Assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
+    repeats what follows it.
     """
     longest, nodes, characters = _measured(values)
     macro = _MACROS.search(source)

@@ -80,7 +80,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
     """Return a continuing run's options under the deployment's current approval minimum.
 
-    A raised minimum applies to continuing runs; a lowered one does not.
+    If the minimum was raised, it applies to continuing runs; if it was lowered, it does not.
     """
     if approvals_required <= max(1, options.approvals_required):
         return options

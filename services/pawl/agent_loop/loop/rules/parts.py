@@ -31,7 +31,7 @@ _IMAGES: Final = {
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image. If it has no `data`, it is no longer shown, and the other fields describe it."""
+    """An image. Without `data`, it is no longer shown to models, and the other fields describe it."""
 
     data: bytes = b""
     media_type: str = ""

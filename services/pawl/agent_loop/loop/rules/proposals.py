@@ -27,8 +27,9 @@ def draft(
 ) -> tuple[Call, ...]:
     """Return a call for each of the model's requests in round `run.round`, in the model's order.
 
-    Calls that may run are PROPOSED and must be checked. A call is FAILED if it is surplus, has arguments over 256 KiB,
-    is a truncated last call, or is in an answer that must not have any calls.
+    Calls that may run are PROPOSED and must be checked. A call is FAILED if it exceeds the number of
+    calls per answer, has arguments over 256 KiB, is a truncated last call, or is in an answer that must not have any
+    calls.
     """
     calls = [
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
