@@ -1,4 +1,4 @@
-"""Turns what users type into decisions on calls."""
+"""Turns what users type into decisions on calls and results of calls."""
 
 from __future__ import annotations
 

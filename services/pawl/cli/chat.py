@@ -130,7 +130,7 @@ class Chat:
         self._unattached: list[str] = []
         # Runs started without a message, so that the model can react to background results.
         self._model_turns: set[str] = set()
-        # Their first events, held back until they have visible output.
+        # The first events of these runs, held back until there is visible output.
         self._silent_turns: dict[str, list[event_pb2.RunEvent]] = {}
         # Runs from this point on are shown, even if they end before the next poll.
         self._first_run_id = ""

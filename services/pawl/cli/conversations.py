@@ -307,7 +307,7 @@ async def erase(
 async def _resolve(
     target: AsyncClient, key: str, first: str | None, *rest: str | None, most: int = 0
 ) -> tuple[str, list[str]]:
-    """Return a conversation's id and the remaining arguments. If a key is given, the arguments contain no id.
+    """Return a conversation's id and the remaining arguments. If a key is given, the arguments do not contain the id.
 
     Raises:
         CommandError: there is neither an id nor a key, or more than `most` other arguments.

@@ -113,7 +113,7 @@ _TLS_SECONDS_MAX: Final = 2.0
 
 
 class CommandError(Exception):
-    """The command cannot run. The message tells users what to do next.
+    """Raised when the command cannot run. The message tells users what to do next.
 
     `parameter` is the parameter at fault. The message shows the name that users type.
     """

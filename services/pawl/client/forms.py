@@ -13,7 +13,7 @@ from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import message_pb2, run_pb2
 
 SCHEMA_BYTES_MAX: Final = 64 * 1024
-# Limit for an image, and for all parts of a message in total.
+# Limit for one image, and for all parts of a message in total.
 IMAGE_BYTES_MAX: Final = 1024 * 1024
 _NUMBER_MAX: Final = 2**63 - 1
 

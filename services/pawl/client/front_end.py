@@ -20,8 +20,8 @@ from pawl.tool_registry.sdk.values import plain
 from pawl.tools import ExecutionContext, Tool, ToolContext, ToolDefinitionError, ToolError
 
 _RESULT_BYTES_MAX: Final = 1024 * 1024
-# This is more than a model is shown. A longer error would exceed the limit for results, and the model would only see
-# its size.
+# More than a model is shown. A longer error could exceed the limit for results, and the model would then only see its
+# size.
 _ERROR_CHARACTERS_MAX: Final = 64 * 1024
 
 Progress = Callable[[float | None, str], None]
@@ -31,7 +31,7 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
     """Return the definition of a `pawl.tools.tool` function as a front-end tool.
 
     Raises:
-        ToolDefinitionError: it is not such a function, or uses options that only the registry supports.
+        ToolDefinitionError: `tool` is not such a function, or uses options that only the registry supports.
     """
     if not isinstance(tool, Tool):
         raise ToolDefinitionError(f"{tool!r} is not a tool: decorate the function with `@tool` of pawl.tools")

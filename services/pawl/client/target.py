@@ -65,7 +65,7 @@ _BROKEN: Final = (
 
 
 class NoAnswer(Unavailable):
-    """No service is listening at the addresses in the message, or the connection broke."""
+    """Raised when no service is listening at the addresses in the message, or the connection broke."""
 
 
 Stub = TypeVar("Stub")

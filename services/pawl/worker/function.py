@@ -27,15 +27,15 @@ DID_NOT_HAPPEN: Final = object()
 
 
 class ToolError(Exception):
-    """An error whose text the model sees, so it must not contain secrets. Of other errors, it only sees the type."""
+    """Raise this to show the model an error text without secrets. Of any other error, it sees only the type."""
 
 
 class OutcomeUnknown(Exception):
-    """It is unknown whether the call took effect."""
+    """Raise this if it is unknown whether the call took effect."""
 
 
 class Superseded(ToolError):
-    """The call was cancelled or moved to another worker. Let this exception propagate."""
+    """Raised when the call was cancelled or moved to another worker. Let this exception propagate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ _LINE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]+")
 
 
 class RefusedError(Exception):
-    """The server answered with an error status."""
+    """Raised when the server has answered with an error status."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self.response = response

@@ -113,7 +113,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(Exception):
-    """A model call failed. Lower layers do not retry; the caller decides what to do, based on the problem."""
+    """Raised when a model call has failed. Lower layers do not retry; the caller decides how to proceed."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -84,7 +84,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLargeError(Exception):
-    """An event or line exceeds EVENT_BYTES_MAX."""
+    """Raised when an event or a line exceeds EVENT_BYTES_MAX."""
 
 
 class SseDecoder:

@@ -48,8 +48,8 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     """Return a request's body.
 
     Raises:
-        TooLarge: it has more than `bytes_max` bytes.
-        DeadlineExceeded: it did not arrive in time.
+        TooLarge: the body has more than `bytes_max` bytes.
+        DeadlineExceeded: the body did not arrive in time.
     """
     too_large = TooLarge(f"The body must have at most {bytes_max} bytes.", limit=bytes_max)
     length = request.headers.get("content-length", "")

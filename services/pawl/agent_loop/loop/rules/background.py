@@ -153,7 +153,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fault(Exception):
-    """The parameters are invalid. The message lists valid ones."""
+    """Raised when the parameters are invalid. The message says what is valid."""
 
 
 def read(arguments: str, schema_json: bytes) -> Reading:

@@ -40,7 +40,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Refused(Exception):
-    """The call cannot be delegated."""
+    """Raised when the call cannot be delegated."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.result = settle.error(reason, message)

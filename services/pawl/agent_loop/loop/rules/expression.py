@@ -50,7 +50,7 @@ _ENVIRONMENT: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.en
 
 
 class ExpressionError(ValueError):
-    """An expression is invalid or fails for some values. The message gives the reason."""
+    """Raised when an expression is invalid or fails for a value. The message gives the reason."""
 
 
 def check(source: str) -> None:
