@@ -66,7 +66,7 @@ async def chat(
     screen = Transcript(console, whole_reasoning=reasoning)
     options = run_pb2.RunOptions(reasoning_effort=effort_of(effort))
     if conversation and conversation_key:
-        raise CommandError("Give --conversation or --conversation-key, not both.")
+        raise CommandError("Specify --conversation or --conversation-key, not both.")
     if conversation_key:
         with suppress(ConversationNotFound):  # The first message creates it.
             conversation = (await target.get_conversation(conversation_key=conversation_key)).conversation_id

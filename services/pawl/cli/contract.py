@@ -119,7 +119,7 @@ def verb(
         named = _named(request.DESCRIPTOR, options)
         if needs and not any(given[name] for name, typed, *_ in named if typed in needs):
             shown = (each if each.startswith("-") else each.upper() for each in needs)
-            raise CommandError(f"Give {' or '.join(shown)}.")
+            raise CommandError(f"Specify {' or '.join(shown)}.")
         fill(asked, options, given, narrows=narrows)
         if before:
             await before(target, asked)

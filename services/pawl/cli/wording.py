@@ -126,7 +126,7 @@ def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
     if attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
         return "it is unknown whether a call took effect"
     died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
-    return f"quarantined: {died} running it, without any progress in between"
+    return f"quarantined: {died} while running it, without making any progress"
 
 
 def act_text(acted: event_pb2.OperatorActed) -> str:

@@ -353,7 +353,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     # Pending calls and runs.
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
-        """Yield all items that wait for you or match the filter: calls, oldest first, then runs that wait for tokens."""
+        """Yield the items that wait for you or match the filter: calls, oldest first, then runs waiting for tokens."""
         async for page in self.pages(self.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
             for call in page.calls:
                 yield call

@@ -100,4 +100,4 @@ def _read(call: object) -> call_pb2.Call:
     """Return `call` if it is a call. An id alone would not identify the version of the call that was decided on."""
     if isinstance(call, call_pb2.Call):
         return call
-    raise InvalidField("give the call itself, as returned by pending() or get()", field="call")
+    raise InvalidField("pass the call itself, as returned by pending() or get()", field="call")

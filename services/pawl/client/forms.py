@@ -27,7 +27,7 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
     """
     data = content if isinstance(content, bytes) else read_file(Path(content), IMAGE_BYTES_MAX + 1)
     if len(data) > IMAGE_BYTES_MAX:
-        raise TooLarge(f"an image can have at most {IMAGE_BYTES_MAX} bytes. Make it smaller")
+        raise TooLarge(f"an image must be at most {IMAGE_BYTES_MAX} bytes. Make it smaller")
     return message_pb2.Part(image=message_pb2.ImagePart(data=data))
 
 

@@ -37,7 +37,7 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
         raise ToolDefinitionError(f"{tool!r} is not a tool: decorate the function with `@tool` of pawl.tools")
     if tool.process is not None or tool.reconcile is not None or tool.heartbeat_seconds:
         raise ToolDefinitionError(
-            f"{tool.name}: process, reconcile and heartbeat_seconds need a tool that the registry runs"
+            f"{tool.name}: process, reconcile and heartbeat_seconds require a tool that the registry runs"
         )
     return DEFINITION.write(dataclasses.replace(tool.definition, context=ExecutionContext.FRONTEND))
 
@@ -73,7 +73,7 @@ async def perform(
             raise
         return _error(f"{tool.name} failed unexpectedly: {type(error).__name__}")
     if len(content) > _RESULT_BYTES_MAX:
-        return _error(f"the result of {tool.name} has {len(content)} bytes, more than {_RESULT_BYTES_MAX}")
+        return _error(f"the result of {tool.name} is {len(content)} bytes, over the limit of {_RESULT_BYTES_MAX}")
     return content, False
 
 

@@ -213,7 +213,7 @@ class AsyncSession:
         if self._failure is not None:
             raise self._failure
         if (size := frame.ByteSize()) > FRAME_BYTES_MAX:
-            raise TooLarge(f"a frame can have at most {FRAME_BYTES_MAX} bytes, got {size}")
+            raise TooLarge(f"a frame must be at most {FRAME_BYTES_MAX} bytes, got {size}")
         frame.frame_id = next(self._frame_ids)
         future: asyncio.Future[types_pb2.Receipt] = asyncio.get_running_loop().create_future()
         self._unacknowledged[frame.frame_id] = (frame, future)
@@ -256,7 +256,7 @@ class AsyncSession:
     def _end(self, connection: asyncio.Task[NoReturn]) -> None:
         """Fail all waiting methods with the reason why the session has ended."""
         failure = None if connection.cancelled() else connection.exception()
-        self._failure = error = failure or Cancelled("the session was left")
+        self._failure = error = failure or Cancelled("the session was closed")
         self._news.set()
         for _, future in self._unacknowledged.values():
             if not future.done():

@@ -83,7 +83,7 @@ class Function:
         hints = typing.get_type_hints(function, include_extras=True)
         self._context = next((name for name, hint in hints.items() if hint is CallContext), "")
         if unknown := [name for name in inspect.signature(function).parameters if name not in hints]:
-            problem = f"parameter {unknown[0]} has no type; write for example {unknown[0]}: str"
+            problem = f"parameter {unknown[0]} has no type: add one, for example {unknown[0]}: str"
             raise TypeError(f"{function.__name__}: {problem}")
         fields = [
             (name, hints[name]) if parameter.default is parameter.empty else (name, hints[name], parameter.default)

@@ -154,7 +154,7 @@ class Worker:
             TypeError: a parameter has no type or has a type without a schema.
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
-            raise ValueError("reconcile must be given with the effect RECONCILABLE, and only then")
+            raise ValueError("reconcile must be set if, and only if, the effect is RECONCILABLE")
         enums = {"category": f"TOOL_CATEGORY_{category}", "effect_class": f"EFFECT_CLASS_{effect}"}
         if reports:
             policy = job_reports.read(reports)

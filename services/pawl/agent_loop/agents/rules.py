@@ -344,7 +344,7 @@ def _check_card(card: AgentCard) -> None:
     for name, value, most in texts:
         path = f"definition.card.{name}"
         if len(value) > most:
-            raise InvalidField(f"card.{name} may have at most {most} characters", field=path)
+            raise InvalidField(f"card.{name} must be at most {most} characters", field=path)
         checks.text(value, path, bytes_max=4 * most, may_be_empty=True)
     if card.avatar_url and not _is_web_address(card.avatar_url):
         message = f"card.avatar_url must be an https URL of at most {URL_CHARACTERS_MAX} characters, without a password"

@@ -97,7 +97,7 @@ def pending_filter(
             field="filter.conversation_id",
         )
     if len(message.tool_name) > NAME_CHARACTERS_MAX:
-        raise InvalidField("filter.tool_name may have at most 256 characters", field="filter.tool_name")
+        raise InvalidField("filter.tool_name must be at most 256 characters", field="filter.tool_name")
     return ledger_pb2.ListPendingCallsRequest(
         of_all_users=of_store,
         # Remove duplicates: a filter with millions of values must not keep the process busy.

@@ -264,7 +264,7 @@ def _why(call: Call) -> str:
         except msgspec.DecodeError:
             content = None
     text = content.get("error") if isinstance(content, dict) else content
-    return _line(text) if isinstance(text, str) and text else f"The inverse ended {call.state.name}."
+    return _line(text) if isinstance(text, str) and text else f"The inverse ended as {call.state.name}."
 
 
 def _line(text: str) -> str:

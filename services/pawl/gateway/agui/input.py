@@ -137,7 +137,7 @@ def read(value: Any) -> Input:
 
 def _check_thread(thread_id: str) -> None:
     if not 1 <= len(thread_id.encode("utf-8", "replace")) <= _THREAD_BYTES_MAX:
-        raise InvalidField(f"threadId must have 1 to {_THREAD_BYTES_MAX} bytes.", field="threadId")
+        raise InvalidField(f"threadId must be 1 to {_THREAD_BYTES_MAX} bytes.", field="threadId")
 
 
 def read_stop(value: Any) -> Stop:
@@ -417,7 +417,11 @@ def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
             failure = run.get("failure", {})
             return {"type": "RUN_ERROR", "message": failure.get("message", ""), "code": failure.get("reason", "FAILED")}
         case "RUN_STATE_EXPIRED":
-            return {"type": "RUN_ERROR", "message": "The run expired: no answer in time.", "code": "EXPIRED"}
+            return {
+                "type": "RUN_ERROR",
+                "message": "The run expired without an answer.",
+                "code": "EXPIRED",
+            }
         case "RUN_STATE_WAITING":
             return _waiting(found, run, finished, done)
     return None

@@ -101,9 +101,9 @@ def _delegation(state: State, call: Call) -> Delegation:
             "INVALID_ARGUMENTS", "Give the agent a `task` and, if needed, `instructions` and `tool_names`."
         ) from None
     if not task.task.strip() or len(task.task.encode()) > MESSAGE_BYTES_MAX:
-        raise _Refused("INVALID_ARGUMENTS", f"A task must have 1 to {MESSAGE_BYTES_MAX} bytes.")
+        raise _Refused("INVALID_ARGUMENTS", f"A task must be 1 to {MESSAGE_BYTES_MAX} bytes.")
     if len(task.instructions.encode()) > INSTRUCTIONS_BYTES_MAX:
-        raise _Refused("INVALID_ARGUMENTS", f"Instructions may have at most {INSTRUCTIONS_BYTES_MAX} bytes.")
+        raise _Refused("INVALID_ARGUMENTS", f"Instructions must be at most {INSTRUCTIONS_BYTES_MAX} bytes.")
     agent = _agent(state, call, task.agent) if task.agent else None
     pinned = run.agent
     if agent is not None:
@@ -172,7 +172,7 @@ def _answer(run: Run) -> CallResult:
     size_bytes = len(output.encode())
     if size_bytes <= OUTPUT_BYTES_MAX:
         return CallResult(content_json=strict_json.dumps_canonical({"answer": output}))
-    note = f"The answer has {size_bytes} bytes; this is the first part."
+    note = f"The answer is {size_bytes} bytes long; this is the first part."
     cut = text.cut_bytes(output.encode(), OUTPUT_BYTES_MAX)
     return CallResult(content_json=strict_json.dumps_canonical({"answer": cut}), note=note)
 

@@ -85,9 +85,11 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
     data = {"value": value, "previous": previous}
     size_bytes = max(len(msgspec.json.encode(each)) for each in data.values())
     if size_bytes > VALUE_BYTES_MAX:
-        raise ExpressionError(f"the value has {size_bytes} bytes, more than {VALUE_BYTES_MAX}: use a path")
+        raise ExpressionError(
+            f"the value is {size_bytes} bytes, over the limit of {VALUE_BYTES_MAX}: set a path to select a part of it"
+        )
     if _steps(source, list(data.values())) > _STEPS_MAX:
-        raise ExpressionError("the value is too large for this expression: use a path")
+        raise ExpressionError("the value is too large for this expression: set a path to select a part of it")
     try:
         found = _compiled(source).eval(data={**{name: _plain(each) for name, each in data.items()}, "fired": fired})
     except (RuntimeError, OverflowError, UnicodeError) as error:
@@ -96,7 +98,7 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
         raise ExpressionError(_first_line(str(found.value())))
     outcome = found.value()
     if not isinstance(outcome, bool):
-        raise ExpressionError(f"the result is a {found.type().name().lower()} and not true or false")
+        raise ExpressionError(f"the result must be true or false, but has type {found.type().name().lower()}")
     return outcome
 
 

@@ -106,7 +106,7 @@ class ReasoningEcho(StrEnum):
 def of_run(
     state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True, more_instructions: str = ""
 ) -> tuple[ProviderMessage, ...]:
-    """Return the history for the next answer, instructions first. Without `takes_images`, images become placeholders."""
+    """Return the history for the next answer, instructions first. Unless `takes_images`, images become placeholders."""
     instructions = "\n\n".join(filter(None, (state.run.options.instructions, more_instructions)))
     head = [_message("system", instructions)] if instructions else []
     return tuple(

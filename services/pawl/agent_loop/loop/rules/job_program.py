@@ -160,7 +160,9 @@ def _message(call: Call) -> str:
     if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
         outcome = content.get("error") if isinstance(content, dict) else content
-    otherwise = "The tool did not report success." if _reports_failure(call) else f"The call ended {call.state.name}."
+    otherwise = (
+        "The tool did not report success." if _reports_failure(call) else f"The call ended as {call.state.name}."
+    )
     return (outcome if isinstance(outcome, str) and outcome else otherwise)[:1000]
 
 

@@ -71,7 +71,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         hint = f"; did you mean '{near}'?" if near else "."
         return _refused(call, "TOOL_NOT_FOUND", f"There is no tool with that name{hint}", now)
     if size > ARGUMENTS_BYTES_MAX:
-        message = f"The arguments have {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
+        message = f"The arguments are {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
         return _refused(call, "INVALID_ARGUMENTS", message, now)
     return call
 
