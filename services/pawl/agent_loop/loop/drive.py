@@ -176,8 +176,8 @@ class Drive:
         """Return the model call that may start while the step that announces it is being written.
 
         Its output is not used until the step is durable. If the step is refused, everything but its cost is discarded.
-        It therefore only starts early if nothing makes a refusal likely: there is no command and no recent refusal.
-        There must also be no budget, because the commit returns the tokens left.
+        The call therefore starts early only if a refusal is unlikely, that is, without commands or recent refusals.
+        There must also be no token budget, because only the commit's response says how many tokens are left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None

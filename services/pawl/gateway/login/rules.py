@@ -135,7 +135,7 @@ def check_return(
     `requires_issuer` means that the provider has announced that its responses name the issuer.
 
     Raises:
-        Unauthenticated: one of these checks fails, or the attempt has expired.
+        Unauthenticated: the callback does not match, or the attempt has expired.
     """
     if now >= attempt.end_time or not hmac.compare_digest(state.encode(), attempt.state.encode()):
         raise Unauthenticated("This login was not started here, or has expired. Log in again.")

@@ -256,7 +256,7 @@ def edited_series(shown: Series, edited: Series, now: float) -> Series:
 def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Reading]:
     """Return the name of the tool that a call of `TOOL` names, and that tool's parsed arguments.
 
-    `schemas` has the schemas of the run's tools by name.
+    `schemas` maps the names of the run's tools to their schemas.
     """
     try:
         data = arguments.encode()

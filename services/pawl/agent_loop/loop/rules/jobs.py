@@ -71,7 +71,7 @@ def extract_terms(
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
     """Return the calls without background parameters, and their background requests.
 
-    With `as_tool`, calls of `background.TOOL` become calls of the tools they name.
+    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
     """
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
     terms: dict[CallId, RequestedTerms] = {}
@@ -245,7 +245,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy unless the request has one of its own.
 
-    A monitoring job reports only its condition, and a job with a single call only its end.
+    A monitoring job ignores the policy. A job with a single call follows it only if the policy is to report nothing.
     """
     policy = verdict.reports
     if policy is None or terms.sets_reports or terms.until is not None or terms.when is not None:
