@@ -107,7 +107,7 @@ class Probe:
             report.add("ok", "it sends reasoning separately from the text")
 
     async def _limit(self) -> None:
-        """Find the request field that limits an answer. Token budgets need it."""
+        """Find the request field that limits an answer's length. Token budgets need it."""
         for name in ("max_completion_tokens", "max_tokens"):
             self._field = name
             try:
@@ -149,7 +149,7 @@ class Probe:
             return
 
     async def _form(self) -> None:
-        """Check whether the server follows a response format. Runs validate answers themselves."""
+        """Check whether the server follows a response format. It need not, because runs validate answers themselves."""
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:
@@ -228,7 +228,7 @@ async def check(base_url: str, api_key: str, model: str) -> Report:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Test a server and print the findings. Return 1 if runs cannot work with it."""
+    """Test a server and print the findings. Return 1 if runs cannot use the server."""
     parser = argparse.ArgumentParser(prog="pawl model check", description="Probe a model server; print settings.")
     parser.add_argument("url", help="base URL, for example http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="", help="default: the first model that it lists")

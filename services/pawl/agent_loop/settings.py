@@ -26,7 +26,7 @@ def _check_base_url(value: str) -> str:
 
 def _check_instructions(value: str | None) -> str | None:
     if value is not None and len(value.encode()) > INSTRUCTIONS_BYTES_MAX:
-        raise ValueError(f"may have at most {INSTRUCTIONS_BYTES_MAX} bytes")
+        raise ValueError(f"must be at most {INSTRUCTIONS_BYTES_MAX} bytes")
     return value
 
 

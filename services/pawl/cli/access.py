@@ -31,7 +31,7 @@ def set_end(thing: Any, lasts: str) -> None:
 def _scope(scope: rule_pb2.RuleScope.ValueType) -> Callable[[rule_pb2.Rule, str], None]:
     def put(rule: rule_pb2.Rule, scope_id: str) -> None:
         if rule.scope != rule_pb2.RULE_SCOPE_USER:
-            raise CommandError("Give only one of --run, --conversation, --agent and --all-users.")
+            raise CommandError("Specify only one of --run, --conversation, --agent and --all-users.")
         if not scope_id:
             raise CommandError("must not be empty. Omit it to include all.", parameter="scope_id")
         rule.scope, rule.scope_id = scope, scope_id

@@ -1,4 +1,4 @@
-"""Turns what users type into decisions on calls."""
+"""Turns what users type into decisions on calls and results of calls."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def edit_in_editor(arguments: bytes) -> bytes:
     """Open the arguments in $VISUAL or $EDITOR, and return the edited text.
 
     Raises:
-        CommandError: there is no editor, or it failed.
+        CommandError: no editor was found, or the editor failed.
     """
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="pawl-edit-") as folder:

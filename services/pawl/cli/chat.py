@@ -66,7 +66,7 @@ async def chat(
     screen = Transcript(console, whole_reasoning=reasoning)
     options = run_pb2.RunOptions(reasoning_effort=effort_of(effort))
     if conversation and conversation_key:
-        raise CommandError("Give --conversation or --conversation-key, not both.")
+        raise CommandError("Specify --conversation or --conversation-key, not both.")
     if conversation_key:
         with suppress(ConversationNotFound):  # The first message creates it.
             conversation = (await target.get_conversation(conversation_key=conversation_key)).conversation_id
@@ -130,7 +130,7 @@ class Chat:
         self._unattached: list[str] = []
         # Runs started without a message, so that the model can react to background results.
         self._model_turns: set[str] = set()
-        # Their first events, held back until they have visible output.
+        # The first events of these runs, held back until there is visible output.
         self._silent_turns: dict[str, list[event_pb2.RunEvent]] = {}
         # Runs from this point on are shown, even if they end before the next poll.
         self._first_run_id = ""

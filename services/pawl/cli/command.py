@@ -1,4 +1,4 @@
-"""Contains code that all commands share: connecting to the suite, parsing values, printing and exit codes."""
+"""Connects commands to the suite, parses values, prints output and sets exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pawl.client import AsyncClient, forms
 from pawl.client.target import Service
 from pawl.errors import InvalidJson
 
-# The command ran, but its operation or the run it watched did not succeed.
+# The command ran, but its operation, or the run that it watched, did not succeed.
 EXIT_UNSUCCESSFUL: Final = 1
 # The command could not run. Standard error says why.
 EXIT_IMPOSSIBLE: Final = 2
@@ -101,7 +101,7 @@ def _perform(
 
 
 def follows(target: AsyncClient) -> None:
-    """Let a command that follows something survive a restart of the suite. All other commands fail immediately."""
+    """Let a command that follows something survive a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -320,7 +320,7 @@ class WordWrap:
 
 
 class LineReader:
-    """Reads a line only when asked to, so that an editor can use the keyboard in between.
+    """Reads a line only when asked to, so that an editor can use the keyboard between lines.
 
     Reading from a terminal cannot be cancelled, so the thread ends only when the process does.
     """

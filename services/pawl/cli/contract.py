@@ -109,8 +109,8 @@ def verb(
 
     `output` is a sentence that may contain request fields, or a function that returns lines. If the response has a
     secret, only the secret goes to standard output. `confirmation` is a question to ask first. `narrows` refuses an
-    empty value, which would mean all. At least one of the options in `needs` is required. `before` fills in a request
-    from its names before the options are applied to it. The exit code is 0 if `succeeded` returns true for the
+    empty value, which would include all items. At least one of the options in `needs` is required. `before` fills in a
+    request from its names before the options are applied to it. The exit code is 0 if `succeeded` returns true for the
     response, and 1 otherwise.
     """
 
@@ -119,7 +119,7 @@ def verb(
         named = _named(request.DESCRIPTOR, options)
         if needs and not any(given[name] for name, typed, *_ in named if typed in needs):
             shown = (each if each.startswith("-") else each.upper() for each in needs)
-            raise CommandError(f"Give {' or '.join(shown)}.")
+            raise CommandError(f"Specify {' or '.join(shown)}.")
         fill(asked, options, given, narrows=narrows)
         if before:
             await before(target, asked)
@@ -193,7 +193,7 @@ def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none
 
 
 async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
-    """List the items of all pages, at most `count` unless it is 0. A page's items are its first repeated field."""
+    """List the items of all pages, but at most `count` unless it is 0. A page's items are its first repeated field."""
     found: list[Any] = []
     if "page_size" not in request.DESCRIPTOR.fields_by_name:
         return _items_of(await ask(target, request))
@@ -230,7 +230,7 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
 
     Raises:
         CommandError: a value is out of range, two options exclude each other, or, with `narrows`, a value is empty
-            (which would mean all).
+            (which would include all items).
     """
     chosen: dict[str, tuple[str, str]] = {}
     seen: set[str] = set()

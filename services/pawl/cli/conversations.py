@@ -136,7 +136,7 @@ async def rename(
     """Set a conversation's title."""
     conversation_id, titles = await _resolve(target, key, conversation_id, title, most=1)
     if not titles:
-        raise CommandError("Give a title, or '' to remove it.")
+        raise CommandError("Specify a title, or '' to remove it.")
     changed = await target.update_conversation(conversation_id, title=titles[0])
     say(console, f"{changed.conversation_id} is now called: {_title(changed)}")
 
@@ -155,7 +155,7 @@ async def label(
     """Replace the labels of a conversation."""
     conversation_id, given = await _resolve(target, key, conversation_id, *(labels or ()), most=len(labels or ()) + 1)
     if bool(given) == none:
-        raise CommandError("Give all labels as key=value, or --none to remove them.")
+        raise CommandError("Specify all labels as key=value, or --none to remove them.")
     changed = await target.update_conversation(conversation_id, labels=labels_of(given))
     say(console, f"{changed.conversation_id} labels: {wording.labels_text(changed.labels) or 'none'}")
 
@@ -307,7 +307,7 @@ async def erase(
 async def _resolve(
     target: AsyncClient, key: str, first: str | None, *rest: str | None, most: int = 0
 ) -> tuple[str, list[str]]:
-    """Return a conversation's id and the remaining arguments. If a key is given, the arguments contain no id.
+    """Return a conversation's id and the remaining arguments. If a key is given, the arguments do not contain the id.
 
     Raises:
         CommandError: there is neither an id nor a key, or more than `most` other arguments.
@@ -315,7 +315,7 @@ async def _resolve(
     given = [each for each in (first, *rest) if each is not None]
     conversation_id = "" if key or not given else given.pop(0)
     if not (key or conversation_id) or len(given) > most:
-        raise CommandError("Give the id of a conversation, or --key with its key.")
+        raise CommandError("Specify a conversation's id, or its key with --key.")
     return conversation_id or (await target.get_conversation(conversation_key=key)).conversation_id, given
 
 

@@ -138,7 +138,7 @@ async def _connection(url: str) -> Any:
 
 
 async def _be_silent(_error: Exception) -> None:
-    """Ignore connection errors. An error that matters ends the subscription and is reported then."""
+    """Ignore connection errors. An error that matters ends the subscription, and is then reported."""
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:

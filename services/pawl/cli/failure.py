@@ -29,7 +29,7 @@ _FOLDER: Final = ".pawl"
 _NEXT: Final = {
     "UNAUTHENTICATED": (
         "Set PAWL_API_KEY to your key. For a suite on this machine, run the command in the folder where `pawl up` runs,"
-        " or give --data FOLDER; the local key is only sent to the addresses that `pawl up` prints."
+        " or pass --data FOLDER; the local key is only sent to the addresses that `pawl up` prints."
     ),
     "TOOL_NOT_FOUND": "`pawl tools` lists the available tools.",
     "SCHEDULE_NOT_FOUND": "`pawl schedules list` shows yours.",
@@ -103,17 +103,17 @@ _TLS_ERRORS: Final = (
     ),
     (
         "CERTIFICATE_VERIFY_FAILED",
-        "The certificate at {} was not issued by the CA in --ca or PAWL_TLS_CA_FILE. Give the CA of the suite.",
+        "The certificate at {} was not issued by the CA in --ca or PAWL_TLS_CA_FILE. Pass the suite's CA certificate.",
     ),
 )
-_SPEAKS_TLS: Final = "{} speaks TLS. Give its CA certificate with --ca FILE or PAWL_TLS_CA_FILE."
+_SPEAKS_TLS: Final = "{} speaks TLS. Pass its CA certificate with --ca FILE or PAWL_TLS_CA_FILE."
 # A TLS server closes a connection that does not start with a TLS handshake.
 _CONNECTION_CLOSED: Final = ("Socket closed", "reset by peer")
 _TLS_SECONDS_MAX: Final = 2.0
 
 
 class CommandError(Exception):
-    """The command cannot run. The message tells users what to do next.
+    """Raised when the command cannot run. The message tells users what to do next.
 
     `parameter` is the parameter at fault. The message shows the name that users type.
     """

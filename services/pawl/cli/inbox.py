@@ -44,7 +44,7 @@ async def inbox(
 ) -> None:
     """Show what is waiting for you, across all runs, and decide.
 
-    If there is no terminal, or with --list, it does lists items.
+    Without a terminal, or with --list, it only lists the items.
     """
     scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
     wanted = agent_pb2.PendingFilter(scope=scope)

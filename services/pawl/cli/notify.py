@@ -218,7 +218,7 @@ async def resend(
 ) -> None:
     """Resend deliveries under the same ids."""
     if dead is bool(delivery_id):
-        raise CommandError("Give delivery ids or --dead.")
+        raise CommandError("Specify delivery ids or --dead.")
     if channel == "":
         raise CommandError("must not be empty. Omit it to include all.", parameter="channel")
     ids = list(delivery_id or [])
@@ -257,7 +257,7 @@ async def preferences(
     The inbox always contains all of them.
     """
     if (kind and all_kinds) or (quiet and no_quiet):
-        raise CommandError("Give --kind or --all-kinds, and --quiet or --no-quiet, not both.")
+        raise CommandError("--kind cannot be combined with --all-kinds, nor --quiet with --no-quiet.")
     hours = list(map(_quiet_hours, quiet or []))
     found = (await target.preferences.GetPreferences(preference_pb2.GetPreferencesRequest())).preferences
     change = preference_pb2.UpdatePreferencesRequest()

@@ -95,7 +95,7 @@ async def resolve(
     effect. With API keys, requires the operator or admin role.
     """
     if (happened is not None) + run_again + tell_model != 1:
-        raise CommandError("Give exactly one of --happened JSON, --run-again and --tell-model.")
+        raise CommandError("Specify exactly one of --happened JSON, --run-again and --tell-model.")
     request = agent_pb2.ResolveCallRequest(run_id=run_id, call_id=call_id)
     request.resolution = agent_pb2.RESOLUTION_RUN_AGAIN if run_again else agent_pb2.RESOLUTION_TELL_MODEL
     if happened is not None:

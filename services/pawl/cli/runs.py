@@ -128,7 +128,7 @@ async def run(
 
 
 def effort_of(effort: Any) -> Any:
-    """Return the contract's value for a reasoning effort; 0 if it is None."""
+    """Return the contract's value for a reasoning effort; 0 if `effort` is None."""
     return number_of(_EFFORT, effort) if effort else 0
 
 

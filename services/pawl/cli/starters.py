@@ -1,4 +1,4 @@
-"""Implements `pawl schedules` and `pawl triggers`, which start runs at set times or when a webhook or mail arrives."""
+"""Implements `pawl schedules` and `pawl triggers`, which start runs at set times or when webhooks or e-mails arrive."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ schedules.command("show")(
     verb(
         schedule_requests.GetScheduleRequest(),
         _NAME,
-        "Show a schedule, its next 10 scheduled times and its last 20 fires.",
+        "Show a schedule, its next 10 scheduled times and its last 20 firings.",
         shown,
     )
 )
@@ -193,7 +193,7 @@ _TRIGGER: Final[Options] = {
 def _source_text(trigger: trigger_pb2.Trigger) -> str:
     mailbox = trigger.definition.mailbox
     if trigger.definition.HasField("mailbox"):
-        return wording.one_line(f"mails to {mailbox.username} at {mailbox.host}")
+        return wording.one_line(f"e-mails to {mailbox.username} at {mailbox.host}")
     return f"webhook ({wording.text_at(trigger, 'definition.webhook.authentication')})"
 
 
@@ -223,7 +223,7 @@ async def _current_trigger(target: AsyncClient, request: Any) -> None:
     request.definition.CopyFrom((await target.get_trigger(request.definition.name)).definition)
 
 
-triggers = typer.Typer(help="Start runs when a webhook or mail arrives.", no_args_is_help=True)
+triggers = typer.Typer(help="Start runs when a webhook or e-mail arrives.", no_args_is_help=True)
 triggers.command("create")(
     verb(
         trigger_requests.CreateTriggerRequest(),
@@ -252,7 +252,7 @@ triggers.command("list")(
     )
 )
 triggers.command("show")(
-    verb(trigger_requests.GetTriggerRequest(), _NAME, "Show a trigger and its last 20 fires.", shown)
+    verb(trigger_requests.GetTriggerRequest(), _NAME, "Show a trigger and its last 20 firings.", shown)
 )
 triggers.command("pause")(
     verb(

@@ -246,7 +246,7 @@ sources.command("add-mcp")(
     verb(
         source_pb2.AddSourceRequest(),
         _MCP,
-        "Add an MCP server. Give a command on the registry's machine, or a URL.",
+        "Add an MCP server. Specify a command on the registry's machine, or a URL.",
         _added,
         needs=("command", "--url"),
     )
@@ -427,7 +427,7 @@ async def complete(
 ) -> None:
     """Complete a call that is waiting for an external result."""
     if (result is None) == (not error):
-        raise CommandError("Give --result JSON or --error TEXT.")
+        raise CommandError("Specify --result JSON or --error TEXT.")
     value = None if result is None else json_of(result, "--result", "Put text in quotes.")
     known = await target.complete_call(secret_of(token), value, error=error)
     say(console, "The call was already completed in the same way." if known else "Completed.")

@@ -13,7 +13,7 @@ from pawl.cli import wording
 from pawl.cli.command import WordWrap
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
-# Characters of reasoning shown per round. The rest is collapsed.
+# Characters of reasoning shown per round. The rest is hidden.
 REASONING_CHARACTERS_MAX: Final = 300
 
 _SETTLED: Final = {
@@ -274,7 +274,7 @@ def top_up_hint(run: run_pb2.Run) -> str:
 
 
 def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
-    """Return the command that settles a pending call, or who can settle it."""
+    """Return the command that settles a pending call, or text that says who can settle it."""
     command = f"pawl approve {call.run_id} {call.call_id}"
     if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
         needed = call.approval.approvals_required

@@ -126,7 +126,7 @@ def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
     if attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
         return "it is unknown whether a call took effect"
     died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
-    return f"quarantined: {died} running it, without any progress in between"
+    return f"quarantined: {died} while running it, without making any progress"
 
 
 def act_text(acted: event_pb2.OperatorActed) -> str:
@@ -165,7 +165,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def text_at(message: Any, path: str) -> str:
-    """Return the field at a path in a message on one line; empty if it is absent."""
+    """Return the field at a path in a message, as one line of text; empty if it is absent."""
     *parents, name = path.split(".")
     inside = functools.reduce(getattr, parents, message)
     field = inside.DESCRIPTOR.fields_by_name[name]
@@ -173,7 +173,7 @@ def text_at(message: Any, path: str) -> str:
 
 
 def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> list[str]:
-    """Return a line for each field that is set, or for those in `only`. A definition's fields are not nested."""
+    """Return a line for each field that is set, or only for those in `only`. A definition's fields are not indented."""
     lines: list[str] = []
     for field, value in message.ListFields():
         if only and field.name not in only:

@@ -123,7 +123,7 @@ def _iterating(
 def _as(
     _original: Callable[Concatenate[A, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Give a method another method's type parameters."""
+    """Declare, for type checkers, that a method has the parameters of another method."""
     return lambda method: method
 
 

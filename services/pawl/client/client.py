@@ -132,8 +132,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
         """Return a run with its open calls.
 
-        With `wait_seconds` (at most 50), it waits until the run needs input or has ended. With `after_seq`, which is
-        the `last_seq` of the run you have, it waits until the run has changed since then.
+        With `wait_seconds` (at most 50), wait until the run needs input or has ended. To ignore a
+        need for input that you already know about, pass the `last_seq` of the run that you have as `after_seq`.
         """
         after_seq = natural(after_seq, "after_seq")
         request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
@@ -146,7 +146,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def result(self, run_id: str) -> run_pb2.Run:
         """Wait until a run has ended, and return it with `output_text`, or with `failure` if it failed.
 
-        It keeps waiting while the run waits for users; use `get` or `pending` to see which ones.
+        It keeps waiting while the run waits for users; use `get` or `pending` to see what the run waits for.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:
@@ -160,8 +160,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         """Yield a run's events after `after_seq`, each once, until the run ends.
 
         A gap replaces events that are no longer stored. If the connection is lost, it continues with any replica, after
-        the last event seen. If you read on after an event at which the run waits or ends, that event is marked as seen,
-        and delayed notifications of it are not sent.
+        the last event seen. If you continue to read after an event at which the run waits or ends, that event is marked
+        as seen, and delayed notifications about it are not sent.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -280,7 +280,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     ) -> conversation_pb2.Conversation:
         """Copy a conversation up to message `number` into a new one and return that one. Continue it with `send`.
 
-        The message must end an answer whose calls all have results; 0 means the last such message.
+        The message must be the end of an answer whose calls all have results; 0 means the last such message.
         """
         request = requests_pb2.ForkConversationRequest(
             conversation_id=conversation_id, number=natural(number, "number"), request_id=request_id
@@ -317,7 +317,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         """Let all users of your store read a conversation, or make it private again.
 
         With `shows_arguments`, they can also see its calls. With `write`, they can send messages, which start their own
-        runs in it. Without `write`, other users' open runs are cancelled. `private` applies from their next call on.
+        runs in it. Without `write`, other users' open runs in it are cancelled. `private` takes effect with other
+        users' next request.
         """
         sharing = conversation_pb2.SHARING_WRITE if write else conversation_pb2.SHARING_READ
         sharing = conversation_pb2.SHARING_PRIVATE if private else sharing
@@ -339,7 +340,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             await asyncio.sleep(_ERASURE_SECONDS)
 
     async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
-        """Yield an erased conversation's calls that had started, so that their tools have received the arguments.
+        """Yield an erased conversation's calls that had started, and whose tools have therefore received the arguments.
 
         The list is complete once the erasure has ended. If the conversation has not been erased yet, this erases it;
         see `erase`.
@@ -352,7 +353,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     # Pending calls and runs.
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
-        """Yield all that waits for you or matches the filter: calls, oldest first, then runs that wait for tokens."""
+        """Yield the items that wait for you or match the filter: calls, oldest first, then runs waiting for tokens."""
         async for page in self.pages(self.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
             for call in page.calls:
                 yield call

@@ -10,7 +10,7 @@ from pawl.chassis import strict_json
 from pawl.errors import InvalidField, PawlError, by_reason
 from pawl.event.v1 import call_pb2
 
-# Receipt statuses of requests that are in effect.
+# Receipt statuses of requests that have taken effect.
 TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
 
 
@@ -55,17 +55,17 @@ def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
 
 
 def result(call: call_pb2.Call, value: Any, *, is_error: bool = False) -> types_pb2.ToolResult:
-    """Return the result of a front-end call, a JSON value; an error is for the model."""
+    """Return the result of a front-end call: a JSON value, or an error for the model."""
     content = strict_json.dumps_canonical(value)
     call = _read(call)
     return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
 
 
 def checked(decision: object) -> types_pb2.CallDecision:
-    """Return the decision if it is one.
+    """Return `decision` after checking that it is a decision.
 
     Raises:
-        InvalidField: it is something else, such as an id.
+        InvalidField: `decision` is something else, such as an id.
     """
     if isinstance(decision, types_pb2.CallDecision):
         return decision
@@ -74,10 +74,10 @@ def checked(decision: object) -> types_pb2.CallDecision:
 
 
 def check_taken(receipt: types_pb2.Receipt) -> None:
-    """Raise an error unless the receipt's request is in effect.
+    """Check that a receipt's request has taken effect.
 
     Raises:
-        PawlError: it is not in effect; the class follows from the receipt's reason.
+        PawlError: the request has not taken effect; the receipt's reason determines the class.
     """
     if receipt.status not in TAKEN:
         message = receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status)
@@ -97,7 +97,7 @@ def _decision(
 
 
 def _read(call: object) -> call_pb2.Call:
-    """Return the call if it is one. An id alone would not identify the version of the call that was decided on."""
+    """Return `call` if it is a call. An id alone would not identify the version of the call that was decided on."""
     if isinstance(call, call_pb2.Call):
         return call
-    raise InvalidField("give the call itself, as returned by pending() or get()", field="call")
+    raise InvalidField("pass the call itself, as returned by pending() or get()", field="call")

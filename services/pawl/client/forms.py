@@ -13,7 +13,7 @@ from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import message_pb2, run_pb2
 
 SCHEMA_BYTES_MAX: Final = 64 * 1024
-# Limit for an image, and for all parts of a message in total.
+# Limit for one image, and for all parts of a message in total.
 IMAGE_BYTES_MAX: Final = 1024 * 1024
 _NUMBER_MAX: Final = 2**63 - 1
 
@@ -27,7 +27,7 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
     """
     data = content if isinstance(content, bytes) else read_file(Path(content), IMAGE_BYTES_MAX + 1)
     if len(data) > IMAGE_BYTES_MAX:
-        raise TooLarge(f"an image can have at most {IMAGE_BYTES_MAX} bytes. Make it smaller")
+        raise TooLarge(f"an image must be at most {IMAGE_BYTES_MAX} bytes. Make it smaller")
     return message_pb2.Part(image=message_pb2.ImagePart(data=data))
 
 

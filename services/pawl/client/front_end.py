@@ -20,8 +20,8 @@ from pawl.tool_registry.sdk.values import plain
 from pawl.tools import ExecutionContext, Tool, ToolContext, ToolDefinitionError, ToolError
 
 _RESULT_BYTES_MAX: Final = 1024 * 1024
-# This is more than a model is shown. A longer error would exceed the limit for results, and the model would only see
-# its size.
+# More than a model is shown. A longer error could exceed the limit for results, and the model would then only see its
+# size.
 _ERROR_CHARACTERS_MAX: Final = 64 * 1024
 
 Progress = Callable[[float | None, str], None]
@@ -31,13 +31,13 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
     """Return the definition of a `pawl.tools.tool` function as a front-end tool.
 
     Raises:
-        ToolDefinitionError: it is not such a function, or uses options that only the registry supports.
+        ToolDefinitionError: `tool` is not such a function, or uses options that only the registry supports.
     """
     if not isinstance(tool, Tool):
         raise ToolDefinitionError(f"{tool!r} is not a tool: decorate the function with `@tool` of pawl.tools")
     if tool.process is not None or tool.reconcile is not None or tool.heartbeat_seconds:
         raise ToolDefinitionError(
-            f"{tool.name}: process, reconcile and heartbeat_seconds need a tool that the registry runs"
+            f"{tool.name}: process, reconcile and heartbeat_seconds require a tool that the registry runs"
         )
     return DEFINITION.write(dataclasses.replace(tool.definition, context=ExecutionContext.FRONTEND))
 
@@ -73,7 +73,7 @@ async def perform(
             raise
         return _error(f"{tool.name} failed unexpectedly: {type(error).__name__}")
     if len(content) > _RESULT_BYTES_MAX:
-        return _error(f"the result of {tool.name} has {len(content)} bytes, more than {_RESULT_BYTES_MAX}")
+        return _error(f"the result of {tool.name} is {len(content)} bytes, over the limit of {_RESULT_BYTES_MAX}")
     return content, False
 
 

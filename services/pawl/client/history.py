@@ -43,7 +43,7 @@ class _ChatMessage(msgspec.Struct):
 
 
 def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.HistoryMessage]:
-    """Convert chat-completions messages to the contract's. The service validates their meaning.
+    """Convert chat-completions messages to the contract's messages. The service validates their meaning.
 
     Multiple text parts in one message are joined with an empty line.
 

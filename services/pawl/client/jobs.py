@@ -77,7 +77,7 @@ def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
 
 
 def _reports(given: str | Mapping[str, float]) -> dict[str, Any]:
-    """Return a request's report fields for `"change"` or `{"every": 10}`, for example."""
+    """Return a request's report fields for `reports`, such as `"change"` or `{"every": 10}`."""
     fields = job_reports.read(given) if given else {"reports": "UNSPECIFIED"}
     return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
 
@@ -105,7 +105,7 @@ class JobVerbs(Target):
         failures_told: int = 0,
         request_id: str = "",
     ) -> pb.BackgroundJob:
-        """Start a job and return it. Its results are reported to its conversation, which is a new one if none is given.
+        """Start a job and return it. Its results are reported to the given conversation, or to a new one.
 
         If there is an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports`
         is a word such as `"change"`, or `{"every": 10}`.

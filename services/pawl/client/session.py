@@ -64,7 +64,7 @@ def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinit
     """Return the definitions of `pawl.tools.tool` functions for a run.
 
     Raises:
-        ToolDefinitionError: one is not such a function, or uses options that only the registry supports.
+        ToolDefinitionError: an item is not such a function, or uses options that only the registry supports.
     """
     if not tools:
         return []
@@ -84,10 +84,10 @@ class AsyncSession:
     tools or the registry has the tools. A program that keeps its `client_id` across restarts gets its calls back.
     `addresses` defaults to those of `target`.
 
-    `on_connected` is called with the address of each connection, `on_lost` when a connection is lost. A replica for
-    which `on_connected` raises counts as unavailable. If no replica has answered for the client's `retry_seconds`, or
-    one refuses permanently, every method raises the last connection's error (PawlError). Leaving the session raises
-    Cancelled in every waiting method.
+    `on_connected` is called with the address of each new connection, and `on_lost` when a connection is lost. If
+    `on_connected` raises an exception, the replica counts as unavailable. If no replica has answered for the client's
+    `retry_seconds`, or one refuses permanently, every method raises the last connection's error (PawlError). Leaving
+    the session raises Cancelled in every waiting method.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class AsyncSession:
         self._results: dict[str, tuple[bytes, bool]] = {}
         self._tool_tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix="pawl-tool")
-        # Limited by the size of the attached runs' logs. A receipt after an event must not wait for the reader.
+        # Limited by the size of the attached runs' logs. A receipt that follows an event must not wait for the reader.
         self._incoming: deque[wire.SessionResponse | PawlError] = deque()
         self._news = asyncio.Event()
         self._outgoing: asyncio.Queue[wire.SessionRequest] | None = None
@@ -152,8 +152,8 @@ class AsyncSession:
         """Return the next event, gap or end frame. Safe to cancel.
 
         Raises:
-            PawlError: the session has ended; or, once per run, a replica refused to continue the run in the metadata
-                `run_id`, which does not get any more frames.
+            PawlError: the session has ended; or a replica refused to attach to a run again. The error's metadata then
+                contains its `run_id`. This is raised once, and the run does not get any more frames.
         """
         if not self._incoming:
             self._check_entered()
@@ -208,12 +208,12 @@ class AsyncSession:
         await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
-        """Send a frame over as many connections as needed and return its receipt. Raise PawlError if refused."""
+        """Send a frame, over several connections if necessary. Return its receipt, or raise PawlError if refused."""
         self._check_entered()
         if self._failure is not None:
             raise self._failure
         if (size := frame.ByteSize()) > FRAME_BYTES_MAX:
-            raise TooLarge(f"a frame can have at most {FRAME_BYTES_MAX} bytes, got {size}")
+            raise TooLarge(f"a frame must be at most {FRAME_BYTES_MAX} bytes, got {size}")
         frame.frame_id = next(self._frame_ids)
         future: asyncio.Future[types_pb2.Receipt] = asyncio.get_running_loop().create_future()
         self._unacknowledged[frame.frame_id] = (frame, future)
@@ -228,7 +228,7 @@ class AsyncSession:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> NoReturn:
-        """Connect to one replica after another until one refuses permanently or none responds, and raise the error."""
+        """Connect to one replica after another. Raise an error once a replica refuses permanently or none responds."""
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
         addresses = itertools.cycle(self._addresses)
@@ -256,7 +256,7 @@ class AsyncSession:
     def _end(self, connection: asyncio.Task[NoReturn]) -> None:
         """Fail all waiting methods with the reason why the session has ended."""
         failure = None if connection.cancelled() else connection.exception()
-        self._failure = error = failure or Cancelled("the session was left")
+        self._failure = error = failure or Cancelled("the session was closed")
         self._news.set()
         for _, future in self._unacknowledged.values():
             if not future.done():
@@ -341,7 +341,7 @@ class AsyncSession:
             future.set_result(receipt)
 
     def _check_attached(self, run_id: str, receipt: types_pb2.Receipt) -> None:
-        """If a run could not be attached again, report it to the reader, who would otherwise wait forever."""
+        """If a run could not be attached again, report this to the reader, which would otherwise wait forever."""
         try:
             check_taken(receipt)
         except PawlError as error:

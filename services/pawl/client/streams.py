@@ -16,13 +16,13 @@ _PAUSE_SECONDS: Final = 0.5
 
 
 async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
-    """Yield a stream's responses, reopening it if it is lost. Unless it `ends`, also reopen it if the server ends it.
+    """Yield a stream's responses, reopening it if it is lost and, unless `ends` is set, also if the server ends it.
 
     Survives a replica that stops, a stream that is silent for too long (servers send a heartbeat every 15 s), and a
     consumer that is too slow.
 
     Raises:
-        PawlError: any other error, or that no replica has answered for `retry_seconds` (NoAnswer if it was silent).
+        PawlError: any other error, or no replica has answered for `retry_seconds` (NoAnswer if the stream was silent).
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()

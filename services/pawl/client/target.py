@@ -65,7 +65,7 @@ _BROKEN: Final = (
 
 
 class NoAnswer(Unavailable):
-    """No service is listening at the addresses in the message, or the connection broke."""
+    """Raised when no service is listening at the addresses in the message, or the connection broke."""
 
 
 Stub = TypeVar("Stub")
@@ -270,7 +270,7 @@ def _addresses(text: str) -> tuple[str, ...]:
         try:
             split_address(address)
         except ValueError as error:
-            hint = " For TLS give --ca FILE or PAWL_TLS_CA_FILE." if "://" in address else ""
+            hint = " For TLS, pass --ca FILE or set PAWL_TLS_CA_FILE." if "://" in address else ""
             raise StartError(f"The address {address!r} {error}.{hint}") from None
     if not addresses:
         raise StartError("The address is empty; it must be host:port, for example 127.0.0.1:7601.")

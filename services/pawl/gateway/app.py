@@ -33,7 +33,7 @@ from pawl.gateway.web.streams import Streams
 
 _DEADLINE_SECONDS: Final = 15.0
 _DEADLINE_SECONDS_MAX: Final = 60.0
-# Responses are data. Browsers must not run them as anything else.
+# Responses are data. Browsers must not interpret them as anything else.
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),

@@ -103,7 +103,7 @@ def _methods() -> Iterator[Method]:
 
 
 _METHODS: Final = {method.name: method for method in _methods()}
-# Methods that users may call. The gateway does not expose anything else.
+# Methods that users may call. The gateway does not expose any others.
 PUBLIC: Final[Mapping[str, Method]] = {
     name: method for name, method in _METHODS.items() if not READERS.isdisjoint(CALLERS.get(f"/{name}", ()))
 }
@@ -164,7 +164,7 @@ class Services:
 def calls_of_store(
     services: Services, key_of: Callable[[str], Metadata | None], store_id: str, absent: type[PawlError]
 ) -> Callable[[str, Message], Awaitable[Any]]:
-    """Return a function that calls methods for a store with the gateway's key for that store.
+    """Return a function that calls methods in a store, using the gateway's key for that store.
 
     Raises:
         PawlError: `absent`, if there is no key for the store.

@@ -91,6 +91,6 @@ def _read(path: Path) -> dict[str, str]:
         raise StartError(f"PAWL_GATEWAY_WEBHOOK_KEYS_FILE: cannot read {path}: {error}") from None
     if not isinstance(found, dict) or not all(is_id(name) and isinstance(key, str) for name, key in found.items()):
         raise StartError(
-            f'PAWL_GATEWAY_WEBHOOK_KEYS_FILE: {path} must be {{"store": "key"}}, each key with the gateway role'
+            f'PAWL_GATEWAY_WEBHOOK_KEYS_FILE: {path} must be {{"store": "key"}}, with keys that have the gateway role'
         )
     return found

@@ -27,15 +27,15 @@ DID_NOT_HAPPEN: Final = object()
 
 
 class ToolError(Exception):
-    """An error whose text the model sees, so it must not contain secrets. Of other errors, it only sees the type."""
+    """Raise this to show the model an error text without secrets. Of any other error, it sees only the type."""
 
 
 class OutcomeUnknown(Exception):
-    """It is unknown whether the call took effect."""
+    """Raise this if it is unknown whether the call took effect."""
 
 
 class Superseded(ToolError):
-    """The call was cancelled or moved to another worker. Let this exception propagate."""
+    """Raised when the call was cancelled or moved to another worker. Let this exception propagate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Function:
         hints = typing.get_type_hints(function, include_extras=True)
         self._context = next((name for name, hint in hints.items() if hint is CallContext), "")
         if unknown := [name for name in inspect.signature(function).parameters if name not in hints]:
-            problem = f"parameter {unknown[0]} has no type; write for example {unknown[0]}: str"
+            problem = f"parameter {unknown[0]} has no type: add one, for example {unknown[0]}: str"
             raise TypeError(f"{function.__name__}: {problem}")
         fields = [
             (name, hints[name]) if parameter.default is parameter.empty else (name, hints[name], parameter.default)

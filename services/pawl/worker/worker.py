@@ -84,7 +84,7 @@ class _Running:
 
 
 class AttachError(grpc.aio.AioRpcError):
-    """The registry refused the worker. The text is one sentence."""
+    """Raised when the registry refuses the worker. The text is one sentence."""
 
     def __init__(self, error: grpc.aio.AioRpcError, address: str, group_name: str) -> None:
         code, details = error.code(), error.details()
@@ -99,7 +99,7 @@ class AttachError(grpc.aio.AioRpcError):
 
 
 class Worker:
-    """Runs the tools in the group `name`, with at most `calls_max` concurrent calls. Sync functions run in threads.
+    """Runs tools as the group `name`, with at most `calls_max` concurrent calls. Sync functions run in threads.
 
     Without `api_key`, the worker uses PAWL_API_KEY, or the key of the suite whose data folder is PAWL_DATA or `.pawl`.
     With `authority` or PAWL_TLS_CA_FILE, a file with CA certificates, it connects over TLS. Without TLS, it sends the
@@ -154,7 +154,7 @@ class Worker:
             TypeError: a parameter has no type or has a type without a schema.
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
-            raise ValueError("reconcile must be given with the effect RECONCILABLE, and only then")
+            raise ValueError("reconcile must be set if, and only if, the effect is RECONCILABLE")
         enums = {"category": f"TOOL_CATEGORY_{category}", "effect_class": f"EFFECT_CLASS_{effect}"}
         if reports:
             policy = job_reports.read(reports)
@@ -374,7 +374,7 @@ class Worker:
         return {"content_json": msgspec.json.encode(value)[:_CONTENT_BYTES_MAX]}
 
     def _stop(self, call_id: str, *, before: int) -> None:
-        """Stop a call's executions from before that epoch."""
+        """Stop a call's executions with an epoch lower than `before`."""
         for (other, epoch), running in self._running.items():
             if other == call_id and epoch < before:
                 running.context.cancelled.set()
@@ -382,7 +382,7 @@ class Worker:
                     running.task.cancel()
 
     def _stop_reconcilable(self) -> None:
-        """Stop reconcilable calls once the lease has expired. Another worker may be asked about their outcome."""
+        """Stop reconcilable calls after the lease has expired: another worker may be asked about their outcome."""
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)

@@ -162,7 +162,7 @@ async def test_command_line_explains_each_tls_failure(
         ),
         ("was not issued by the CA", certificates.write(tmp_path, "foreign", other_authority, names=own), trusted),
         ("does not speak TLS", None, trusted),
-        ("speaks TLS. Give its CA certificate", certificates.write(tmp_path, "job-store", authority), None),
+        ("speaks TLS. Pass its CA certificate", certificates.write(tmp_path, "job-store", authority), None),
     ]
     for words, files, taken in shown:
         async with (

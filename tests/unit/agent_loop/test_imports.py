@@ -57,7 +57,7 @@ def test_each_fault_is_reported_with_its_position() -> None:
         ([user(), HistoryMessage(role=HistoryRole.UNSPECIFIED, text="x"), answer("x")], 2, "its role must be"),
         ([user(), answer("", call("a"))], 2, "no result right after"),
         ([user(), answer("", call("a")), user(), result("a"), answer("x")], 2, "no result right after"),
-        ([user(), answer("", call("a")), result("a"), result("a")], 4, "a second result"),
+        ([user(), answer("", call("a")), result("a"), result("a")], 4, "already has a result"),
         ([user(), answer("x"), result("a")], 3, "not in the assistant message before"),
         ([user(), answer("", call("a")), result("")], 3, "must name its call"),
         ([user(), answer("", call("a"), call("a")), result("a")], 2, "was used before"),

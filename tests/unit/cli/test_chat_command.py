@@ -272,7 +272,7 @@ def test_a_conversation_requires_exactly_one_of_id_and_key(target: Target) -> No
         ("fork", "conv_1", "go on", "--key", "k"),
     ]:
         code, output = invoke(*arguments)
-        assert (code, output.startswith("Give "), target.asked) == (2, True, []), arguments
+        assert (code, output.startswith("Specify "), target.asked) == (2, True, []), arguments
 
 
 def test_shared_conversations_are_listed_with_their_owner(monkeypatch: pytest.MonkeyPatch) -> None:

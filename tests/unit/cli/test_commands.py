@@ -76,13 +76,13 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("complete", "token"): "--result JSON or --error TEXT",
         ("complete", "token", "--result", "{"): "--result is not JSON",
         ("resolve", "run_1", "call_1"): "--happened JSON, --run-again and --tell-model",
-        ("resolve", "run_1", "call_1", "--run-again", "--tell-model"): "Give exactly one of",
+        ("resolve", "run_1", "call_1", "--run-again", "--tell-model"): "Specify exactly one of",
         ("resolve", "run_1", "call_1", "--happened", "sent"): "is not JSON",
         ("sources", "add-http", "shop", "--endpoint", "https://x", "--operation", "pay"): (
             "--endpoint cannot be combined with --operation."
         ),
-        ("sources", "add-mcp", "files"): "Give COMMAND or --url.",
-        ("sources", "add-http", "shop"): "Give --openapi or --endpoint.",
+        ("sources", "add-mcp", "files"): "Specify COMMAND or --url.",
+        ("sources", "add-http", "shop"): "Specify --openapi or --endpoint.",
         ("sources", "add-mcp", "files", "--url", "https://x", "--header", "key"): "--header: 'key' must be key=value",
         ("triggers", "create", "x", "--webhook", "bearer", "--mailbox", "a@b"): "--mailbox cannot be combined with",
         (
@@ -97,7 +97,7 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
             "0 9 * * *",
         ): "--every cannot be combined with",
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
-        ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Give only one of --run,",
+        ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Specify only one of --run,",
         ("apply", "--file", "/dev/null"): "No agents found in",
         ("notify", "update", "hook_1", "--kind", "foo"): "'--kind': 'foo' is not one of 'run-completed'",
         ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
@@ -394,7 +394,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         trigger_requests.UpdateTriggerRequest(
             definition=trigger_pb2.TriggerDefinition(name="mails", mailbox=trigger_pb2.MailboxSource(host="mx.example"))
         ),
-        ("mails: mails to",),
+        ("mails: e-mails to",),
     ),
     (
         "schedules update tea --every 1h --json",

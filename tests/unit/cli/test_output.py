@@ -177,7 +177,7 @@ def test_waits_operator_actions_and_unstoppable_calls_are_shown() -> None:
         (
             run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=QUARANTINED, crash_count=3),
             [
-                "‖ needs an operator: quarantined: 3 workers died running it, without any progress in between",
+                "‖ needs an operator: quarantined: 3 workers died while running it, without making any progress",
                 "  operators can see what to do with: pawl attention run_1",
             ],
         ),

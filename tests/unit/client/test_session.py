@@ -167,7 +167,7 @@ async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
         "show_in_a_thread": ('{"shown":"Plan"}', False),
         "crash": ('"crash failed unexpectedly: RuntimeError"', True),
         "cancel_itself": ('"cancel_itself failed unexpectedly: CancelledError"', True),
-        "boast": ('"the result of boast has 1048578 bytes, more than 1048576"', True),
+        "boast": ('"the result of boast is 1048578 bytes, over the limit of 1048576"', True),
         "fail": ('"no screen"', True),
         "absent": ('"there is no tool absent here"', True),
     }

@@ -312,7 +312,7 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
     [
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
         (two_contexts, r"two_contexts: both one and two are a ToolContext"),
-        (untyped, r"untyped: parameter it has no type; write for example it: str"),
+        (untyped, r"untyped: parameter it has no type: add one, for example it: str"),
         (rest, r"rest: \*\*others.* write one parameter per argument"),
         (positional, r"positional: it.* write one parameter per argument"),
         (method, r"method: a method cannot be a tool; write a function outside the class"),

@@ -115,7 +115,7 @@ class AgentLedger:
         return VERSION.read((await translated(self._stub.GetDraft(request))).agent)
 
 
-# How stale a store's `default` agent may be.
+# How far out of date a store's `default` agent may be.
 DEFAULT_SECONDS_MAX: Final = 5.0
 _STORES_KEPT_MAX: Final = 10_000
 
@@ -194,7 +194,7 @@ class Agents:
             if name != DEFAULT or version:
                 raise
             found = agents.deployed(self._defaults)
-        # A caller who may not see the newest version may not see any.
+        # A caller who may not see the newest version may not see any version.
         newest = await self._find(caller.store_id, name) if version else None
         if not all(each.may_be_seen_with(caller.roles) for each in (found, newest) if each is not None):
             raise AgentNotFound
@@ -220,7 +220,7 @@ class Agents:
     async def of_run(self, caller: Principal, name: str) -> AgentVersion | None:
         """Return the agent version for a new run; None for the deployment's `default`.
 
-        The store's `default`, which an empty name also selects, may be stale by up to DEFAULT_SECONDS_MAX.
+        An empty name selects the store's `default`, which may be up to DEFAULT_SECONDS_MAX out of date.
 
         Raises:
             AgentNotFound

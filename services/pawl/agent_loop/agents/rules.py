@@ -69,7 +69,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's daily token quota (0 means no limit) and today's usage."""
+    """An agent's daily token quota (0 means no limit) and its usage today."""
 
     tokens_max: int = 0
     tokens_used: int = 0
@@ -176,7 +176,7 @@ def draft_name(name: str) -> str:
     """Return the draft's name without its prefix; empty if `name` is not a draft.
 
     Raises:
-        InvalidId: it is neither a draft nor an agent name.
+        InvalidId: `name` is neither a draft name nor an agent name.
     """
     own = check_agent_name(name, "agent", optional=True).removeprefix(DRAFT)
     return own if own != name else ""
@@ -257,7 +257,7 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
 def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
     """Return the options for a run delegated to this agent.
 
-    `own` holds the delegating run's options, which supply unset options and cap the limits. If `tool_names` is empty
+    `own` holds the delegating run's options. They replace unset options and cap the limits. If `tool_names` is empty
     and `without_tools` is not set, the run has the delegating run's tools.
     """
     preset = _agent_options(agent, own.limits)
@@ -344,7 +344,7 @@ def _check_card(card: AgentCard) -> None:
     for name, value, most in texts:
         path = f"definition.card.{name}"
         if len(value) > most:
-            raise InvalidField(f"card.{name} may have at most {most} characters", field=path)
+            raise InvalidField(f"card.{name} must be at most {most} characters", field=path)
         checks.text(value, path, bytes_max=4 * most, may_be_empty=True)
     if card.avatar_url and not _is_web_address(card.avatar_url):
         message = f"card.avatar_url must be an https URL of at most {URL_CHARACTERS_MAX} characters, without a password"

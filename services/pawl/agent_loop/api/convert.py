@@ -56,7 +56,7 @@ def run_message(run: run_pb2.Run) -> run_pb2.Run:
 
 
 def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> Sequence[types_pb2.ToolResult]:
-    """Validate the results in a request about one run. Each may repeat the run id.
+    """Validate the results in a request about one run. Each result may repeat the run id.
 
     Raises:
         InvalidId, InvalidField: a result is invalid, or there are none or more than 64.
@@ -97,7 +97,7 @@ def pending_filter(
             field="filter.conversation_id",
         )
     if len(message.tool_name) > NAME_CHARACTERS_MAX:
-        raise InvalidField("filter.tool_name may have at most 256 characters", field="filter.tool_name")
+        raise InvalidField("filter.tool_name must be at most 256 characters", field="filter.tool_name")
     return ledger_pb2.ListPendingCallsRequest(
         of_all_users=of_store,
         # Remove duplicates: a filter with millions of values must not keep the process busy.

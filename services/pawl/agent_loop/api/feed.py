@@ -44,7 +44,7 @@ class Watcher:
         self._page: ListEventsResponse | None = None
         self._joined = False
         self.scope: asyncio.Timeout | None = None
-        # Seq of the last event that the client has consumed, as shown by its asking for the next one.
+        # Seq of the last event that the client has consumed: asking for the next event shows that it has.
         self.position = after_seq
         self.cut = False
 
@@ -134,7 +134,7 @@ class Feed:
         self.is_new = True
 
     async def subscribe(self) -> None:
-        """Subscribe once for all watchers. Call this before reading, so that no event is missed in between."""
+        """Subscribe once for all watchers. Call this before the first read, so that no later event is missed."""
         if self._subscribing is None:
             self._subscribing = asyncio.get_running_loop().create_task(
                 self._live.subscribe(self._caller.store_id, self._run_id, self._take), name="watch.subscribe"
@@ -150,7 +150,7 @@ class Feed:
             await subscription.unsubscribe()
 
     async def read(self, after_seq: int) -> ListEventsResponse:
-        """Read a page of the log. The tail starts at the end of the log."""
+        """Read a page of the log. The first read that reaches the end of the log starts the tail there."""
         page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
         end = _end(page, after_seq)
         if self._last_seq is None and end >= page.last_seq:
@@ -190,7 +190,7 @@ class Feed:
         return (self._last_seq or 0) - len(self._tail) + 1
 
     async def _take(self, event: RunEvent) -> None:
-        """Accept a live event. An early event waits for the events before it."""
+        """Accept a live event. An event that arrives early is kept until the events before it have arrived."""
         if self._last_seq is not None and event.seq <= self._last_seq:
             return
         if len(self._ahead) >= BEHIND_EVENTS_MAX:
@@ -253,7 +253,7 @@ class Feed:
                 return
 
     def _skip_to(self, seq: int) -> None:
-        """Restart the tail after `seq`. The watchers read the gap themselves."""
+        """Restart the tail after `seq`. Watchers read the skipped part from the ledger."""
         self._tail.clear()
         self._tail_bytes = 0
         self._last_seq = seq

@@ -1,6 +1,7 @@
 """Sends users' commands to runs: results, decisions, cancellations and resolutions.
 
-The inbox performs all checks that do not need the run. The ledger performs the others and makes the decision.
+The inbox performs all checks that do not need the run. The ledger performs the others, and accepts or refuses the
+command.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class Inbox:
         return verdict, replace(series, digest=verdict.series_digest, grant_call_id=CallId(""))
 
     async def _check_answer(self, caller: Principal, decision: types_pb2.CallDecision) -> None:
-        """Check an answer to the caller's open question. The ledger checks all other cases."""
+        """Check an answer against the open question's schema. The ledger checks everything else."""
         try:
             call = await self._ledger.get_call(caller, CallId(decision.call_id))
         except NotFound:

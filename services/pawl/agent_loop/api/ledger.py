@@ -84,7 +84,7 @@ class PublicLedger:
 
         Raises:
             ConversationNotFound, ConversationErased, TooManyJobs, QueueFull, RequestIdReused
-            ToolExists: see `only_repeat`.
+            ToolExists: the request sets `only_repeat`, but does not repeat an earlier one.
         """
         response = await translated(self._stub.StartJob(job))
         self._note(response.run)

@@ -78,7 +78,7 @@ class Offers:
         self._due = asyncio.Event()
 
     def adopt(self, run: Run) -> None:
-        """Start taking an attached run's offers."""
+        """Start leasing the calls that an attached run offers."""
         self._runs[run.run_id] = run.own_tools
         for call in run.pending_calls:
             self.see(call)
@@ -101,7 +101,7 @@ class Offers:
         self._due.set()
 
     def session_of(self, call_id: str) -> ClientSession:
-        """Return this session if it leased the call; otherwise the client without a session."""
+        """Return this session if it has leased the call; otherwise its client with no session."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:
@@ -109,9 +109,9 @@ class Offers:
         self._submitting.add(call_id)
 
     def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
-        """Record the outcome of that result. None means that it is unknown.
+        """Record the outcome of a result passed to `submitting`. None means that the outcome is unknown.
 
-        The client is free for another call, unless the result was refused or came under an earlier lease.
+        This frees the client for another call, unless the result was refused or was sent under an earlier lease.
         """
         self._submitting.discard(call_id)
         if outcome is None or outcome == CommandOutcome.REFUSED:
@@ -128,7 +128,7 @@ class Offers:
         self._due.set()
 
     async def leave(self, run_id: str, *, release: bool) -> None:
-        """Ignore any more offers of a run. With `release`, also release its leases."""
+        """Ignore the run's offers from now on. With `release`, also release its leases."""
         self._runs.pop(run_id, None)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
         self._leased = {key: call for key, call in self._leased.items() if call.run_id != run_id}

@@ -64,7 +64,7 @@ class OperatorServicer:
             replies = await asyncio.gather(
                 *(self._end(command_id, RunId(job.run_id), request.reason) for job in found.runs)
             )
-            # Commands are not accepted for jobs that have ended or were removed in the meantime.
+            # A command is refused if its job has ended or was removed in the meantime.
             ended = (reply.run for reply in replies if is_taken(reply) and reply.HasField("run"))
             stopped.job_ids.extend(job.run_id for job in ended if job.state in STOPPED)
             wanted.page_token = found.next_page_token

@@ -5,7 +5,7 @@ reader, which reads at most one page per second. A large inbox therefore takes n
 delayed.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
-second. A caller only joins a read that has not started, so its page is never older than its request. Each view has at
+second. A caller only shares a read that has not started, so its page is never older than its request. Each view has at
 most one read in flight, and slow consumers do not block others.
 """
 
@@ -81,7 +81,7 @@ class PendingViews:
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
         """Watch pending items for the duration of the block, sharing one view per user and rights.
 
-        The credential does not affect the view. The caller must make sure that it stays valid.
+        The credential does not affect the view. The caller must make sure that the credential stays valid.
         """
         reader = replace(caller, credential_id=CredentialId(""), expires_at=None)
         key = (reader, wanted.SerializeToString(deterministic=True))
@@ -133,7 +133,7 @@ class View:
         self._tasks: set[asyncio.Task[ListPendingCallsResponse]] = set()
 
     async def page(self, token: str) -> ListPendingCallsResponse:
-        """Return a page that is read after this call was made. Ledger errors propagate."""
+        """Return a page from a read that starts after this call is made. Ledger errors propagate."""
         reading = self._next.get(token)
         if reading is None:
             # Use an empty context, because other callers also wait for this read.
@@ -142,7 +142,7 @@ class View:
         return await tasks.shield(reading)
 
     async def pause(self) -> None:
-        """Wait for the pause between polls, which all watchers share."""
+        """Wait until the current pause between polls ends. All watchers share the pause."""
         if self._pause is None:
             self._pause = asyncio.get_running_loop().create_task(
                 self._rest(), name="pending.pause", context=contextvars.Context()
@@ -193,7 +193,7 @@ class Pending:
         self._views = PendingViews(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
     async def follow(self, live: BusEvents) -> None:
-        """Poll only when `live` reports a change, or may have lost one. Never returns."""
+        """Poll only when `live` reports a change or may have missed one. Never returns."""
         await self._views.follow(live)
 
     async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:

@@ -24,7 +24,7 @@ def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False
     """Return the run after an accepted command; with `also_late`, after any command.
 
     Raises:
-        PawlError: the error that the outcome names; `default` if it names none.
+        PawlError: the error named by the reply's reason; `default` if it does not name one.
     """
     if reply.HasField("run") and (also_late or is_taken(reply)):
         return reply.run
@@ -36,7 +36,7 @@ def decided(reply: Reply) -> Run:
 
     Raises:
         RunNotFound, CallNotFound
-        PawlError: the error that the outcome names.
+        PawlError: the error named by the reply's reason.
     """
     try:
         return run_after(reply, RunNotFound if reply.outcome == pb.COMMAND_OUTCOME_UNKNOWN else CallNotPending)

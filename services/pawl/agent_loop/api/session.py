@@ -38,7 +38,7 @@ class Sessions:
 
         Raises:
             HelloRequired, InvalidId, InvalidField: the first frame is invalid.
-            SlowConsumer: the client fell behind; the metadata has the position for attaching again.
+            SlowConsumer: the client fell behind; the metadata contains the position from which to attach again.
             DeadlineExceeded: no frame arrived within the silence limit.
             Cancelled: the client opened another stream.
             DependencyUnavailable: a frame was not answered; reconnect and send it again.

@@ -14,7 +14,7 @@ from pawl.errors import InvalidField
 
 CALLS_MAX: Final = 64
 TOOLS_MAX: Final = 1000
-# Total versions of a client's tools. Each takes about 100 bytes while the stream is open.
+# Maximum total number of tool versions per client. Each takes about 100 bytes while the stream is open.
 VERSIONS_MAX: Final = 10_000
 
 # Id fields by kind of frame.

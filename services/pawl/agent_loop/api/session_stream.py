@@ -1,4 +1,4 @@
-"""Serves one client stream, from its hello to its end."""
+"""Serves one client stream, from its hello frame to its end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Stream:
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[str, int] = {}
         self._attachments: dict[str, asyncio.Task[None]] = {}
-        # Runs that have ended or come to rest, if the event was sent after the client's last frame.
+        # Runs whose event of ending or coming to rest was sent after the client's last frame.
         self._unconfirmed: set[str] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
@@ -249,7 +249,7 @@ class Stream:
         return reply
 
     async def _attach(self, frame: SessionRequest, run_id: RunId, after_seq: int) -> None:
-        """Attach to a run, or attach again from another position. The receipt precedes the first event."""
+        """Attach to a run, or attach again from another position. The receipt is sent before the first event."""
         await self._detach(run_id, release=False)
         if len(self._attachments) >= ATTACHMENTS_MAX:
             raise Overloaded(f"a session can attach to at most {ATTACHMENTS_MAX} runs")

@@ -179,7 +179,7 @@ class Steps:
 
     def _sort_key(self, step: Step) -> tuple[int, int, int, int]:
         kind = _ORDER[step.type]
-        # A result follows its call.
+        # A result comes right after its call.
         return step.round, min(kind, _ORDER[pb.STEP_TYPE_TOOL_CALL]), self._indexes.get(step.call_id, 0), kind
 
 

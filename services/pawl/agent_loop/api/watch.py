@@ -91,7 +91,7 @@ class Watches:
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded: before the block starts.
-            SlowConsumer: from the block; the metadata has the position for attaching again.
+            SlowConsumer: inside the block; the metadata contains the position from which to attach again.
         """
         key = (caller.store_id, caller.user_id, run_id)
         feed = self._feeds.get(key)
@@ -124,7 +124,7 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, has come to rest after a change past `after_seq`, or `seconds` have passed.
+        """Return the run once it has ended, has come to rest with events after `after_seq`, or `seconds` have passed.
 
         Raises:
             RunNotFound
@@ -189,7 +189,7 @@ class RunSteps:
 
         Raises:
             InvalidId, InvalidField, RunNotFound
-            InvalidPageToken: the run does not have this step.
+            InvalidPageToken: the run does not have the step that the token names.
         """
         run_id, steps_max = convert.run_id(request), checks.page_size(request.page_size) or _STEPS_PER_PAGE
         found = await self._all(caller, run_id)

@@ -1,4 +1,4 @@
-"""Validates imported histories and refuses everything that a model server would refuse.
+"""Validates imported histories, refusing everything that a strict model server would refuse.
 
 Adjacent messages of the same role are allowed; they are merged for the model.
 """
@@ -203,7 +203,7 @@ def _message_faults(message: HistoryMessage) -> Iterator[str]:
 
 def _text_faults(text: str, name: str, bytes_max: int) -> Iterator[str]:
     if len(text.encode()) > bytes_max:
-        yield f"{name} has more than {bytes_max} bytes"
+        yield f"{name} is over the limit of {bytes_max} bytes"
     if (found := CONTROL.search(text)) is not None:
         yield f"{name} contains the control character U+{ord(found.group()):04X}"
 
@@ -242,7 +242,7 @@ def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
             del open_ids[message.call_id]
             answered.add(message.call_id)
         elif message.call_id in answered:
-            yield Fault(message=position, text=f"a second result for call {_shown(message.call_id)}")
+            yield Fault(message=position, text=f"call {_shown(message.call_id)} already has a result")
         elif message.call_id:
             yield Fault(
                 message=position,

@@ -55,7 +55,7 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
     if not request.tool_name or len(request.tool_name) > NAME_CHARACTERS_MAX or not request.tool_name.isprintable():
         raise InvalidField(f"tool_name must have 1 to {NAME_CHARACTERS_MAX} printable characters", field="tool_name")
     if len(request.arguments_json) > ARGUMENTS_BYTES_MAX:
-        raise TooLarge(f"arguments_json may have at most {ARGUMENTS_BYTES_MAX} bytes", field="arguments_json")
+        raise TooLarge(f"arguments_json must be at most {ARGUMENTS_BYTES_MAX} bytes", field="arguments_json")
     try:
         request.arguments_json.decode()
     except UnicodeDecodeError:

@@ -56,14 +56,14 @@ from pawl.values import ENDED, CallState, LeaseAction, RunState, Usage
 
 T = TypeVar("T")
 
-# The ledger refuses a step if another writer was faster. If it does so this often in a row while the log stays
+# The ledger refuses a step if another writer was faster. If it does so this many times in a row while the log stays
 # unchanged, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
 # Clocks differ slightly: waking a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
 # A slower response from the ledger counts as an outage.
 _OUTAGE_SECONDS: Final = 5.0
-# How long the end of a run waits for the registry to count its front-end calls.
+# How long a run's last step waits for the registry to count the withdrawn front-end calls.
 _LAST_REPORT_SECONDS: Final = 5.0
 
 
@@ -152,7 +152,7 @@ class Drive:
         now, started = self._now(), self._dependencies.clock.monotonic()
         plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), now)
         if isinstance(plan.rest, StopModel):
-            # Stop the model first, so that one step contains everything.
+            # Stop the model first, so that one step contains everything that has happened.
             await self._cancel_model(plan.state.loop.failure)
             return None
         await self._record()
@@ -176,8 +176,8 @@ class Drive:
         """Return the model call that may start while the step that announces it is being written.
 
         Its output is not used until the step is durable. If the step is refused, everything but its cost is discarded.
-        It therefore only starts early if nothing makes a refusal likely: there is no command and no recent refusal.
-        There must also be no budget, because the commit returns the tokens left.
+        The call therefore starts early only if a refusal is unlikely, that is, without commands or recent refusals.
+        There must also be no token budget, because only the commit's response says how many tokens are left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
@@ -203,7 +203,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether nothing but model output can be new, in which case no rule needs to run."""
+        """Return whether only model output can have arrived, in which case no rule needs to run."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
@@ -224,7 +224,7 @@ class Drive:
         return True
 
     async def _record(self) -> None:
-        """In the audit chain, record each decision, approval and result that the next step consumes, once."""
+        """Record in the audit chain, once each, the decisions, approvals and results that the next step consumes."""
         decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
         await self._tasks.tool_calls.record(
             [note for note in decided if note not in self._recorded],
@@ -249,7 +249,7 @@ class Drive:
     # Ledger access.
 
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the ledger's response, retrying as long as necessary. An outage does not count as active time."""
+        """Return the ledger's response, retrying until there is one. An outage does not count as active time."""
         clock = self._dependencies.clock
         started = clock.monotonic()
         try:
@@ -270,7 +270,7 @@ class Drive:
         return replace(loaded, state=replace(loaded.state, run=replace(run, options=options)))
 
     def _has_lapsed_offer(self) -> bool:
-        """Return whether an offer has expired. Only the ledger knows whether a client has leased it."""
+        """Return whether an offer's deadline has passed. Only the ledger knows whether a client has leased the call."""
         now = self._now()
         offered = (call for call in self._base.open_calls if call.state is CallState.OFFERED)
         return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)
@@ -352,7 +352,7 @@ class Drive:
     # Facts and events.
 
     def _collect(self, *, at_once: bool) -> None:
-        """Collect facts, progress and output that is due. All output comes before any fact."""
+        """Collect new facts and progress, and any output that is due. All output comes before the facts."""
         self._facts += self._tasks.facts()
         self._outbox += self._tasks.progress()
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
@@ -365,7 +365,7 @@ class Drive:
             self._facts.append(replace(cut, failure=failure))
 
     def _fitting_facts(self) -> int:
-        """Return how many facts fit into one step. A batch's results can be large."""
+        """Return how many of the facts, counted from the first, fit into one step. A batch's results can be large."""
         sizes = [len(result.content_json) if result else 0 for result in map(_result_of, self._facts)]
         return step.fitting(sizes, self._dependencies.step_bytes_max)
 
@@ -394,7 +394,7 @@ class Drive:
         return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Count the output that is about to be shown. If this worker died, the next one could not know its cost."""
+        """Add the cost of output that is about to be shown, which the next worker could not know if this one died."""
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
             return state

@@ -24,7 +24,7 @@ from pawl.job.v1 import ledger_pb2_grpc
 # Fits a step with the largest possible results of a whole batch.
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 
-# Timeout for streamed responses. A large conversation takes a while.
+# Timeout for streamed responses. Loading a large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
 
 _CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded",)))
@@ -139,7 +139,7 @@ class WorkerLedgerClient:
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:
-    """Return the state that came with a claim if it can be read. If not, `load` reports why."""
+    """Return the state that was sent with a claim; None if it cannot be read, in which case `load` reports why."""
     if not run.HasField("loaded"):
         return None
     try:

@@ -47,7 +47,7 @@ _NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
 
 
 class ModelCall:
-    """Makes a state's open model call once. Holds its output, even while it streams."""
+    """Makes the state's open model call, once. Its output can be read even while it streams."""
 
     def __init__(
         self, state: State, *, model: ModelPort, monotonic: Callable[[], float], on_output: Callable[[], None]
@@ -109,7 +109,7 @@ class ModelCall:
         due = None if self._may_be_silent else self._coalescer.due_at()
         if due is None or self._whole_at is None:
             return due
-        # The step that takes the whole answer shows the rest, unless checking its calls takes a long time.
+        # The step that commits the whole answer shows the rest of it, unless checking its calls takes a long time.
         return max(due, self._whole_at + coalesce.INTERVAL_SECONDS)
 
     def take_output(self) -> tuple[OutputDelta, ...]:
@@ -172,7 +172,7 @@ def request_of(
 
 
 def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools that the model may call. Fallback tools are also pinned, but not offered."""
+    """Return the tools that are offered to the model. `tools` also contains fallback tools, which are not offered."""
     names = state.run.options.tool_names
     return [tool for tool in tools if not names or tool.name in names or tool.is_own]
 
@@ -209,22 +209,22 @@ def _size(piece: Piece) -> int:
             return 0
 
 
-# How long an agent's new quota may go unnoticed.
+# How long it may take to notice that an agent now has a quota.
 NONE_SECONDS_MAX: Final = 5.0
-# How long other runs' use of a quota may go unnoticed while less than 90 % of it is used.
+# How long it may take to notice other runs' use of a quota while less than 90 % of it is used.
 ENOUGH_SECONDS_MAX: Final = 1.0
 _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use before the quota is read again, and when this allowance expires."""
+    """The tokens that an agent's runs may use before its quota is read again, and when this allowance expires."""
 
     tokens: float
     until: float
 
 
 class AgentQuotas:
-    """Caches which agents have no quota or enough of it left, so that most model calls do not have to read it."""
+    """Caches which agents have no quota or have enough of it left, so that most model calls need not read the quota."""
 
     def __init__(self) -> None:
         self._allowances: dict[tuple[StoreId, str], _Allowance] = {}

@@ -122,7 +122,7 @@ class Registry(Protocol):
     ) -> tuple[Verdict, ...]:
         """Return a verdict on each call, in order.
 
-        With `reads`, read-only calls are also executed. Results that are ready quickly are returned with the verdicts.
+        With `reads`, read-only calls are also executed. Results that arrive quickly are returned with the verdicts.
         """
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked: ...

@@ -145,7 +145,7 @@ class RunTasks(Tasks):
         return progress
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
-        """Return and clear the model's output if it is due, or in any case with `at_once`."""
+        """Return and clear the model's output if it is due. With `at_once`, do so even if it is not due."""
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
@@ -213,7 +213,7 @@ class RunTasks(Tasks):
         self._is_durable.set()
 
     async def discard_early_model_call(self) -> Usage:
-        """Cancel any early model call as if it had never started. Return its usage."""
+        """Cancel the early model call, if any, as if it had never started. Return its usage."""
         call = self._model_call
         if self._is_durable.is_set() or call is None:
             return Usage()

@@ -80,7 +80,7 @@ class ToolCalls:
     async def check(
         self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
     ) -> dict[CallId, Verdict]:
-        """Return verdicts on calls. All are refusals if the registry fails or a job's API key is no longer valid.
+        """Return verdicts on calls. All are refusals if the registry fails or the job's API key has become invalid.
 
         With `may_read`, verdicts may contain the results of read-only calls.
         """
@@ -114,7 +114,7 @@ class ToolCalls:
         return call if own is None else replace(call, own_tool=own)
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
-        """Record these in the audit chain, retrying until it succeeds. They do not take effect before that."""
+        """Record decisions and results in the audit chain before they take effect, retrying until this succeeds."""
         if decisions:
             await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         if results:
@@ -169,7 +169,7 @@ class ToolCalls:
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop a call and return its result, if known. `stopped` is false if the registry does not respond."""
+        """Stop a call. Return its result, if known, and whether it has stopped (false without a response)."""
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),

@@ -130,7 +130,7 @@ CALL: Final = WIRE.struct(
     call_pb2.Call,
     Exceptions(
         read={"result": _result},
-        # The ledger knows the call's owner and lease holder, and sets the times.
+        # The ledger knows the call's owner and leaseholder, and sets the times.
         unwritten=("store_id", "conversation_id", "run_id", "offer", "create_time", "start_time", "end_time"),
         of_message=("user_id", "result_omitted_bytes"),
     ),

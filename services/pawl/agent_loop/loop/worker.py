@@ -36,12 +36,13 @@ _FENCE_MARGIN_SECONDS: Final = 0.5
 _RENEW_AGAIN_SECONDS: Final = 0.25
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
-# Polling finds work that becomes due later than this.
+# If work becomes due later than this, polling finds it.
 _DUE_SECONDS_MAX: Final = 3600.0
 # Clocks differ slightly. A claim made a moment too early would not find anything, and the next one would wait for the
 # poll.
 _DUE_AFTER_SECONDS: Final = 0.001
-# The rest is reserved for runs that users wait for, unless the worker can drive only one run.
+# Share of the worker's runs that may be jobs or started by jobs, unless it can drive only one run. The rest is reserved
+# for runs that users wait for.
 _BACKGROUND_FRACTION: Final = 0.75
 # When the worker is this full, the next claim may find more due runs than it had room for.
 _CROWDED_FRACTION: Final = 0.5
@@ -145,7 +146,7 @@ class Worker:
         await within(self._limits.remote_work_delay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _throttle(self, due: float) -> None:
-        """Sleep until `due`, or up to a second longer while this process is overloaded."""
+        """Sleep until `due`, or up to a second longer if this process is overloaded."""
         end = due + _THROTTLE_SECONDS_MAX
         while (left := due - self._clock.monotonic()) > 0:
             await self._clock.sleep(left)
@@ -268,7 +269,7 @@ class Worker:
         return is_driving or self._left_at.get(claim, -math.inf) >= since
 
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
-        """Cancel a drive. The claim is held until the drive ends, so that a second drive does not start under it."""
+        """Cancel a drive. The claim is kept until the drive has ended, so that no second drive starts under it."""
         if held.task.cancelling():
             return
         _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)

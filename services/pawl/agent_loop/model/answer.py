@@ -26,8 +26,8 @@ class Answer:
     """Parses an event stream or a single JSON object into pieces.
 
     `finished` means that the model has given a finish reason, so the answer is complete even if the connection ends
-    now. `done` means that nothing more will arrive. A body without events, such as a proxy's page or plain text, is
-    kept for the error message.
+    now. `done` means that nothing more will arrive. A body without events, such as a proxy's error page or plain
+    text, is kept for the error message.
     """
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = False
 
-    # Called by the owner.
+    # Methods that the owner calls.
 
     @property
     def reusable(self) -> bool:
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # Called by the transport.
+    # Methods that the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """End a response that lasts until the connection closes. The transport closes itself."""
+        """End a response that has no length and lasts until the connection closes. The transport closes itself."""
         self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -199,14 +199,14 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _break(self, fault: Problem) -> None:
-        """Close the connection. A complete response or an earlier fault is kept."""
+        """Record a fault and close the connection. A complete response or an earlier fault is kept."""
         self._fault = self._fault or fault
         self.close()
 
-    # Called by the parser.
+    # Methods that the parser calls.
 
     def on_message_begin(self) -> None:
-        """Refuse an unrequested response."""
+        """Refuse a second response to one request."""
         if self._complete:
             raise httptools.HttpParserError("a second response")
 
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
             self._keep_alive = self._parser.should_keep_alive()
 
 
-# Any other callers wait.
+# Other callers wait meanwhile.
 CONNECTIONS_MAX: Final = 1000
 
 IDLE_MAX: Final = 100

@@ -34,7 +34,7 @@ _LINE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]+")
 
 
 class RefusedError(Exception):
-    """The server answered with an error status."""
+    """Raised when the server has answered with an error status."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self.response = response
@@ -54,8 +54,8 @@ class _Sample(httpx2.AsyncBaseTransport):
 class Direct:
     """Makes calls with a request head captured from the client.
 
-    Calls through a proxy, calls with an unusual address or header, and all calls after a redirect must be made by the
-    client. `http` is the client's transport, whose cookies are kept up to date.
+    The openai client must make calls through a proxy, calls with an unusual address or header, and all calls after a
+    redirect. `http` is the client's transport, whose cookies are kept up to date.
     """
 
     def __init__(self, client: openai.AsyncOpenAI, http: httpx2.AsyncClient) -> None:
@@ -137,7 +137,7 @@ async def _error(connection: Connection) -> httpx2.Response:
 
 
 def _has_proxy(url: httpx2.URL) -> bool:
-    """Return whether the client may use a proxy. NO_PROXY only counts if it names exactly this host or all hosts."""
+    """Return whether the client may use a proxy. NO_PROXY counts only if it names exactly this host, or all hosts."""
     proxies = getproxies()
     direct = {host.strip() for host in proxies.get("no", "").split(",")}
     return bool((proxies.get(url.scheme) or proxies.get("all")) and not direct & {url.host, "*"})

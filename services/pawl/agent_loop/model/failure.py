@@ -74,7 +74,7 @@ def error_of(body: str) -> Any:
 
 
 def status_of(error: Any) -> int | None:
-    """Return the HTTP status that a reported error's code stands for, ignoring its text; None if unknown."""
+    """Return the HTTP status that a reported error's code stands for; None if unknown. The error's text is ignored."""
     return next((status for code in codes(error) if (status := _status(code)) is not None), None)
 
 

@@ -34,7 +34,7 @@ class Fields:
     """The unknown fields of one object of an answer.
 
     Repeated fields are combined: lists and strings are concatenated, objects are merged by key, and for other values
-    the last one wins. An identical repetition counts once, unless it is a list.
+    the last one wins. An identical repetition of anything but a list counts once.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Converts tool names to those that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot in `<source>.<tool>`.
+"""Converts tool names to names that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot in `<source>.<tool>`.
 
 A dot becomes two underscores. If another tool in the request has that name, a digest is added to keep names unique.
 """
@@ -21,7 +21,7 @@ _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class Names:
-    """Maps one request's tool names in both directions. Deterministic."""
+    """Maps one request's tool names to the model server's and back. Deterministic."""
 
     def __init__(self, offered: Iterable[str]) -> None:
         names = sorted(set(offered))

@@ -84,7 +84,7 @@ NETWORK: Final = "NETWORK"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
 EMPTY_ANSWER: Final = "EMPTY_ANSWER"
 HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
-# The server was not called, because many calls in a row had no response.
+# The server was not called, because too many calls in a row had no response.
 UNAVAILABLE: Final = "PROVIDER_UNAVAILABLE"
 _OUTAGES: Final = frozenset({NETWORK, HEADERS_TIMEOUT, UNAVAILABLE})
 
@@ -113,7 +113,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(Exception):
-    """A model call failed. Lower layers do not retry; the caller decides what to do, based on the problem."""
+    """Raised when a model call has failed. Lower layers do not retry; the caller decides how to proceed."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -1,4 +1,4 @@
-"""Reads the bodies of successful responses alike over both transports, and decodes server-sent events.
+"""Reads the bodies of successful responses in the same way over both transports, and decodes server-sent events.
 
 The decoder follows "Parsing an event stream" of the HTML standard as far as model servers need it. It ignores event
 names, ids and comments. `Answer` removes a byte order mark.
@@ -84,7 +84,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLargeError(Exception):
-    """An event or line exceeds EVENT_BYTES_MAX."""
+    """Raised when an event or a line exceeds EVENT_BYTES_MAX."""
 
 
 class SseDecoder:
@@ -120,7 +120,7 @@ class SseDecoder:
     def flush(self) -> bytes | None:
         """Return the data of an unfinished event at the end of the stream, if there is one.
 
-        The standard would drop it. It is kept because some servers omit the last empty line.
+        The standard would discard the event. It is kept because some servers omit the last empty line.
 
         Raises:
             EventTooLargeError: the event is too large.

@@ -31,8 +31,8 @@ from pawl.job.v1.schedules_pb2 import DueSchedule
 
 _SERVICE: Final = "/pawl.agent.v1.ScheduleService"
 _CLAIMED_MAX: Final = 64
-# Many schedules are due on the hour. Fire only a few at a time, so that users who start runs hardly notice. If that has
-# taken two seconds, double the number, and double it again after every additional second.
+# Many schedules are due on the hour. Fire only a few at a time, so that users who start runs hardly notice. After two
+# seconds of this, double the number, and double it again after every additional second.
 _AT_ONCE: Final = 4
 _FEW_SECONDS: Final = 2
 _DOUBLED_MAX: Final = 3
@@ -113,7 +113,7 @@ class ScheduleServicer:
 
         Raises:
             ScheduleNotFound, InvalidField, TooLarge, RequestIdReused
-            DependencyUnavailable: same as in `trigger`; the schedule may have fired for some of the times.
+            DependencyUnavailable: see `trigger`. The schedule may have fired for some of the times.
         """
         request = schedules_pb2.GetDueScheduleRequest(
             store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=start, end_time=end

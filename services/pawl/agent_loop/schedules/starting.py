@@ -69,7 +69,7 @@ class Starting:
         """Check that a run can currently be started with this definition.
 
         Raises:
-            AgentNotFound, InvalidField, InvalidId, TooLarge: it cannot be started.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: the run cannot be started.
         """
         checks.text(definition.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
         await self._message(caller, definition, NO_REQUEST)

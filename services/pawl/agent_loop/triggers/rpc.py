@@ -200,7 +200,7 @@ class TriggerServicer:
 
 def _checked(headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
     if len(body) > BODY_BYTES_MAX:
-        raise TooLarge(f"body may have at most {BODY_BYTES_MAX} bytes", field="body")
+        raise TooLarge(f"body must be at most {BODY_BYTES_MAX} bytes", field="body")
     if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
         raise TooLarge(
             f"headers may have at most {HEADERS_MAX} entries and {HEADERS_BYTES_MAX} characters in total",

@@ -34,7 +34,7 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    A job's trimmed rounds share one source, which gives their number.
+    A job's rounds that are no longer stored share one source, which gives their number.
 
     Raises:
         RunNotFound: the user does not have this run.
@@ -61,7 +61,7 @@ async def sources(
     found = tuple(await asyncio.gather(*map(source, calls)))
     if not (trimmed and calls):
         return found
-    # Put it first, so that the undo reaches it last.
+    # Put this source first, so that the undo reaches it last.
     like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
     return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
 

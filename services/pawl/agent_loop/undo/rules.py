@@ -56,7 +56,7 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
 
     call: Call
     attempts: tuple[Call, ...] = ()
-    # If positive, the source stands for this many of a job's first rounds, which were trimmed, and `call` is a sample.
+    # If positive, the source stands for that many first rounds of a job, no longer stored, and `call` is a sample.
     trimmed_rounds: int = 0
 
 
@@ -68,7 +68,7 @@ class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="undo"):
-    """An undo's plan: its steps in order, and the calls it cannot undo. `reported` is true after the report."""
+    """An undo's plan: its steps in order, and the calls it cannot undo. `reported` is true once it has reported."""
 
     steps: tuple[PlannedUndo, ...] = ()
     others: tuple[CallUndo, ...] = ()
@@ -86,13 +86,13 @@ def inverse_of(call: Call) -> Inverse | None:
 
 
 def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:
-    """Return all sources, or one call's source, in undo order: calls that ended last come first."""
+    """Return all sources, or only one call's source, in undo order: the call that ended last comes first."""
     chosen = (source for source in sources if call_id in {"", source.call.call_id})
     return tuple(sorted(chosen, key=_end, reverse=True))
 
 
 def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return a call's outcome in the undo run `undo_run_id`, or the outcome to expect if an undo ran now."""
+    """Return a call's outcome in the undo run `undo_run_id`; without one, the outcome to expect if an undo ran now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.trimmed_rounds:
         reason = f"The first {source.trimmed_rounds} iterations are no longer stored."
@@ -264,7 +264,7 @@ def _why(call: Call) -> str:
         except msgspec.DecodeError:
             content = None
     text = content.get("error") if isinstance(content, dict) else content
-    return _line(text) if isinstance(text, str) and text else f"The inverse ended {call.state.name}."
+    return _line(text) if isinstance(text, str) and text else f"The inverse ended as {call.state.name}."
 
 
 def _line(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Converts a run's log to AG-UI events, for both generations of the protocol. A fold without I/O.
+"""Converts a run's log to AG-UI events, for both generations of the protocol. Performs no I/O.
 
-Ids depend only on the log, so every fold of it produces the same result from any position. Input is protobuf JSON,
-output is AG-UI JSON.
+Ids depend only on the log, so every conversion of a log gives the same ids, from whatever position it starts. Input is
+protobuf JSON, output is AG-UI JSON.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Fold:
         self.seq = 0
 
     def fold(self, event: Json) -> list[Json]:
-        """Convert one event. The end of the run is only returned by `finish`."""
+        """Convert one event. Only `finish` returns the events that end the AG-UI run."""
         seq = int(event.get("seq", "0"))
         if seq <= self.seq:
             return []
@@ -151,9 +151,9 @@ class Fold:
         return {"type": "MESSAGES_SNAPSHOT", "messages": copy.deepcopy([*self._before, *self._messages])}
 
     def attach(self) -> list[Json]:
-        """Return the state for a client that attaches now.
+        """Return the events that give a client that attaches now the current state.
 
-        It consists of complete messages, partial output, and whether an operator is needed.
+        They contain complete messages, partial output, and whether an operator is needed.
         """
         events = [self.snapshot(), *_step("STEP_STARTED", self._step)]
         for (prefix, role), message in self._open.items():
@@ -164,7 +164,7 @@ class Fold:
     def finish(self, outcome: Json) -> list[Json]:
         """Close everything that is open, and end the AG-UI run with RUN_FINISHED or RUN_ERROR.
 
-        An interrupt is preceded by a snapshot of all messages, because another page may answer it.
+        A snapshot of all messages precedes an interrupt, because another page may answer it.
         """
         kind = {} if outcome["type"] == "RUN_ERROR" else outcome.get("outcome", {})
         closed = self._close()

@@ -102,7 +102,7 @@ class _Thread:
 
         Raises:
             InvalidField, CallNotFound, DigestMismatch: the answers do not match the open interrupts; nothing was done.
-            ConversationBusy: there is a new message, but a run waits for answers; nothing was done.
+            ConversationBusy: the request has a new message, but a run waits for answers; nothing was done.
             PawlError: an error from the services.
         """
         found, message = self._found, self._found.message
@@ -130,7 +130,7 @@ class _Thread:
         return run
 
     async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
-        """Yield events until the run ends or waits for the front end or its user."""
+        """Yield events until the run ends, or waits for the front end or the user."""
         for event in self._first_events(plan):
             yield event
         if not plan.run:
@@ -208,7 +208,7 @@ class _Thread:
         return finished if found.is_legacy else finished | {"outcome": {"type": "success"}}
 
     async def _end(self, plan: _Plan, fold: Fold) -> Json | None:
-        """Return this AG-UI run's final event if it ends here; otherwise None."""
+        """Return this AG-UI run's final event if `fold` has reached its end; otherwise None."""
         state, last_seq = fold.run.get("state"), int(plan.run.get("lastSeq", "0"))
         if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
             return None
@@ -336,7 +336,7 @@ class _Thread:
         return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
 
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
-        """Return the calls of runs and their child runs, and also those of recent jobs if a call is missing."""
+        """Return the calls of runs and their child runs, and of recent jobs if `call_ids` names any others."""
         calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
         if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
             newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())

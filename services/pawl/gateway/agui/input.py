@@ -72,11 +72,11 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def request_id(self) -> str:
-        """An id that is the same for the same AG-UI run in a thread."""
+        """A request id that is always the same for one AG-UI run in a thread."""
         return f"agui_{_hash(self.thread_id, self.run_id)}"
 
     def id_of(self, verb: str, value: object) -> str:
-        """Return a request id that is the same for the same answers.
+        """Return a request id that is always the same for the same answers.
 
         The AG-UI run's id is not enough, because some front ends reuse it for each resume.
         """
@@ -118,7 +118,7 @@ def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
     Raises:
-        InvalidField: it is invalid; the message gives the position.
+        InvalidField: the input is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -137,14 +137,14 @@ def read(value: Any) -> Input:
 
 def _check_thread(thread_id: str) -> None:
     if not 1 <= len(thread_id.encode("utf-8", "replace")) <= _THREAD_BYTES_MAX:
-        raise InvalidField(f"threadId must have 1 to {_THREAD_BYTES_MAX} bytes.", field="threadId")
+        raise InvalidField(f"threadId must be 1 to {_THREAD_BYTES_MAX} bytes.", field="threadId")
 
 
 def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
     Raises:
-        InvalidField: it is invalid; the message gives the position.
+        InvalidField: the request is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Stop)
@@ -287,7 +287,7 @@ def _question(call: Json) -> Json:
 
 
 def _interrupt(call: Json, mark: str, reason: str, message: str, schema: Json) -> Json:
-    """Return an interrupt; `mark` changes when the call changes."""
+    """Return an interrupt. `mark` is part of its id and must change whenever the call changes."""
     named = {"id": f"{call['callId']}.{mark}", "reason": reason, "message": message, "toolCallId": call["callId"]}
     expires = {"expiresAt": call["deadlineTime"]} if call.get("deadlineTime") else {}
     return {**named, "responseSchema": schema, **expires}
@@ -308,7 +308,7 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What a resume stands for: decisions on calls, tokens for runs, and runs to stop."""
+    """What a resume asks for: decisions on calls, tokens for runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]
@@ -360,7 +360,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether an older version of an interrupt is answered. This is a mismatch, not a missing answer."""
+    """Return whether the answer is to an older version of the interrupt, which makes it a mismatch, not missing."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 
@@ -417,7 +417,11 @@ def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
             failure = run.get("failure", {})
             return {"type": "RUN_ERROR", "message": failure.get("message", ""), "code": failure.get("reason", "FAILED")}
         case "RUN_STATE_EXPIRED":
-            return {"type": "RUN_ERROR", "message": "The run expired: no answer in time.", "code": "EXPIRED"}
+            return {
+                "type": "RUN_ERROR",
+                "message": "The run expired without an answer.",
+                "code": "EXPIRED",
+            }
         case "RUN_STATE_WAITING":
             return _waiting(found, run, finished, done)
     return None

@@ -33,7 +33,7 @@ class _Login(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Callers:
-    """Creates browser sessions for keys and reads them back. All state is in the cookies."""
+    """Creates browser sessions for keys, and reads them from requests. All state is in the cookies."""
 
     def __init__(self, seal: Seal, services: Services, clock: Clock, *, session_seconds: float) -> None:
         self._seal = seal
@@ -49,7 +49,7 @@ class Callers:
             Unauthenticated: the request has neither a key nor a valid session.
             InvalidField: its headers have invalid characters or are repeated.
             SessionExpired: the session has expired.
-            ForeignOrigin: it has a session but may come from another page.
+            ForeignOrigin: the request has a session but may come from another page.
         """
         if (metadata := _key_metadata(request)) is not None:
             return metadata
@@ -102,7 +102,7 @@ class Callers:
         return response
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Check a session. Return it, limited to its key's lifetime, along with its user.
+        """Check a session. Return it, ending no later than its key expires, along with its user.
 
         Raises:
             InvalidField: the session has invalid characters or is too long.
@@ -153,7 +153,7 @@ def session_cookie(request: Request) -> str:
 
 
 def renewal_cookie(request: Request) -> str:
-    """Return the name of the cookie that renews a login at a provider. Browsers send it only to LOGIN_PATH."""
+    """Return the name of the cookie that renews a provider login. Browsers send the cookie only to LOGIN_PATH."""
     return session.cookie_name(_RENEWAL, request.url.port, secure=False)
 
 

@@ -66,7 +66,7 @@ class OpenIdLogins:
             return RedirectResponse("/#login=unavailable", _SEE_OTHER)
         url = openid.authorization_url(provider, endpoint, attempt, self._return_url(request, provider))
         response = RedirectResponse(url, _SEE_OTHER)
-        # Lax, because the browser returns from another site.
+        # Lax, because the browser comes back from another site.
         response.set_cookie(
             _attempt_name(request),
             self._seal.close(attempt),

@@ -35,7 +35,7 @@ class Endpoints(Description, frozen=True):
     authorization_endpoint: _Url
     token_endpoint: _Url
     revocation_endpoint: _Url = ""
-    # True if its responses name the issuer (RFC 9207).
+    # True if the provider's responses name the issuer (RFC 9207).
     authorization_response_iss_parameter_supported: bool = False
 
 
@@ -58,7 +58,7 @@ class Providers:
         """Return the endpoints from the discovery document, which is cached for five minutes.
 
         Raises:
-            DependencyUnavailable: discovery failed or its result is invalid. Cached for five seconds.
+            DependencyUnavailable: discovery failed or its result is invalid. The failure is cached for five seconds.
         """
         async with self._asking[provider.issuer]:
             until, found = self._known.get(provider.issuer, (0.0, None))

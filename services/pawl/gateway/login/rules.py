@@ -41,7 +41,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scope: _Text = "openid"
     # The token used as the session's key. PAWL_OIDC_FILE defines how it is checked.
     token: Literal["access_token", "id_token"] = "access_token"  # noqa: S105  # a choice
-    # Additional parameters for each request, such as `audience` or `resource`.
+    # Parameters to add to each request, such as `audience` or `resource`.
     parameters: Annotated[dict[_Name, _Text], msgspec.Meta(max_length=8)] = {}
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Parse PAWL_GATEWAY_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: it is invalid; the message describes the first fault.
+        ValueError: the file is invalid; the message describes the first fault.
     """
     found: tuple[Provider, ...] = msgspec.json.decode(content, type=_Providers)
     if len({provider.name for provider in found}) < len(found):
@@ -135,7 +135,7 @@ def check_return(
     `requires_issuer` means that the provider has announced that its responses name the issuer.
 
     Raises:
-        Unauthenticated: one of these checks fails, or the attempt has expired.
+        Unauthenticated: the callback does not match, or the attempt has expired.
     """
     if now >= attempt.end_time or not hmac.compare_digest(state.encode(), attempt.state.encode()):
         raise Unauthenticated("This login was not started here, or has expired. Log in again.")

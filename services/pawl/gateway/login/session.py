@@ -56,7 +56,7 @@ def check_sealed(sealed: str) -> str:
     """Return a sealed value if it fits into a cookie.
 
     Raises:
-        InvalidField: it is too long.
+        InvalidField: the value is too long.
     """
     if len(sealed) > COOKIE_BYTES_MAX:
         raise InvalidField(

@@ -48,10 +48,10 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     """Return a request's body.
 
     Raises:
-        TooLarge: it has more than `bytes_max` bytes.
-        DeadlineExceeded: it did not arrive in time.
+        TooLarge: the body has more than `bytes_max` bytes.
+        DeadlineExceeded: the body did not arrive in time.
     """
-    too_large = TooLarge(f"The body must have at most {bytes_max} bytes.", limit=bytes_max)
+    too_large = TooLarge(f"The body must be at most {bytes_max} bytes.", limit=bytes_max)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) <= len(str(bytes_max)) and int(length) > bytes_max:
         raise too_large

@@ -1,7 +1,7 @@
 """Checks a request's host, origin and headers before it is read.
 
-Browsers send the session cookie with every request to the gateway, whichever page makes it. A request with a cookie
-must therefore come from one of the gateway's pages; a request with a key need not.
+Browsers send the session cookie with every request to the gateway, whichever page makes the request. A request with a
+cookie must therefore come from one of the gateway's pages; a request with a key may come from anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ JSON: Final = "application/json"
 _OWN: Final = frozenset({"same-origin", "none"})
 _HOST: Final = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?")
 _CALLER_HEADERS: Final = ("authorization", "pawl-store", "pawl-user")
-# Headers that authenticate or frame a request. Components could read different copies of a duplicate.
+# Headers that authenticate or frame a request. If one is repeated, components could each read a different copy.
 _ONCE: Final = frozenset(
     {
         "authorization",
@@ -68,7 +68,7 @@ def check_frame(headers: Mapping[str, str]) -> None:
     """Refuse a request with two lengths, which enables request smuggling (RFC 9112, 6.1).
 
     Raises:
-        InvalidField: it has both Transfer-Encoding and Content-Length.
+        InvalidField: the request has both Transfer-Encoding and Content-Length.
     """
     if "transfer-encoding" in headers and "content-length" in headers:
         raise InvalidField("Send either Content-Length or Transfer-Encoding, not both.", field="headers")
@@ -78,7 +78,7 @@ def check_caller(names: Iterable[str]) -> None:
     """Refuse repeated credential headers.
 
     Raises:
-        InvalidField: one is repeated; a proxy may have added its own to the client's.
+        InvalidField: a header is repeated. A proxy may have added its own to the client's.
     """
     all_names = list(names)
     for name in _CALLER_HEADERS:
@@ -90,7 +90,7 @@ def check_page(method: str, headers: Mapping[str, str]) -> None:
     """Check that a request with a cookie comes from one of the gateway's pages.
 
     Raises:
-        ForeignOrigin: it may come from another page.
+        ForeignOrigin: the request may come from another page.
     """
     fault = "Pages from other origins cannot use this session."
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -109,7 +109,7 @@ def check_json(content_type: str | None) -> None:
     """Require the JSON content type, which forms on other pages cannot send.
 
     Raises:
-        InvalidField: it has another content type.
+        InvalidField: the request has another content type.
     """
     if (content_type or "").partition(";")[0].strip().lower() != JSON:
         raise InvalidField(f"The body must be JSON: send Content-Type: {JSON}.", field="content-type")
@@ -119,7 +119,7 @@ def bearer(authorization: str | None) -> str | None:
     """Return the key from an `Authorization` header; None if there is no header.
 
     Raises:
-        InvalidField: it has another scheme or does not contain a key.
+        InvalidField: the header has another scheme or does not contain a key.
     """
     if authorization is None:
         return None

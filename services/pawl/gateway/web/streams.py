@@ -38,7 +38,7 @@ from pawl.gateway.web.answers import error_json, read_json
 
 # gRPC streams per browser stream.
 WATCHED_MAX: Final = 16
-# A stream ends at this age, so that the client reconnects and its credential is checked again.
+# A stream of this age ends, so that the client reconnects and its credential is checked again.
 STREAM_SECONDS_MAX: Final = 3600.0
 HEARTBEAT_SECONDS: Final = 15.0
 _BYTES_MAX: Final = 64 * 1024
@@ -137,7 +137,7 @@ class Streams:
         return _EventStream(self, sources, on_leave)
 
     async def serve(self, sources: Sources, send: Send, leaving: asyncio.Task[Any]) -> bool:
-        """Send events until all sources end, the stream is too old, or the process shuts down.
+        """Send events until all sources end, the stream has reached its maximum age, or the process shuts down.
 
         Return False if the client disconnects first.
         """

@@ -1,8 +1,8 @@
 """Changes the state at the end of a model call, and detects a model that repeats itself (LOOP-5).
 
 Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
-is made for the fourth time, or when its last six rounds were A B A B A B, where A and B each stand for all calls of a
-round. No call of that last round is executed. If the next round may be stuck, not even read-only calls run before their
+is made for the fourth time, or when its last six rounds were A B A B A B, where A and B each stand for all of a round's
+calls. No call of that last round is executed. If the next round may be stuck, not even read-only calls run before their
 check.
 """
 
@@ -41,7 +41,7 @@ _DIGITS: Final = 16
 
 
 def fingerprint(call: Call) -> str:
-    """Return a key that identical calls share. The key of a refused call uses the text that the model wrote."""
+    """Return a key that identical calls share. For a refused call, it is based on the text that the model wrote."""
     arguments = call.arguments_json or call.proposed_arguments.encode()
     return _digest(call.tool_name.encode() + b"\0" + arguments)
 
@@ -57,7 +57,7 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
-    """Return the last round's call that means the run is stuck, given the state that counts it."""
+    """Return the call in `calls`, the last round, that shows that the run is stuck. `loop` already counts the round."""
     calls = list(calls)
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
@@ -140,7 +140,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state, with the partial text, that retries, waits for the model server or is about to fail.
+    """Keep the partial text, and return the state that retries, waits for the model server or is about to fail.
 
     A turn that notices started does not wait for the server, because no user waits for it.
     """
@@ -210,7 +210,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Return the call held until the model server is available; not held if it has waited long enough."""
+    """Hold the call until the model server is available, or end the hold if the call has waited long enough."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None
@@ -226,7 +226,7 @@ def _with_next_model(state: State, opened: OpenModelCall) -> State:
 
 
 def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state with the call held because it needs more tokens than are left."""
+    """Hold the call, because it needs more tokens than are left."""
     held = replace(opened, held=True, tokens_needed=tokens_needed)
     state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
     return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.need_message(state)),)

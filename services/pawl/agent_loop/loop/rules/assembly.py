@@ -33,7 +33,7 @@ _decoder: Final = json.JSONDecoder()
 
 
 def is_json(arguments: str, kind: type = object) -> bool:
-    """Return whether arguments are strict JSON of this type within the size limit."""
+    """Return whether the arguments are strict JSON of this type and within the size limit."""
     try:
         return isinstance(strict_json.loads(arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX), kind)
     except (InvalidJson, TooLarge):
@@ -41,7 +41,7 @@ def is_json(arguments: str, kind: type = object) -> bool:
 
 
 def _joined_arguments(fragments: Sequence[str]) -> str:
-    """Return the fragments' arguments: joined, unless that is not a JSON object but another reading is.
+    """Join the fragments, or combine them differently if only that gives a JSON object.
 
     Some servers repeat all arguments in each fragment, send `{}` first, or add text after the object.
     """

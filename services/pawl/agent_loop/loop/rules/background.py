@@ -3,8 +3,8 @@
 They are added to the arguments of any tool and removed before the call is checked, shown or run. If a tool declares a
 parameter with one of these names, none is added or removed, and it cannot run in the background.
 
-Model servers that enforce the schema do not allow extra parameters. These servers get a special tool instead, and its
-calls are read as calls of the tool that they name.
+Model servers that enforce the schema do not allow extra parameters. For these servers, a special tool replaces
+the parameters. Each of its calls is treated as a call of the tool that it names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ITERATIONS_MAX: Final = 1_000_000
 # Maximum of `failures_told`: consecutive failures before a monitoring job reports that it cannot see anything.
 FAILURES_TOLD_MAX: Final = 100
 _ON_FAILURE: Final = "on_failure"
-# How often a monitoring job reports its condition.
+# Maximum number of times that a monitoring job reports its condition.
 FIRINGS_MAX: Final = 1000
 INTERVAL_SECONDS_MIN: Final = 0.5
 _DURATION_MINUTES_MAX: Final = 365 * 24 * 60.0
@@ -121,7 +121,7 @@ FUNCTION: Final[Mapping[str, Any]] = {
 
 
 class RequestedTerms(JobTerms, frozen=True, kw_only=True):
-    # 0 if the job ends only by its number of iterations.
+    # 0 if only the number of iterations ends the job.
     duration_seconds: float = 0.0
     reports: JobReports = JobReports.EVERY
     # True if the request sets `reports`. Otherwise the tool may set it.
@@ -153,7 +153,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fault(Exception):
-    """The parameters are invalid. The message lists valid ones."""
+    """Raised when the parameters are invalid. The message says what is valid."""
 
 
 def read(arguments: str, schema_json: bytes) -> Reading:
@@ -166,7 +166,7 @@ def read(arguments: str, schema_json: bytes) -> Reading:
         return Reading(arguments=arguments)
     try:
         data = arguments.encode()
-        # Leave invalid arguments to the call's check, which they might pass if re-encoded.
+        # Leave invalid arguments unchanged for the call's check: re-encoded, they might pass it.
         written = strict_json.loads(data, bytes_max=len(data))
     except (InvalidJson, UnicodeError):
         return Reading(arguments=arguments)
@@ -234,7 +234,7 @@ def asked(job: AskedJob) -> RequestedTerms:
 def edited_series(shown: Series, edited: Series, now: float) -> Series:
     """Return the series that an approver grants after editing the one shown.
 
-    If it has no end, it keeps the one shown, so that a deadline set by a user always remains in place.
+    If the edit sets no end time, the end time shown is kept, so that a user's deadline always remains in place.
 
     Raises:
         InvalidField: the number, the interval or the end is out of range.
@@ -256,7 +256,7 @@ def edited_series(shown: Series, edited: Series, now: float) -> Series:
 def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Reading]:
     """Return the name of the tool that a call of `TOOL` names, and that tool's parsed arguments.
 
-    `schemas` has the schemas of the run's tools by name.
+    `schemas` maps the names of the run's tools to their schemas.
     """
     try:
         data = arguments.encode()
@@ -338,7 +338,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
     most = min(within, count or within)
     if most > ITERATIONS_MAX:
         raise _Fault(f"This is more than {ITERATIONS_MAX:,} times: use a longer {_INTERVAL} or an earlier end.")
-    # One iteration with an interval means once after the interval.
+    # One iteration with an interval means: run once, after the interval.
     is_delayed = delay or count == 1
     if is_delayed and duration is not None and interval > duration * 60:
         raise _Fault(
@@ -358,7 +358,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
 
 
 def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Return the parameters without the condition's `on_failure`, and the value of `on_failure`; 0 if unset."""
+    """Return the parameters without their conditions' `on_failure`, and its value; 0 if unset."""
     counts = []
     for name in (_UNTIL, _WHEN):
         written = params.get(name)

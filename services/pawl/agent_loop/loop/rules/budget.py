@@ -110,11 +110,11 @@ def quota_used_up(quota: AgentQuota) -> Problem:
 
 
 def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
-    """Decide whether a run whose agent has used up its daily quota fails or waits for the next day.
+    """Decide whether a run fails or waits for the next day after its agent has used up its daily quota.
 
-    A waiting run checks again after 5 minutes, then after 20 and so on, because the ledger wakes waiting runs when the
-    quota is raised, but may do so just before this run parks. A minimum pause guards against a clock that is ahead of
-    the ledger's.
+    A waiting run checks again after 5 minutes, then after 20, and so on: the ledger wakes waiting runs when the quota
+    is raised, but may do so just before this run parks. A minimum pause guards against a local clock that is ahead
+    of the ledger's.
     """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
         message = "This agent's runs have used up its daily token quota (UTC)."

@@ -123,7 +123,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = ""
     # The run that carries out the call, if the call is or was DELEGATED or DETACHED.
     child_run_id: RunId = RunId("")
-    # True if it was made elsewhere and imported with its result.
+    # True if the call was made elsewhere and imported with its result.
     imported: bool = False
 
     @property
@@ -136,7 +136,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks_in_mid_execution(self) -> bool:
-        """True if its running tool is asking a user something on its own behalf, not the model's."""
+        """True if the running tool itself, not the model, is asking a user something."""
         return self.state is CallState.ASKED and self.attempt > 0
 
     @property
@@ -149,7 +149,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def granted_series(self) -> Series | None:
-        """The series whose grant covers the call once it may start, whether granted with this call or earlier."""
+        """The series whose grant, given with this call or earlier, covers the call once it may start."""
         if self.approval is None:
             return None
         decision = self.approval.decision

@@ -31,13 +31,13 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
     """Check and return text of 1 to `bytes_max` bytes.
 
     Raises:
-        TooLarge: it is longer.
-        InvalidField: it is empty or has control characters.
+        TooLarge: the text is longer.
+        InvalidField: the text is empty or has control characters.
     """
     if not value and not may_be_empty:
         raise InvalidField(f"{field} is empty", field=field)
     if len(value.encode()) > bytes_max:
-        raise TooLarge(f"{field} may have at most {bytes_max} bytes", field=field)
+        raise TooLarge(f"{field} must be at most {bytes_max} bytes", field=field)
     if (found := CONTROL.search(value)) is not None:
         raise InvalidField(f"{field} contains the control character U+{ord(found.group()):04X}", field=field)
     return value
@@ -47,10 +47,10 @@ def conversation_key(value: str) -> str:
     """Check and return a client's conversation key, which may be empty.
 
     Raises:
-        TooLarge: it has more than 200 bytes.
+        TooLarge: the key has more than 200 bytes.
     """
     if len(value.encode()) > KEY_BYTES_MAX:
-        raise TooLarge(f"conversation_key may have at most {KEY_BYTES_MAX} bytes", field="conversation_key")
+        raise TooLarge(f"conversation_key must be at most {KEY_BYTES_MAX} bytes", field="conversation_key")
     return value
 
 
@@ -58,13 +58,13 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
     """Check and return the serialized tools that a client supplies with a run.
 
     Raises:
-        InvalidField: there are more than 64.
-        TooLarge: they are larger than 64 KiB in total.
+        InvalidField: there are more than 64 tools.
+        TooLarge: the tools are larger than 64 KiB in total.
     """
     if len(definitions) > OWN_TOOLS_MAX:
         raise InvalidField(f"{field} may have at most {OWN_TOOLS_MAX} tools", field=field)
     if sum(map(len, definitions)) > OWN_TOOLS_BYTES_MAX:
-        raise TooLarge(f"{field} may have at most {OWN_TOOLS_BYTES_MAX} bytes in total", field=field)
+        raise TooLarge(f"{field} must be at most {OWN_TOOLS_BYTES_MAX} bytes in total", field=field)
     return definitions
 
 
@@ -104,7 +104,7 @@ def page_size(value: int) -> int:
     """Check and return a page size; 0 means the ledger's default.
 
     Raises:
-        InvalidField: it is larger than PAGE_SIZE_MAX.
+        InvalidField: the size is over PAGE_SIZE_MAX.
     """
     if value > PAGE_SIZE_MAX:
         raise InvalidField(f"page_size must be at most {PAGE_SIZE_MAX}", field="page_size")

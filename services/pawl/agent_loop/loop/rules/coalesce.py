@@ -25,9 +25,9 @@ class Coalescer:
     """Holds pieces back until it is time to show them.
 
     The first piece is due immediately, later ones when 10 are held or 100 ms after the last output. A burst of 100
-    pieces therefore produces at most 11 outputs, and 100 pieces at 20 ms intervals at most 22. Within one output, the
-    order between text, reasoning and calls is lost, but the order within each is kept. `now` is the time of any
-    monotonic clock, in seconds.
+    pieces therefore produces at most 11 outputs, and 100 pieces at 20 ms intervals at most 22. Within one output,
+    text, reasoning and calls each keep their own order, but not their order relative to each other. `now` is the time
+    of any monotonic clock, in seconds.
     """
 
     def __init__(self, head: OutputDelta) -> None:

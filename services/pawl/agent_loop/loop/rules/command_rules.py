@@ -106,7 +106,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the last two rounds' front-end calls that ended while leased, without the client's result."""
+    """Return the front-end calls of the last two rounds that ended while leased and without the client's result."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()
@@ -144,7 +144,7 @@ def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
 
 
 def others_change_calls(state: State) -> bool:
-    """Return whether the ledger may change open calls. It leases offers and counts approvals by several people."""
+    """Return whether the ledger may change open calls, by leasing offers or counting several people's approvals."""
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 
@@ -171,7 +171,7 @@ def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def shared_decisions(state: State) -> tuple[Call, ...]:
-    """Return the calls that wait for several approvals. Each approval makes the ledger change them."""
+    """Return the calls that require several approvals. The ledger changes such a call with each approval."""
     return tuple(
         call
         for call in state.open_calls

@@ -63,7 +63,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
 
     def seen(self, content: Any) -> Seen | None:
-        """Return the part of a parsed result that the next iteration needs, if any."""
+        """Return the part of a parsed result to keep for the next iteration, if any."""
         names_previous = bool(self.expression) and expression.names_previous(self.expression)
         if not self.changed and not names_previous:
             return None
@@ -73,7 +73,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     def _holds(self, found: Any, before: Seen | None, fired: int) -> bool:
         if before is not None and before.is_too_large:
-            raise ExpressionError(f"previous had more than {KEPT_BYTES_MAX} bytes and was not kept: give a path")
+            raise ExpressionError(
+                f"previous was over {KEPT_BYTES_MAX} bytes and was not kept: set a path to select a part of it"
+            )
         previous = None if before is None else before.value
         return expression.evaluate(self.expression, value=found, previous=previous, fired=fired)
 
@@ -93,7 +95,7 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is the same for equal values. 20 and 20.0 are equal, unless numbers are large."""
+    """Return a digest that is the same for equal values. 20 and 20.0 count as equal, unless the numbers are large."""
     encoded = _encode(value)
     if len(encoded) <= expression.VALUE_BYTES_MAX:
         encoded = _encode(_decode(encoded))
@@ -127,7 +129,7 @@ def written(condition: Condition) -> dict[str, Any]:
 
 
 def _value(data: bytes) -> Any:
-    """Decode JSON. Return a list for invalid JSON, because a list is also invalid in a condition."""
+    """Decode JSON. For invalid JSON, return a list, which is also invalid in a condition."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

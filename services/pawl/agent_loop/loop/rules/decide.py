@@ -52,9 +52,9 @@ _JOB_SECONDS: Final = 86_400.0
 def decide(state: State, now: float) -> Decision:
     """Return what to do next.
 
-    Guarantees for every program: it is asked each time unless the run is ending. Nothing starts once the run is
-    CANCELLING or about to fail, and no model call starts once the token budget is used up. An open model call is
-    handled before open calls. A run ends only when every call has its result.
+    Guarantees for every program: The program is asked each time, unless the run is ending. Nothing starts once the
+    run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open model call
+    is handled before open calls. A run ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -72,7 +72,7 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Remove work that is already running, and any attempt to end the run that the ledger would refuse."""
+    """Omit work that is already running. Resume a parked run instead of completing it directly."""
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
@@ -92,7 +92,7 @@ def _end(state: State, now: float) -> Decision:
     # such as one that was just approved.
     not_started = [call for call in state.open_calls if not _has_started(call, state)]
     if not_started:
-        # This may take several steps, so that large calls cannot prevent a run from ending.
+        # Settle in several steps if necessary, so that large calls cannot prevent a run from ending.
         count = step.fitting([step.size_bytes(call) for call in not_started], step.BYTES_MAX)
         return Settle(
             calls=tuple(not_made(call, now) for call in not_started[:count]), is_part=count < len(not_started)
@@ -169,7 +169,7 @@ def _continue_model(state: State, now: float) -> Decision:
 def _continue_calls(state: State, following: Wait, now: float) -> Decision:
     """Let overdue approvals, questions and offers expire or fall back, then continue with the open calls.
 
-    If there are none, wait as the program requests.
+    If there are no open calls, wait as the program requests.
     """
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)

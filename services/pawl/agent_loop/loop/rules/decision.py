@@ -1,6 +1,6 @@
 """Decisions made by `decide` and by programs.
 
-Decisions that start work have `names`. Work whose name is in progress does not start again.
+Decisions that start work have `names`. Work that is in progress under one of these names does not start again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pawl.values import RunState, WaitKind
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """Change these calls because a deadline passed or the run is ending. Then decide again.
 
-    With `is_part`, commit first, because together they would be too large for one step.
+    With `is_part`, commit first, because all changes together would be too large for one step.
     """
 
     calls: tuple[Call, ...]
@@ -72,7 +72,7 @@ class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
 class Propose(msgspec.Struct, frozen=True, kw_only=True):
     """Have the registry check drafted calls in state PROPOSED, and start them. Then decide again.
 
-    They belong to the current round or a later one, which starts with its first call.
+    The calls belong to the current round, or to a later one, which then starts with its first call.
     """
 
     calls: tuple[Call, ...]
@@ -147,7 +147,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Wait until running work reports or a given time is reached.
 
     If a program returns it, nothing more happens until a call changes, a command arrives or the time is reached.
-    `waits` lists its reasons other than calls and time.
+    `waits` lists the reasons for waiting other than calls and the time.
     """
 
     until: float | None

@@ -40,7 +40,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Refused(Exception):
-    """The call cannot be delegated."""
+    """Raised when the call cannot be delegated."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.result = settle.error(reason, message)
@@ -101,9 +101,9 @@ def _delegation(state: State, call: Call) -> Delegation:
             "INVALID_ARGUMENTS", "Give the agent a `task` and, if needed, `instructions` and `tool_names`."
         ) from None
     if not task.task.strip() or len(task.task.encode()) > MESSAGE_BYTES_MAX:
-        raise _Refused("INVALID_ARGUMENTS", f"A task must have 1 to {MESSAGE_BYTES_MAX} bytes.")
+        raise _Refused("INVALID_ARGUMENTS", f"A task must be 1 to {MESSAGE_BYTES_MAX} bytes.")
     if len(task.instructions.encode()) > INSTRUCTIONS_BYTES_MAX:
-        raise _Refused("INVALID_ARGUMENTS", f"Instructions may have at most {INSTRUCTIONS_BYTES_MAX} bytes.")
+        raise _Refused("INVALID_ARGUMENTS", f"Instructions must be at most {INSTRUCTIONS_BYTES_MAX} bytes.")
     agent = _agent(state, call, task.agent) if task.agent else None
     pinned = run.agent
     if agent is not None:
@@ -130,7 +130,7 @@ def _agent(state: State, call: Call, name: str) -> AgentVersion:
 
 
 def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions:
-    """Return the child's options. It may only do what both its parent and the agent it names may do."""
+    """Return the child's options. The child may only do what both its parent and the named agent may do."""
     own = state.run.options
     tokens = budget.left(state)
     if tokens == 0:
@@ -159,7 +159,7 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
         instructions="\n\n".join(filter(None, (own.instructions, strict_json.storable(task.instructions)))),
         tool_names=chosen,
         without_tools=not chosen,
-        # A response format only applies to the run for which it was set.
+        # A response format applies only to the run for which it was set.
         response_format=own.response_format if agent is not None else None,
         tool_choice=own.tool_choice if agent is not None and not task.tool_names else ToolChoice(),
         limits=limits,
@@ -172,7 +172,7 @@ def _answer(run: Run) -> CallResult:
     size_bytes = len(output.encode())
     if size_bytes <= OUTPUT_BYTES_MAX:
         return CallResult(content_json=strict_json.dumps_canonical({"answer": output}))
-    note = f"The answer has {size_bytes} bytes; this is the first part."
+    note = f"The answer is {size_bytes} bytes long; this is the first part."
     cut = text.cut_bytes(output.encode(), OUTPUT_BYTES_MAX)
     return CallResult(content_json=strict_json.dumps_canonical({"answer": cut}), note=note)
 

@@ -50,14 +50,14 @@ _ENVIRONMENT: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.en
 
 
 class ExpressionError(ValueError):
-    """An expression is invalid or fails for some values. The message gives the reason."""
+    """Raised when an expression is invalid or fails for a value. The message gives the reason."""
 
 
 def check(source: str) -> None:
-    """Check that an expression is allowed to be evaluated.
+    """Check that an expression may be evaluated.
 
     Raises:
-        ExpressionError: it is not; the message gives the position.
+        ExpressionError: the expression may not be evaluated; the message gives the position.
     """
     if not 0 < len(source) <= CHARACTERS_MAX:
         raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
@@ -77,17 +77,19 @@ def names_previous(source: str) -> bool:
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Evaluate a checked expression. As in JSON, numbers are doubles if this is exact.
+    """Evaluate a checked expression. As in JSON, numbers are doubles if a double represents them exactly.
 
     Raises:
-        ExpressionError: it fails, is neither true nor false, or would process too much data.
+        ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.
     """
     data = {"value": value, "previous": previous}
     size_bytes = max(len(msgspec.json.encode(each)) for each in data.values())
     if size_bytes > VALUE_BYTES_MAX:
-        raise ExpressionError(f"the value has {size_bytes} bytes, more than {VALUE_BYTES_MAX}: use a path")
+        raise ExpressionError(
+            f"the value is {size_bytes} bytes, over the limit of {VALUE_BYTES_MAX}: set a path to select a part of it"
+        )
     if _steps(source, list(data.values())) > _STEPS_MAX:
-        raise ExpressionError("the value is too large for this expression: use a path")
+        raise ExpressionError("the value is too large for this expression: set a path to select a part of it")
     try:
         found = _compiled(source).eval(data={**{name: _plain(each) for name, each in data.items()}, "fired": fired})
     except (RuntimeError, OverflowError, UnicodeError) as error:
@@ -96,7 +98,7 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
         raise ExpressionError(_first_line(str(found.value())))
     outcome = found.value()
     if not isinstance(outcome, bool):
-        raise ExpressionError(f"the result is a {found.type().name().lower()} and not true or false")
+        raise ExpressionError(f"the result must be true or false, but has type {found.type().name().lower()}")
     return outcome
 
 
@@ -119,7 +121,8 @@ def _first_line(text: str) -> str:
 def _steps(source: str, values: list[Any]) -> int:
     """Return an upper bound on the number of steps in an evaluation.
 
-    Each operation may visit everything in its operands, `+` makes them larger, and a macro repeats what follows it.
+    Assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
+    repeats what follows it.
     """
     longest, nodes, characters = _measured(values)
     macro = _MACROS.search(source)

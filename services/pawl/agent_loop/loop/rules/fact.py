@@ -57,7 +57,7 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...] = ()
     verdicts: Mapping[CallId, Verdict] = field(default_factory=dict)
     output: OutputChecked | None = None
-    # The calls that are to run in the background.
+    # The calls to run in the background.
     terms: Mapping[CallId, RequestedTerms] = field(default_factory=dict)
     shown: Shown = field(default_factory=Shown)
 
@@ -101,7 +101,7 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that a call delegates to. It is None unless it exists and is in `delegates`.
+    """The agent that a call delegates to; None unless the agent exists and is in `delegates`.
 
     `delegates` are the agents that the run's agent may delegate to.
     """
@@ -150,7 +150,7 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt failed and another one follows, using `model`. Output from `void_from_seq` on is void.
 
-    `usage` includes the failed attempt.
+    `usage` includes the usage of the failed attempt.
     """
 
     round: int

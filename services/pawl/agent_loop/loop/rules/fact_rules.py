@@ -1,7 +1,7 @@
 """Applies facts to the state.
 
-If a call is completed externally, the run waits until it is told or a timeout passes, and then asks the registry. The
-call stays RUNNING. Starting it again asks the registry by its id.
+If a call is completed externally, the run waits until it is notified or a timeout passes, and then asks the registry.
+The call stays RUNNING. Starting it again with the same id asks the registry for its result.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def awaits(state: State, call: Call, now: float) -> bool:
 
 
 def times(state: State, now: float) -> list[float]:
-    """Return the times at which to ask the registry again."""
+    """Return the times at which to ask the registry again about calls that are completed externally."""
     return [state.loop.completions[call.call_id] for call in state.open_calls if awaits(state, call, now)]
 
 
@@ -178,7 +178,7 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
         return state
     call = proposals.apply_verdict(fact.call, fact.verdict, state.run.options, now, state.run.series)
     if call.state is CallState.AWAITING_APPROVAL and state.run.grant is not None:
-        # When the series needs another approval, the earlier grant ends.
+        # If the series needs another approval, the earlier grant ends.
         state = replace(state, run=replace(state.run, grant=replace(state.run.grant, ended=True)))
     if call.round > state.run.round:
         state = _with_round(state, call.round)

@@ -25,8 +25,8 @@ from pawl.chassis.ids import CallId
 def contents(calls: Sequence[Call], bytes_max: int) -> tuple[str, ...]:
     """Return the content of each call's tool message, in order.
 
-    A result is the JSON that the call returned; an error is an object with `error`. The `note` is added if there is
-    one. If the contents exceed `bytes_max` in total, the largest are truncated, with a note on how to read the rest.
+    A result is the JSON that the call returned; an error is an object with `error`. A result's `note`, if any, is
+    added. If the contents exceed `bytes_max` in total, the largest are truncated, with a note on how to read the rest.
     """
     whole = [_content(call.result) if call.result else b"null" for call in calls]
     return tuple(
@@ -57,7 +57,7 @@ def _parsed(content_json: bytes) -> Any:
 
 
 def _rooms(sizes: Sequence[int], bytes_max: int) -> list[int]:
-    """Return how many bytes each may have. Small ones are kept whole; large ones share the remaining space evenly."""
+    """Return how many bytes each content may have. Small contents are kept whole; large ones share the rest evenly."""
     rooms = [0] * len(sizes)
     left, ascending = bytes_max, sorted(range(len(sizes)), key=sizes.__getitem__)
     for done, position in enumerate(ascending):
@@ -106,7 +106,7 @@ class ReasoningEcho(StrEnum):
 def of_run(
     state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True, more_instructions: str = ""
 ) -> tuple[ProviderMessage, ...]:
-    """Return the history for the next answer, with the instructions first. Placeholders replace images if necessary."""
+    """Return the history for the next answer, instructions first. Unless `takes_images`, images become placeholders."""
     instructions = "\n\n".join(filter(None, (state.run.options.instructions, more_instructions)))
     head = [_message("system", instructions)] if instructions else []
     return tuple(
@@ -129,7 +129,7 @@ def groups(
 def shown_messages(state: State) -> tuple[Message, ...]:
     """Return the messages for the model: the latest summary, then the messages that it does not replace.
 
-    The summary comes first, even though it was written after some messages that it does not replace.
+    The summary comes first, although it was written after some of the messages that it does not replace.
     """
     messages = state.messages
     while state.run.is_turn and messages and _is_no_question(messages[-1], state):
@@ -185,7 +185,7 @@ def _reasoning_field(state: State, echo: ReasoningEcho) -> str:
 
 
 def size_bytes(message: Mapping[str, Any]) -> int:
-    """Return a message's size. Each image counts as a fixed size."""
+    """Return a message's size in bytes. Each image counts as a fixed number."""
     content = message.get("content")
     if not isinstance(content, list):
         return len(msgspec.json.encode(message))
@@ -240,7 +240,7 @@ def _from_another_user(message: Message) -> list[ProviderMessage]:
 
 
 def _is_no_question(message: Message, state: State) -> bool:
-    """Return whether a message needs no answer: an interrupted answer, or a message hidden from the model."""
+    """Return whether a message needs no answer, because it is an interrupted answer or is hidden from the model."""
     if not state.is_own(message):
         return not _from_another_user(message)
     return message.interrupted and not message.call_ids
@@ -254,7 +254,7 @@ def _correction(message: Message, state: State) -> list[ProviderMessage]:
 
 
 def _for_model(model: str, message: Message) -> Message:
-    """Remove what only the model that wrote the message may receive, because another model refuses its signatures."""
+    """Remove reasoning and signatures from another model's message, because `model` would refuse the signatures."""
     if message.model in {"", model}:
         return message
     return replace(message, reasoning="", provider_state_json=b"")

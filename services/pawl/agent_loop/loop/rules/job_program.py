@@ -115,7 +115,8 @@ def _cursor(state: State) -> JobCursor:
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
     """Return the scheduled time of the iteration after `last`, or of the first one.
 
-    Scheduled times are whole intervals from the start, after `last` has ended and not before `resume_time`.
+    The scheduled time is a whole number of intervals after the job's start, and neither before `last` has ended nor
+    before `resume_time`.
     """
     if not job.interval_seconds:
         return job.begin_time
@@ -126,7 +127,7 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
 
 
 def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
-    """Return the earliest start of the next iteration: the resume time, or a backoff after failed polls."""
+    """Return the earliest start of the next iteration: the resume time, or later if a backoff follows failed polls."""
     if last is None or last.end_time is None or (job.until is None and job.when is None):
         return cursor.resume_time
     doublings = max(0, min(cursor.failed_in_a_row, 20) - 1)
@@ -159,7 +160,9 @@ def _message(call: Call) -> str:
     if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
         outcome = content.get("error") if isinstance(content, dict) else content
-    otherwise = "The tool did not report success." if _reports_failure(call) else f"The call ended {call.state.name}."
+    otherwise = (
+        "The tool did not report success." if _reports_failure(call) else f"The call ended as {call.state.name}."
+    )
     return (outcome if isinstance(outcome, str) and outcome else otherwise)[:1000]
 
 

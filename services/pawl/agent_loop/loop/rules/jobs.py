@@ -33,11 +33,11 @@ from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
 from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, JobReports, RunState, WaitKind
 
-# Open jobs per conversation (ASYNC-7).
+# Maximum number of open jobs per conversation (ASYNC-7).
 OPEN_MAX: Final = 10
 # Timeout of an iteration if the tool sets none.
 TIMEOUT_SECONDS: Final = 3600.0
-# Maximum rounds of a turn that notices start (ASYNC-5).
+# Maximum number of rounds in a turn that notices started (ASYNC-5).
 TURN_ROUNDS_MAX: Final = 3
 # Fraction of the context that new notices may fill; a single notice may be larger.
 ENTERED_FRACTION: Final = 0.25
@@ -71,7 +71,7 @@ def extract_terms(
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
     """Return the calls without background parameters, and their background requests.
 
-    With `as_tool`, calls of `background.TOOL` become calls of the tools they name.
+    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
     """
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
     terms: dict[CallId, RequestedTerms] = {}
@@ -130,7 +130,7 @@ def detached(
 
 
 def as_driven(run: Run) -> Run:
-    """Return a run with the options that apply to it as a job or as a turn that notices started."""
+    """Return the run with its options adjusted, if it is a job or a turn that notices started."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
@@ -223,7 +223,7 @@ def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: f
 
 
 def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
-    """Return a user's job, adjusted to the verdict on its first call.
+    """Return a user's job with the changes that follow from the verdict on its first call.
 
     Raises:
         ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message gives the reason.
@@ -245,7 +245,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy unless the request has one of its own.
 
-    A monitoring job only reports its condition, and a single call only its end.
+    A monitoring job ignores the policy. A job with a single call follows it only if the policy is to report nothing.
     """
     policy = verdict.reports
     if policy is None or terms.sets_reports or terms.until is not None or terms.when is not None:

@@ -67,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     provider_wait_seconds: float = 0.0
 
     def with_asked(self, asked: Mapping[str, float], ceilings: Limits) -> Limits:
-        """Return these limits with the requested values, which are given by name and may not exceed `ceilings`.
+        """Return these limits with the requested values, by name. A value may not exceed its ceiling in `ceilings`.
 
         Raises:
             InvalidField: a value is above its ceiling or too small.
@@ -99,7 +99,7 @@ CEILINGS: Final = Limits(
     rounds_max=1000,
     calls_per_round_max=100,
     identical_calls_max=100,
-    # Less than a round, so that a slow tool fails its call rather than its run.
+    # Shorter than a round, so that a slow tool makes its call fail rather than its run.
     tool_timeout_seconds=100.0,
     round_timeout_seconds=3600.0,
     run_timeout_seconds=86_400.0,
@@ -136,8 +136,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_limits(document: object) -> DeploymentLimits:
     """Parse limits from a JSON value such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
 
-    A missing ceiling is taken from CEILINGS, or is the default if that is higher. Tokens cost money, so the ceiling for
-    a token budget is its default unless it is set.
+    A ceiling that is not set is taken from CEILINGS, or equals the default if that is higher. Because tokens cost
+    money, the ceiling for a token budget equals its default unless the ceiling is set.
 
     Raises:
         ValueError: names or values are invalid; the message lists all problems.

@@ -21,9 +21,9 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """An announced model call that has not ended.
 
     `attempt` counts all attempts, including those by workers that died or handed over. `failures` counts the model
-    server's failures (LOOP-7), and `empty_answers` its empty answers. This attempt's output starts at seq
+    server's failures (LOOP-7), and `empty_answers` its empty answers. The output of this attempt starts at seq
     `output_from_seq`. `usage_before` is the run's usage before this attempt. Until the attempt ends, the run's usage
-    includes an estimate for it.
+    includes an estimate of the attempt's usage.
 
     A `held` attempt waits for tokens or for the model server. `tokens_needed` is its cost if the budget had fewer
     tokens left, and `quota_waits` is how often the agent's daily quota has delayed it. `outage_since` is when the run
@@ -84,9 +84,9 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     fired_time: float = 0.0
     # When the condition became true; None if it is false.
     held_time: float | None = None
-    # Digest of the changed value, which must now stay the same for the hold time.
+    # Digest of the changed value. The value must stay the same for the hold time.
     held_sha256: str = ""
-    # Results since the last reported digest. Equal consecutive ones are merged, and only the last ones are kept.
+    # Results since the last reported digest. Equal consecutive results are merged, and only the latest are kept.
     digest: tuple[Digested, ...] = ()
     # Iterations before those in `digest`.
     digest_left_out: int = 0
@@ -122,11 +122,11 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     failure: RunFailure | None = None
     # Output of the last failed attempt.
     partial_text: str = ""
-    # The last round before which history was summarised.
+    # The last round that was preceded by a summary of the history.
     summarised_round: int = 0
     # Tokens that top-ups have added to the budget.
     tokens_added: int = 0
-    # The tokens in the run's usage that its agents used.
+    # How many tokens of the run's usage were used by the agents it delegated to.
     agents_tokens: int = 0
     # When the run stops waiting for a top-up; None if it is not waiting.
     top_up_deadline_time: float | None = None

@@ -36,7 +36,7 @@ def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor
 
 
 def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
-    """Return whether to report an iteration, and the cursor that records this."""
+    """Return the cursor that records whether to report an iteration, and whether to report it."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
     digest = hashlib.sha256(result.encode()).hexdigest()[:16]
@@ -68,7 +68,7 @@ def job_output(
     paused: str = "",
     ends_digest: bool = False,
 ) -> str:
-    """Return the job's output after an iteration that returned `result`; before it, the output was `output_before`.
+    """Return the job's output after an iteration that returned `result`; `output_before` was the output before it.
 
     `paused` is the reason why the job pauses; empty if it does not. `ends_digest` is true if its digest is due.
     """
@@ -77,7 +77,7 @@ def job_output(
         outcome["met"] = after.met
     if job.when is not None:
         outcome["fired"] = after.fired
-        # Keep what may not have been delivered yet.
+        # Keep anything that may not have been delivered yet.
         previous = msgspec.json.decode(output_before, type=dict[str, msgspec.Raw]) if before.fired else {}
         if 0 < after.fired == before.fired:
             outcome["fired_with"] = previous.get("fired_with", previous["result"])
@@ -111,8 +111,8 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     """Apply a result to a monitor, which fires when its condition becomes true, but not while it remains true.
 
     If the condition becomes true during the pause and is still true afterwards, the monitor fires at the end of the
-    pause. If there is a hold time, it fires once the condition has been true for that long, and a changed value must
-    have stayed the same. A condition that cannot be evaluated is neither true nor false.
+    pause. If there is a hold time, the monitor fires once the condition has been true for that long; for a change,
+    the new value must also have stayed the same. A condition that cannot be evaluated is neither true nor false.
     """
     if monitor is None:
         return cursor
@@ -132,7 +132,7 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     if holds and may and (cursor.is_armed or condition.changed):
         return replace(cursor, fired=cursor.fired + 1, fired_time=now, is_armed=False)
     if holds and condition.changed:
-        # It still counts as changed after the pause, unless the value has returned to the earlier one.
+        # The value still counts as changed after the pause, unless it is then back to what it was before.
         cursor = replace(cursor, when_seen=before)
     return replace(cursor, is_armed=cursor.is_armed or not holds)
 

@@ -80,7 +80,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
     """Return a continuing run's options under the deployment's current approval minimum.
 
-    A raised minimum applies to continuing runs; a lowered one does not.
+    If the minimum was raised, it applies to continuing runs; if it was lowered, it does not.
     """
     if approvals_required <= max(1, options.approvals_required):
         return options
@@ -101,12 +101,12 @@ def _check_names(asked: AskedOptions) -> None:
 
 def _check_format(form: ResponseFormat) -> None:
     if not _FORMAT_NAME.fullmatch(form.name):
-        message = "response_format.name must have at most 64 characters, all of them A-Z, a-z, 0-9, _ or -"
+        message = "response_format.name must be at most 64 characters, all of them A-Z, a-z, 0-9, _ or -"
         raise InvalidField(message, field="options.response_format.name")
     if not form.schema_json:
         raise InvalidField("response_format requires schema_json", field="options.response_format.schema_json")
     if len(form.schema_json) > SCHEMA_BYTES_MAX:
-        message = f"response_format.schema_json may have at most {SCHEMA_BYTES_MAX} bytes"
+        message = f"response_format.schema_json must be at most {SCHEMA_BYTES_MAX} bytes"
         raise TooLarge(message, field="options.response_format.schema_json")
     try:
         strict_json.loads(form.schema_json, bytes_max=SCHEMA_BYTES_MAX)

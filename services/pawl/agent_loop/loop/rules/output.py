@@ -19,7 +19,7 @@ OUTPUT_INVALID: Final = "OUTPUT_INVALID"
 
 _DEFAULT_NAME: Final = "answer"
 _FAULTS_SHOWN_CHARACTERS: Final = 500
-# Models often wrap JSON in a Markdown block.
+# Models often wrap JSON in a Markdown code block.
 _BLOCK: Final = re.compile(r"```[A-Za-z]*[ \t]*\r?\n(?P<inside>.*)\n[ \t]*```", re.DOTALL)
 
 
@@ -36,7 +36,7 @@ def asked(form: ResponseFormat) -> dict[str, Any]:
 
 
 def document(text: str) -> str:
-    """Return the JSON in an answer: its text, or the contents of its only Markdown block."""
+    """Return the JSON document in an answer: its whole text, or the contents of its only Markdown code block."""
     whole = text.strip()
     block = _BLOCK.fullmatch(whole)
     return block["inside"].strip() if block and "```" not in block["inside"] else whole

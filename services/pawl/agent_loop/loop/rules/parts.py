@@ -31,7 +31,7 @@ _IMAGES: Final = {
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image. If it has no `data`, it is no longer shown, and the other fields describe it."""
+    """An image. Without `data`, it is no longer shown to models, and the other fields describe it."""
 
     data: bytes = b""
     media_type: str = ""
@@ -71,7 +71,7 @@ def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Pa
     whole = [*([Part(text=text)] if text else []), *(_checked(part, takes_images=takes_images) for part in parts)]
     texts = sum(len(part.text.encode()) for part in whole if part.text is not None)
     if texts > checks.MESSAGE_BYTES_MAX:
-        raise TooLarge(f"the text in parts may have at most {checks.MESSAGE_BYTES_MAX} bytes in total", field="parts")
+        raise TooLarge(f"the text in parts must be at most {checks.MESSAGE_BYTES_MAX} bytes in total", field="parts")
     return within(whole)
 
 
@@ -83,7 +83,7 @@ def within(parts: Sequence[Part]) -> tuple[Part, ...]:
     """
     size_bytes = sum(map(_size_bytes, parts))
     if size_bytes > BYTES_MAX:
-        message = f"parts may have at most {BYTES_MAX} bytes in total, got {size_bytes}"
+        message = f"parts must be at most {BYTES_MAX} bytes in total, got {size_bytes}"
         raise TooLarge(message, field="parts")
     return tuple(parts)
 

@@ -103,7 +103,7 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
     """Apply as many unconsumed commands as fit into one step.
 
-    Returns None if all of them fit; the step may then contain more.
+    Returns None if they all fit, because the step may then contain other changes as well.
     """
     commands = sorted(base.commands, key=_priority)
     count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
@@ -144,7 +144,7 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: 
     for _ in range(_DECISIONS_MAX):
         decision = decide(state, now)
         if isinstance(decision, Finish) and decision.state is RunState.COMPLETED and written not in IN_MOTION:
-            # The run resumes and ends in the same plan, but the ledger needs a separate step for each.
+            # The run resumes and ends in the same plan, but the ledger needs one step for resuming and one for ending.
             decision = Resume()
         if isinstance(decision, Work):
             work.append(decision)
@@ -231,7 +231,7 @@ def _park(state: State, decision: Park) -> State:
 
 def _finish(state: State, decision: Finish) -> State:
     if state.loop.model_call is not None:
-        # The call is dropped, but the output of an earlier attempt is kept.
+        # The model call is dropped, but the output of an earlier attempt is kept.
         state = answering.with_partial(state, Shown())
     # Keep the user's new messages, although only the next run will answer them.
     state = _enter_steers(program.of(state.run).concluded(state, continues=False))
@@ -297,7 +297,7 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         return state, ()
     usage = budget.with_lost_call(state, opened.usage_before)
     state = replace(state, run=replace(state.run, usage=usage))
-    # A longer log means that the lost attempt had shown output.
+    # If the log is longer, the lost attempt had shown output.
     showed = state.run.last_seq > opened.output_from_seq
     event = RoundRetrying(
         round=state.run.round + opened.summary,

@@ -32,7 +32,7 @@ class Program(Protocol):
         * `budget.exhausted` instead of a model call that the budget does not allow,
         * Wait if there is nothing to do until something changes or its time is reached. Open work continues.
 
-        A Propose's result is only used if the program still returns the same Propose by then.
+        The result of a Propose is used only if the program still returns the same Propose when the result arrives.
         """
         ...
 
@@ -45,9 +45,9 @@ class Program(Protocol):
         ...
 
     def concluded(self, state: State, *, continues: bool) -> State:
-        """Return the state with the program's final report, before the run ends in any way.
+        """Add the program's final report to the state before the run ends, however it ends.
 
-        With `continues`, the run does not end yet, because the user's messages enter it. Idempotent.
+        With `continues`, the run does not end yet, because it has received messages from the user. Idempotent.
         """
         ...
 

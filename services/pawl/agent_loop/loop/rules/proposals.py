@@ -27,8 +27,9 @@ def draft(
 ) -> tuple[Call, ...]:
     """Return a call for each of the model's requests in round `run.round`, in the model's order.
 
-    Calls that may run are PROPOSED and must be checked. A call is FAILED if it is surplus, has arguments over 256 KiB,
-    is a truncated last call, or is in an answer that must not have any calls.
+    Calls that may run are PROPOSED and must be checked. A call is FAILED if it exceeds the number of
+    calls per answer, has arguments over 256 KiB, is a truncated last call, or is in an answer that must not have any
+    calls.
     """
     calls = [
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
@@ -70,7 +71,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         hint = f"; did you mean '{near}'?" if near else "."
         return _refused(call, "TOOL_NOT_FOUND", f"There is no tool with that name{hint}", now)
     if size > ARGUMENTS_BYTES_MAX:
-        message = f"The arguments have {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
+        message = f"The arguments are {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
         return _refused(call, "INVALID_ARGUMENTS", message, now)
     return call
 

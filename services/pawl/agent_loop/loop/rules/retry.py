@@ -55,7 +55,7 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 def next_try_time(
     problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
 ) -> float | None:
-    """Return when a run that has been waiting for the model server since `since` tries again; None if it fails.
+    """Return when a run that has waited for the model server since `since` tries again; None if the run fails.
 
     The wait doubles from 10 s to one minute, reduced by up to half by `jitter`, and respects the server's minimum. The
     last attempt is at the end of `wait_seconds`.

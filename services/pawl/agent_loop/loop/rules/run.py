@@ -259,7 +259,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     missed_iterations: int = 0
     active_seconds: float = 0.0
     unstopped_call_ids: tuple[CallId, ...] = ()
-    # The user's roles when the run started.
+    # The roles that the user had when the run started.
     user_roles: tuple[str, ...] = ()
     undo: Undo | None = None
     # The run whose call this run carries out; empty if it is not a child run.
@@ -267,7 +267,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     parent_call_id: CallId = CallId("")
     # Number of delegations above it.
     depth: int = 0
-    # Ancestors, including those through jobs, with the parent last. Rules that restrict them also restrict this run.
+    # Ancestors, including those through jobs; the parent is last. Rules that restrict them also restrict this run.
     above: tuple[RunAbove, ...] = ()
     # The credential that started it or its ancestor; empty if unknown.
     credential_id: CredentialId = CredentialId("")

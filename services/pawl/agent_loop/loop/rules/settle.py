@@ -1,4 +1,4 @@
-"""Settles calls by giving each its only result."""
+"""Settles calls: gives each call its one and only result."""
 
 from __future__ import annotations
 

@@ -63,13 +63,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
     # True if the registry has returned the tools. The first commit stores them.
     tools_pinned: bool = False
-    # Number of seconds until the open model call starts here; None if it has started, here or elsewhere.
+    # Seconds until this process starts the open model call; None if the call has been started, here or elsewhere.
     model_starts_in: float | None = None
 
     # When the agent's used-up daily quota ends. Not persisted.
     quota_end_time: float | None = None
 
-    # The value of `own_tokens` at which the shared budget is used up, according to the last commit; None if unknown.
+    # According to the last commit, the shared budget is used up when `own_tokens` reaches this value; None if unknown.
     shared_tokens_max: int | None = None
 
     @property

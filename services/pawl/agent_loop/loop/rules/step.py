@@ -20,7 +20,7 @@ from pawl.values import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
 T = TypeVar("T")
 
 # Target size of a step. Items that would exceed it wait for the next step. Items that cannot wait, such as the model's
-# answer, have limits of their own, so that the step fits into a message.
+# answer, have limits of their own that let the step fit into a message.
 BYTES_MAX: Final = 2 * 1024 * 1024
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -56,7 +56,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     wake_time: float | None = None
     # All of them, if the step adds any.
     unstopped_call_ids: tuple[CallId, ...] = ()
-    # The current end of the log, needed by a step whose messages refer to seqs of its own events.
+    # The current end of the log. Needed if the step's messages refer to the seqs of its own events.
     after_seq: int | None = None
     # Runs for the calls that this step delegates.
     delegations: tuple[Delegation, ...] = ()
