@@ -134,7 +134,7 @@ class InvalidPageToken(InvalidArgument):
 
 
 class DigestRequired(InvalidArgument):
-    """A decision came without the digest that was shown."""
+    """The decision lacks the digest that was shown."""
 
 
 class HelloRequired(InvalidArgument):

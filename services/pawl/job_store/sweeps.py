@@ -82,7 +82,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """Keep runs from waiting for times that the database's clock had already reached before it went back.
+    """Keep runs from waiting again for times that the database's clock had reached before it went back.
 
     Polls every second. It knows these times from its own polls, or from the database if no replica has polled recently.
     """

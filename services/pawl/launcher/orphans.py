@@ -47,7 +47,7 @@ async def stop_all(directory: Path) -> list[str]:
 
 
 async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -> None:
-    """Ask a process that is not our child to end, wait, and kill it if it does not."""
+    """Ask a process that is not our child to end, and kill it if it has not ended after a while."""
     for number in (first, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -57,7 +57,7 @@ _LOCALE: Final = "LC_"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteContext:
-    """What all of a suite's processes share. `peers` and `model` are called when a process starts."""
+    """What all processes of a suite have in common. `peers` and `model` are called when a process starts."""
 
     options: SuiteOptions
     folder: DataFolder

@@ -86,7 +86,7 @@ def check_cancelled() -> None:
     """Raise if this task was cancelled but the cancellation got lost.
 
     Raises:
-        asyncio.CancelledError: the task was cancelled.
+        asyncio.CancelledError: The task was cancelled.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -97,7 +97,7 @@ def delivered(function: Callable[[], T]) -> T:
     """Call a function in a thread, replacing StopIteration, which futures cannot hold. Coroutines do the same.
 
     Raises:
-        RuntimeError: it raised StopIteration.
+        RuntimeError: The function raised StopIteration.
     """
     try:
         return function()
@@ -108,7 +108,7 @@ def delivered(function: Callable[[], T]) -> T:
 class Handover(Awaitable[None]):
     """Work done elsewhere. A coroutine awaits it; in a thread without an event loop the constructor blocks until done.
 
-    Raises what its future raises.
+    Raises any exception that its future raises.
     """
 
     def __init__(self, done: Future[None]) -> None:

@@ -32,7 +32,7 @@ class FairQueue(Generic[K, T]):
         """Return the next item. The one after it belongs to another key, if another key has items.
 
         Raises:
-            LookupError: the queue is empty.
+            LookupError: The queue is empty.
         """
         if not self._queues:
             raise LookupError("the queue is empty")

@@ -96,7 +96,7 @@ class Retry:
         """Return the answer to `request`; `call` is for the log.
 
         Raises:
-            Exception: the error of the last attempt, which was not transient or lasted too long.
+            Exception: The error of the last attempt. It was not transient, or attempts had failed for too long.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:
