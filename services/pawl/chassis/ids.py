@@ -1,4 +1,4 @@
-"""Id types, their format, and their generation.
+"""Defines id types, their format, and how ids are generated.
 
 Each kind of id is its own type, so that mypy rejects a mix-up; at run time all are strings.
 """

@@ -1,4 +1,4 @@
-"""Labels: key-value pairs that users attach to things to find them again."""
+"""Checks labels: key-value pairs that users attach to things to find them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data folder: its layout, version and lock."""
+"""Manages the data folder: its layout, version and lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log files, which processes write to directly and the launcher rotates by size."""
+"""Manages log files. Processes write to them directly, and the launcher rotates them by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes left behind by an earlier launcher: recorded in files while they run, stopped at the next start.
+"""Stops processes left behind by an earlier launcher. They are recorded in files while they run.
 
 On Linux the kernel signals them when the launcher dies, but they may still be stopping, or hang. On other systems the
 records are the only way to find them.

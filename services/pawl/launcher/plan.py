@@ -1,4 +1,4 @@
-"""The processes of a service: for each replica a command, an environment and a readiness check."""
+"""Plans the processes of a service: for each replica a command, an environment and a readiness check."""
 
 from __future__ import annotations
 

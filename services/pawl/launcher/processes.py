@@ -1,4 +1,4 @@
-"""One supervised process: started, watched until ready, restarted when it dies, and stopped in order."""
+"""Supervises one process: starts it, waits until it is ready, restarts it when it dies, and stops it gracefully."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Suite:
         """Return its process id; None while it is down."""
         return self.process(name, replica).pid
 
-    # Control by tests.
+    # Control for tests.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal a process, which is restarted if it dies. SIGKILL has no effect on a process that is down."""

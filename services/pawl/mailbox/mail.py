@@ -68,7 +68,7 @@ def _automatic(message: EmailMessage) -> str:
             if is_automatic.get(name, word not in {"", "no", "none"}):
                 return f"it is an automatic mail: {name}: {_clean(word)[:40]}"
     if len(_ids(message, "References")) >= THREAD_MAILS_MAX:
-        return f"its thread has more than {THREAD_MAILS_MAX} mails"
+        return f"its thread has more than {THREAD_MAILS_MAX} messages"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""States of tool calls, and questions to users. Numbers match pawl.event.v1."""
+"""Defines states of tool calls, and questions to users. Numbers match pawl.event.v1."""
 
 from __future__ import annotations
 

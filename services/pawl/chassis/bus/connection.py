@@ -1,4 +1,4 @@
-"""A connection to NATS, which may be unavailable.
+"""Connects to NATS, which may be unavailable.
 
 Nothing here waits for the server or fails because of it: NATS carries wake-ups and live events, never the record.
 Without it Pawl is slower, but still correct.

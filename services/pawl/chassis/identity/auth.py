@@ -88,7 +88,7 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return a service acting for the store and user in the metadata; unchanged if there is no `pawl-store`.
+    """Return the service as acting for the store and user in the metadata; unchanged if there is no `pawl-store`.
 
     Raises:
         InvalidId: The store or user is not a valid id.
@@ -245,7 +245,7 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def check_still(principal: Principal, again: Principal) -> None:
-    """Check that a caller authenticated `again` has the same identity and no fewer rights.
+    """Check that a caller who was authenticated `again` has the same identity and no fewer rights.
 
     Raises:
         Unauthenticated: The credential now has another identity or fewer rights.

@@ -1,4 +1,4 @@
-"""Seals one-time login codes for browsers. A process that makes them needs the seal key of the gateway's machine."""
+"""Seals one-time browser login codes. They are made on the gateway's machine by a process that has its seal key."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
             decides_for_users=entry.decides_for_users,
         )
     if len(found) != len(entries):
-        raise ValueError("it has the same key twice")
+        raise ValueError("it lists the same key twice")
     return found
 
 

@@ -1,4 +1,4 @@
-"""API keys stored in job-store: the format of their secrets, and each process's snapshot of them."""
+"""Handles the API keys in job-store: the format of their secrets, and each process's snapshot of them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class KeyInClear(StartError):
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"The key would be sent to {address} unencrypted, where others could read and use it. To use TLS, give the"
+            f"The key would be sent to {address} unencrypted, where others could read and use it. To use TLS, pass the"
             " file of the server's certificate authority: --ca FILE or PAWL_TLS_CA_FILE, or `authority` of a Worker"
             " or a Client."
             " To send it anyway, in a private network only, use"
@@ -53,7 +53,7 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
     """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite's folder is the first given of `data`, PAWL_DATA and `.pawl`. Its key is returned only for its own
+    The suite's folder is the first one given of `data`, PAWL_DATA and `.pawl`. Its key is returned only for its own
     addresses, while its launcher runs. It is not returned if another user's process listens at one of them, which could
     have taken the port of a stopped service. So call this again for each request. Systems without LISTENERS do not
     compare users.

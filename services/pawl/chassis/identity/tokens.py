@@ -138,7 +138,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """
     providers = tuple(msgspec.json.decode(content, type=list[Provider]))
     if len({(provider.issuer, provider.audience) for provider in providers}) != len(providers):
-        raise ValueError("it has an issuer twice for the same audience")
+        raise ValueError("it lists an issuer twice for the same audience")
     return providers
 
 

@@ -1,4 +1,4 @@
-"""Errors that keep a process from starting."""
+"""Defines the error that keeps a process from starting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that are kept until they end, and that end reliably.
+"""Keeps tasks until they end, and makes them end reliably.
 
 A cancellation can get lost: `asyncio.wait_for` before Python 3.12, on which nats-py is built, drops one that arrives
 just as its result does. The loop then keeps running, and its caller would wait forever.
@@ -94,7 +94,7 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Call a function in a thread, replacing StopIteration, which futures cannot hold. Coroutines do the same.
+    """Call a function in a thread. StopIteration, which futures cannot hold, becomes RuntimeError, as in coroutines.
 
     Raises:
         RuntimeError: The function raised StopIteration.

@@ -1,4 +1,4 @@
-"""Channels to other services, with errors translated to PawlErrors."""
+"""Opens channels to other services, and translates their errors to PawlErrors."""
 
 from __future__ import annotations
 

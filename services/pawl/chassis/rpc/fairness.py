@@ -1,4 +1,4 @@
-"""Fair queues and slots: each key (a store) gets a quota, so that a slow or busy one delays only itself."""
+"""Provides fair queues and slots: each key (a store) gets a quota, so that a slow or busy key delays only itself."""
 
 from __future__ import annotations
 

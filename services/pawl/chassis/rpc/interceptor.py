@@ -441,7 +441,7 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return the single error that a failed call or task group represents, if all its failures are for the client.
+    """Return the one error to send for a failed call or task group, if all its failures are meant for the client.
 
     gRPC raises an InternalError if a message cannot be sent because the client has disconnected unnoticed.
     """

@@ -1,4 +1,4 @@
-"""Limits on concurrent calls and streams of a server: in total, per store and per user.
+"""Limits a server's concurrent calls and streams: in total, per store and per user.
 
 A call takes its slot after authentication and before its request is read. gRPC buffers a request of up to the size
 limit from the read until its last byte, so only a limited number is read concurrently. A request stream always has a

@@ -52,7 +52,7 @@ def pause_seconds(failures: int, chance: float) -> float:
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return the wait that a header asks for, in seconds or as a date (Retry-After, RFC 9110, 10.2.3); None if invalid.
+    """Return the wait that a header requests, in seconds or as a date (Retry-After, RFC 9110, 10.2.3); None if invalid.
 
     `now` is the Unix time; if it is None, dates count as invalid.
     """

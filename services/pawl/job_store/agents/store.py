@@ -1,4 +1,4 @@
-"""Agents in PostgreSQL."""
+"""Stores agents in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ConversationServicer:
 def _wanted(request: pb.ListConversationsRequest) -> ConversationFilter:
     labels = tuple(sorted(check_labels(request.labels).items()))
     if request.shared and labels:
-        raise InvalidField("labels only apply to your own conversations: leave them out with shared", field="labels")
+        raise InvalidField("labels apply only to your own conversations: omit them if shared is set", field="labels")
     archived = request.archived if request.HasField("archived") else None
     return ConversationFilter(archived=archived, words=query_words(request.query), labels=labels, shared=request.shared)
 

@@ -1,4 +1,4 @@
-"""API keys in PostgreSQL."""
+"""Stores API keys in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit: operations that arrive together share one transaction.
+"""Implements group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
 for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Under light

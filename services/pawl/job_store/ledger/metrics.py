@@ -1,4 +1,4 @@
-"""Prometheus metrics of the ledger."""
+"""Defines the ledger's Prometheus metrics."""
 
 from __future__ import annotations
 

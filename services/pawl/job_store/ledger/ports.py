@@ -1,4 +1,4 @@
-"""Ports used by the ledger's use cases."""
+"""Defines the ports that the ledger's use cases need."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Announcer(Protocol):
         """Notify workers that commands arrived for runs they hold."""
 
     async def work_ready(self) -> None:
-        """Notify idle workers that a run became claimable."""
+        """Notify idle workers that a run has become claimable."""
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
         """Tell watchers of these users' pending items to poll again."""
@@ -135,7 +135,7 @@ class Limits:
     """The limits of a job store. A run that has crashed `crashes_max` workers is quarantined."""
 
     slots: SlotLimits
-    # Another run of the same worker may have caused the first two crashes, so for the third attempt a run gets a worker
+    # Another run on the same worker may have caused the first two crashes, so for the third attempt a run gets a worker
     # to itself.
     crashes_max: int = 3
     queue_max: int = 100

@@ -246,7 +246,7 @@ class Leases(DueTimes, Protocol):
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        """Renew all leases of a worker, including expired ones that no other worker has claimed."""
+        """Renew all of a worker's leases, including expired ones whose runs no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
         """Release all of a worker's runs, which become claimable immediately; return the number."""

@@ -85,7 +85,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes e-mails events. Zero and empty values stand for the defaults."""
+    """A mailbox whose e-mails are events. Zero and empty values stand for the defaults."""
 
     host: str
     port: int = 0

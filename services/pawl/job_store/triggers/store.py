@@ -1,4 +1,4 @@
-"""Triggers in PostgreSQL."""
+"""Stores triggers in PostgreSQL."""
 
 from __future__ import annotations
 

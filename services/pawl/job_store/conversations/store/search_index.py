@@ -1,4 +1,4 @@
-"""Search index for conversations in PostgreSQL.
+"""Maintains the search index for conversations in PostgreSQL.
 
 It is updated in the background, so that no writer waits for it.
 

@@ -1,4 +1,4 @@
-"""Erasure of conversations in PostgreSQL, in resumable steps.
+"""Erases conversations from PostgreSQL in resumable steps.
 
 The first step detaches the conversation from its user, as retention does. Transactions that read it earlier notice the
 change when they lock the row. Locks are taken in the same order as in the journal.

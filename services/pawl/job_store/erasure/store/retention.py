@@ -1,4 +1,4 @@
-"""Removal of expired rows from PostgreSQL in small batches, so that no transaction grows with a user's data."""
+"""Removes expired rows from PostgreSQL in small batches, so that no transaction grows with a user's data."""
 
 from __future__ import annotations
 

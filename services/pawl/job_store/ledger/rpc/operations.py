@@ -155,7 +155,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the conversation key in a request; empty if it has no key."""
+    """Return the hash of the conversation key in a request; empty if the request has no key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
@@ -231,7 +231,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
         raise InvalidField(
-            "as_operator goes with resolve, redrive or cancel, and redrive requires it", field="as_operator"
+            "as_operator is only for resolve, redrive and cancel, and redrive requires it", field="as_operator"
         )
     return Send(
         run=run_key(request),

@@ -1,4 +1,4 @@
-"""One step of a run, written by its owner: atomic, and fenced by the epoch."""
+"""Writes one step of a run for its owner: atomic, and fenced by the epoch."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if change.state in calls.WITH_CHILD
         }
         if {each.call_id: (each.run_id, each.is_job) for each in self.delegations} != delegated:
-            raise InvalidField("each delegated call needs exactly one delegation", field="delegations")
+            raise InvalidField("each delegated call must have exactly one delegation", field="delegations")
         for each in self.delegations:
             delegation.start(unit, run, each)
 
@@ -334,7 +334,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                 # With unread commands the run is claimable immediately: its owner may not know that it is being
                 # stopped.
                 if self.wake_time is None and not unread and run.state not in _MAY_SLEEP:
-                    raise InvalidField(f"a parked run in state {run.state.name} needs a wake_time", field="wake_time")
+                    raise InvalidField(
+                        f"a parked run in state {run.state.name} must have a wake_time", field="wake_time"
+                    )
                 claim_at = unit.now if unread else self.wake_time
             case LeaseAction.RELEASE:
                 claim_at = unit.now

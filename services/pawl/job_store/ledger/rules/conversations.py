@@ -1,4 +1,4 @@
-"""Updates of conversations by their users: title, labels, archive, sharing and client-chosen keys."""
+"""Updates conversations for their users: title, labels, archiving, sharing and client-chosen keys."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
             unit.requests.put(key, request)
 
     def found(self, unit: UnitOfWork, conversation_id: ConversationId) -> ConversationRow:
-        """Return a conversation of the user.
+        """Return one of the user's conversations.
 
         Raises:
             ConversationNotFound: The user has no such conversation.

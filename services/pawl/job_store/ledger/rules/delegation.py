@@ -1,4 +1,4 @@
-"""Child runs, which execute other runs' calls.
+"""Handles child runs, which execute other runs' calls.
 
 A child starts with its parent's step and is cancelled with its call.
 

@@ -1,4 +1,4 @@
-"""Rows of the ledger.
+"""Defines the rows of the ledger.
 
 A field's default is its value in a new row. Fields of type `bytes` are opaque to the ledger, which stores and returns
 them unchanged. Times come from the database and have a time zone.

@@ -1,4 +1,4 @@
-"""Starts a user's job: like submitting a message, but the run reports to that conversation (ASYNC-1)."""
+"""Starts a user's job. This is like submitting a message, but the run reports to that conversation (ASYNC-1)."""
 
 from __future__ import annotations
 
