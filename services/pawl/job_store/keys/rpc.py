@@ -104,7 +104,7 @@ def _asked(message: pb.Key) -> Key:
     """Return the fields of a key that a request may set; the service sets the others.
 
     Raises:
-        InvalidField: Expire_time is not a valid time.
+        InvalidField: `expire_time` is not a valid time.
     """
     expire_time = None
     if message.HasField("expire_time"):

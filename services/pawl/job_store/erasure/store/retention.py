@@ -260,7 +260,7 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs that a summary covers in conversations still in use; return a lower bound on removed rows.
+        """Remove old runs that a summary covers in conversations still in use. Return a lower bound on rows removed.
 
         Removes about `rows_max` rows of each kind. The runs ended before the summary, and the model's history needs
         none of their messages. 0 means that none are left.
@@ -284,7 +284,7 @@ class PostgresRetention(DatabaseAdapter):
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove conversations that have been idle for the given time, with all their data; return the rows removed.
+        """Remove conversations idle for the given time, with all their data; return the number of rows removed.
 
         Removes about `rows_max` rows of each kind. From the first batch on, the conversation cannot be read by its id.
         """
