@@ -134,7 +134,7 @@ class InvalidPageToken(InvalidArgument):
 
 
 class DigestRequired(InvalidArgument):
-    """A decision came without the digest that was shown."""
+    """The decision lacks the digest that was shown."""
 
 
 class HelloRequired(InvalidArgument):
@@ -226,15 +226,15 @@ class AlreadyExists(PawlError):
 
 
 class RequestIdReused(AlreadyExists):
-    """The request id was used before with another payload."""
+    """The request id was used before with a different payload."""
 
 
 class ToolExists(AlreadyExists):
-    """A tool of that name is registered with another definition. Set `replace` to replace it."""
+    """A tool with that name is registered with a different definition. Set `replace` to replace it."""
 
 
 class SourceExists(AlreadyExists):
-    """A source of that name exists with another configuration. Set `replace` to replace it."""
+    """A source with that name exists with a different configuration. Set `replace` to replace it."""
 
 
 class ConversationExists(AlreadyExists):
@@ -242,11 +242,11 @@ class ConversationExists(AlreadyExists):
 
 
 class ScheduleExists(AlreadyExists):
-    """You have a schedule of this name that does something else. Update it, or choose another name."""
+    """You have a schedule with this name that does something else. Update it, or choose another name."""
 
 
 class TriggerExists(AlreadyExists):
-    """You have a trigger of this name that does something else. Update it, or choose another name."""
+    """You have a trigger with this name that does something else. Update it, or choose another name."""
 
 
 class FailedPrecondition(PawlError):
@@ -356,7 +356,7 @@ class InboxChanged(Aborted):
 
 
 class ResourceExhausted(PawlError):
-    """A limit is reached."""
+    """A limit has been reached."""
 
 
 class TooLarge(ResourceExhausted):
@@ -383,7 +383,7 @@ class PastTooLong(ResourceExhausted):
 
 
 class TooManyJobs(ResourceExhausted):
-    """Ten jobs of the conversation are open. Stop one, or wait until one ends."""
+    """The conversation already has ten open jobs. Stop one, or wait until one ends."""
 
 
 class SlowConsumer(ResourceExhausted):

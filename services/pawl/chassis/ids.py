@@ -1,4 +1,4 @@
-"""Id types, their format, and their generation.
+"""Defines id types, their format, and how ids are generated.
 
 Each kind of id is its own type, so that mypy rejects a mix-up; at run time all are strings.
 """
@@ -89,7 +89,7 @@ def check_id(value: str, field: str, *, optional: bool = False) -> str:
     """Return `value` if it is an id, or empty and `optional`. The field name determines the type.
 
     Raises:
-        InvalidId: the value is not an id; the metadata names the field.
+        InvalidId: The value is not an id; the metadata names the field.
     """
     if not is_id(value) and (value or not optional):
         raise InvalidId(f"{field} must match ^[A-Za-z0-9_-]{{1,64}}$", field=field)
@@ -100,7 +100,7 @@ def check_agent_name(value: str, field: str, *, optional: bool = False) -> str:
     """Return `value` if it is the name of an agent or of a draft (`draft/NAME`).
 
     Raises:
-        InvalidId: it is neither; the metadata names the field.
+        InvalidId: It is neither; the metadata names the field.
     """
     own = value.removeprefix(DRAFT)
     check_id(own, field, optional=optional and own == value)

@@ -15,7 +15,7 @@ def read(value: object) -> dict[str, Any]:
     """Return the fields of `pawl.event.v1.ReportPolicy` for "end" or {"every": 10}; the kind as "END".
 
     Raises:
-        InvalidField: the value is malformed.
+        InvalidField: The value is malformed.
     """
     if isinstance(value, str) and value.lower() in _ALONE:
         return {"reports": value.upper()}

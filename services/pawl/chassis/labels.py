@@ -1,4 +1,4 @@
-"""Labels: key-value pairs that users attach to things to find them again."""
+"""Checks labels: key-value pairs that users attach to things to find them again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def has_all(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 def _problem(key: str, value: str) -> str:
     if _KEY.fullmatch(key) is None:
-        return "must have 1 to 63 characters of a-z, 0-9, `_`, `.` and `-`, and start with a letter or a digit"
+        return "must be 1 to 63 characters from a-z, 0-9, `_`, `.` and `-`, and start with a letter or a digit"
     if key.startswith(RESERVED):
         return f"starts with the reserved prefix {RESERVED}"
     if len(value.encode()) > VALUE_BYTES_MAX:

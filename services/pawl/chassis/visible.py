@@ -1,4 +1,4 @@
-"""Makes untrusted text safe to show, the same in the terminal, AG-UI, webhooks and mails.
+"""Makes untrusted text safe to show, in the same way in the terminal, AG-UI, webhooks and e-mails.
 
 web/console/src/visible.ts does the same; tests/golden/visible.json tests both.
 """

@@ -1,4 +1,4 @@
-"""Background loops of the job store: event relay, offers, quarantine, retention, search index and metrics."""
+"""Runs the job store's background loops: event relay, offers, quarantine, retention, search index and metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _log = logs.get_logger(__name__)
 class Relay:
     """Moves life-cycle events from the outbox to the stream, in order.
 
-    Resends events that the stream has lost.
+    Also resends events that the stream has lost.
     """
 
     def __init__(self, outbox: PostgresOutbox, stream: JetStreamLifecycle, meter: PrometheusMeter) -> None:
@@ -82,7 +82,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """Keep runs from waiting for times that the database's clock had already reached before it went back.
+    """Keep runs from waiting again for times that the database's clock had reached before it went back.
 
     Polls every second. It knows these times from its own polls, or from the database if no replica has polled recently.
     """

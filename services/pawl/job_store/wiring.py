@@ -68,7 +68,7 @@ Loops: TypeAlias = dict[str, Callable[[], Awaitable[None]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerParts:
-    """A ledger that is not running yet: enter `group_commit` and start `loops`."""
+    """A ledger that is not running yet: enter `group_commit` and start `loops` to run it."""
 
     group_commit: GroupCommit
     ledger: Ledger
@@ -76,7 +76,7 @@ class LedgerParts:
 
     @property
     def servicers(self) -> tuple[object, ...]:
-        """Servicers of runs and conversations, without erasure."""
+        """Servicers for runs and conversations, except for erasure."""
         return ConversationServicer(self.ledger, None), ListServicer(self.ledger), LedgerServicer(self.ledger)
 
 

@@ -1,4 +1,4 @@
-"""The data folder: its layout, version and lock."""
+"""Manages the data folder: its layout, version and lock."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _FREE_BYTES_MIN: Final = 32 * 1024 * 1024
 
 
 def problem_of(folder: Path) -> str:
-    """Return one sentence on why a data folder cannot be used; empty if it can."""
+    """Return one sentence that says why a data folder cannot be used; empty if it can."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Log files, which processes write to directly and the launcher rotates by size."""
+"""Manages log files. Processes write to them directly, and the launcher rotates them by size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LogFile:
         os.truncate(self.path, 0)
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the JSON log lines with that event from the newest process."""
+        """Yield the JSON log lines with that event that the newest process has written."""
         with self.path.open("rb") as file:
             file.seek(self._start)
             for line in file:

@@ -1,4 +1,4 @@
-"""The embedded NATS: the real nats-server with JetStream, and one user per service with only the rights it needs."""
+"""Runs the embedded NATS: the real nats-server with JetStream, and a user per service with only the rights it needs."""
 
 from __future__ import annotations
 

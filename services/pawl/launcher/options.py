@@ -1,4 +1,4 @@
-"""The options of a suite, from flags and the environment."""
+"""Reads the options of a suite from flags and the environment."""
 
 from __future__ import annotations
 

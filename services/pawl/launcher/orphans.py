@@ -1,4 +1,4 @@
-"""Processes left behind by an earlier launcher: recorded in files while they run, stopped at the next start.
+"""Stops processes left behind by an earlier launcher. They are recorded in files while they run.
 
 On Linux the kernel signals them when the launcher dies, but they may still be stopping, or hang. On other systems the
 records are the only way to find them.
@@ -47,7 +47,7 @@ async def stop_all(directory: Path) -> list[str]:
 
 
 async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -> None:
-    """Ask a process that is not our child to end, wait, and kill it if it does not."""
+    """Ask a process that is not our child to end, and kill it if it has not ended after a while."""
     for number in (first, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""The processes of a service: for each replica a command, an environment and a readiness check."""
+"""Plans the processes of a service: for each replica a command, an environment and a readiness check."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LOCALE: Final = "LC_"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteContext:
-    """What all of a suite's processes share. `peers` and `model` are called when a process starts."""
+    """What all processes of a suite have in common. `peers` and `model` are called when a process starts."""
 
     options: SuiteOptions
     folder: DataFolder

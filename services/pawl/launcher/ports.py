@@ -31,7 +31,7 @@ def check_ports(chosen: Mapping[str, int]) -> None:
     """Check that a server can listen on each port; 0 means any free one.
 
     Raises:
-        StartError: a port cannot be used; the message names each with its purpose.
+        StartError: A port cannot be used; the message names each with its purpose.
     """
     taken: dict[int, str] = {}
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: binaries from a wheel, a cluster in the data folder, one database, and a role per service.
+"""Runs the embedded PostgreSQL: binaries from a wheel, a cluster in the data folder, a database, a role per service.
 
 PostgreSQL refuses to run as root. When started by root it uses its own account, otherwise the current user. The wheel's
 Python API offers only Unix sockets without passwords, so its binaries are run directly: loopback TCP, SCRAM passwords,

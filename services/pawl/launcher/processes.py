@@ -1,4 +1,4 @@
-"""One supervised process: started, watched until ready, restarted when it dies, and stopped in order."""
+"""Supervises one process: starts it, waits until it is ready, restarts it when it dies, and stops it gracefully."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Process:
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Start supervising. It has no effect while already supervising."""
+        """Start supervising. Has no effect if it is already being supervised."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ class Process:
             ready.cancel()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal. After one that ends the process, `wait_ready` waits for its next start."""
+        """Send a signal. If it ends the process, `wait_ready` waits for the next start."""
         if self.pid is None:
             raise ProcessLookupError(f"{self.name} is down")
         if number in _ENDING:
@@ -250,7 +250,7 @@ class Process:
 
 
 async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
-    """Return once a ready process has failed to answer its health check for 30 seconds."""
+    """Return once a process that was ready has not answered its health check for 30 seconds."""
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
     while loop.time() - answered_at < SILENT_SECONDS_MAX:

@@ -1,4 +1,4 @@
-"""The services of the suite as data, in start order."""
+"""Describes the services of the suite as data, in start order."""
 
 from __future__ import annotations
 

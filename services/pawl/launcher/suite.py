@@ -154,7 +154,7 @@ class Suite:
         """Return its process id; None while it is down."""
         return self.process(name, replica).pid
 
-    # Control by tests.
+    # Control for tests.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal a process, which is restarted if it dies. SIGKILL has no effect on a process that is down."""
@@ -166,11 +166,11 @@ class Suite:
         await self.process(name, replica).wait_ready(self.options.ready_seconds)
 
     async def stop_process(self, name: str, replica: int = 0) -> None:
-        """Stop a process in order and leave it down until `start_process`."""
+        """Stop a process gracefully and leave it down until `start_process` is called."""
         await self.process(name, replica).stop()
 
     async def start_process(self, name: str, replica: int = 0) -> None:
-        """Start a stopped process on the same addresses, and return when it is ready."""
+        """Start a stopped process at the same addresses, and return when it is ready."""
         self.process(name, replica).start()
         await self.wait_ready(name, replica)
 

@@ -120,7 +120,7 @@ async def run_until_signal(suite: Suite, when_ready: Callable[[SuiteOptions], Aw
     """Run a suite until a signal, then stop it.
 
     Raises:
-        StartError: it could not start, or its data folder has been removed.
+        StartError: The suite could not start, or its data folder has been removed.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ async def _wait(stopping: asyncio.Task[bool], data: Path) -> None:
     """Return after a signal; report a disk problem once.
 
     Raises:
-        StartError: the data folder has been removed.
+        StartError: The data folder has been removed.
     """
     reported = ""
     while not (await asyncio.wait({stopping}, timeout=_POLL_SECONDS))[0]:

@@ -1,1 +1,1 @@
-"""Reads mailboxes over IMAP and delivers their mails to triggers (docs/guides/triggers.md, "Mailboxes")."""
+"""Reads mailboxes over IMAP and delivers their messages to triggers (docs/guides/triggers.md, "Mailboxes")."""

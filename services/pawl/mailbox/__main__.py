@@ -18,7 +18,7 @@ def parse_passwords(content: bytes) -> dict[str, dict[str, str]]:
     """Return passwords by store and name.
 
     Raises:
-        ValueError: the content is malformed.
+        ValueError: The content is malformed.
     """
     try:
         return msgspec.json.decode(content, type=dict[str, dict[str, str]])

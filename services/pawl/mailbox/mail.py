@@ -1,4 +1,4 @@
-"""Parses one mail and decides whether it may fire the trigger. All of it is untrusted."""
+"""Parses one message and decides whether it may fire the trigger. All of its content is untrusted."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _HEADERS: Final = re.compile(
 
 
 def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: Sequence[str]) -> dict[str, Any]:  # noqa: FBT001
-    """Return the data of a mail with its attachment texts, or `refusal`: the reason why it does not count.
+    """Return the data and attachment texts of a message, or a `refusal`: the reason why it may not fire the trigger.
 
-    `own` is the address of the mailbox. With `is_cut`, `raw` is only the first part of the mail.
+    `own` is the address of the mailbox. With `is_cut`, `raw` is only the first part of the message.
     """
     try:
         message = message_from_bytes(raw, policy=policy.default)
@@ -55,7 +55,7 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 
 
 def _automatic(message: EmailMessage) -> str:
-    """Return why a program seems to have sent the mail (RFC 3834), or an empty string."""
+    """Return why the message seems to come from a program (RFC 3834); an empty string if it does not."""
     if message.get_content_type() == "multipart/report":
         return "it is an automatic mail: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
@@ -68,7 +68,7 @@ def _automatic(message: EmailMessage) -> str:
             if is_automatic.get(name, word not in {"", "no", "none"}):
                 return f"it is an automatic mail: {name}: {_clean(word)[:40]}"
     if len(_ids(message, "References")) >= THREAD_MAILS_MAX:
-        return f"its thread has more than {THREAD_MAILS_MAX} mails"
+        return f"its thread has more than {THREAD_MAILS_MAX} messages"
     return ""
 
 
@@ -157,7 +157,7 @@ def _contents(message: EmailMessage, is_cut: bool) -> dict[str, Any]:  # noqa: F
 
 
 def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
-    """Yield the leaf parts in order. An attached mail counts as a file."""
+    """Yield the leaf parts in order. An attached message counts as a file."""
     if part.get_content_maintype() == "multipart" and part.is_multipart():
         for each in cast("list[EmailMessage]", part.get_payload()):
             yield from _leaves(each)

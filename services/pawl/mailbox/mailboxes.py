@@ -1,4 +1,4 @@
-"""Polls the mailboxes that this process leases, and delivers each mail to its trigger."""
+"""Polls the mailboxes that this process leases, and delivers each message to its trigger."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BACKOFF_SECONDS_MAX: Final = 3600
 _INTERRUPTED_SECONDS_MAX: Final = 300
 _DOUBLINGS_MAX: Final = 10
 _SETTINGS: Final = ("PAWL_", "OPENAI_")
-# Signals that stop a process from outside: the mail is not the cause.
+# Signals that stop a process from outside: the message is not the cause.
 _STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 
 # Store, id and generation of a trigger.
@@ -83,7 +83,7 @@ class Mailboxes:
         """Lease mailboxes and poll them until cancelled.
 
         Raises:
-            PawlError: the leases cannot be renewed, so no mailbox may be polled.
+            PawlError: The leases cannot be renewed, so no mailbox may be polled.
         """
         try:
             while True:
@@ -140,11 +140,11 @@ class Mailboxes:
             await asyncio.sleep(0 if has_more else min(seconds, _BACKOFF_SECONDS_MAX))
 
     async def _poll(self, mailbox: LeasedMailbox) -> bool:
-        """Deliver the next mails; return whether there are more.
+        """Deliver the next messages; return whether there are more.
 
         Raises:
-            Unreadable: the mailbox cannot be read.
-            PawlError: a mail cannot be delivered now.
+            Unreadable: The mailbox cannot be read.
+            PawlError: A message cannot be delivered now.
         """
         lines = await self._lines(mailbox.store_id, await self._poll_request(mailbox))
         start, error, has_more = MailPosition(), "", False
@@ -165,7 +165,7 @@ class Mailboxes:
         """Return the input of the poll process.
 
         Raises:
-            Unreadable: the password is missing, or the deployment does not allow the host.
+            Unreadable: The password is missing, or the deployment does not allow the host.
         """
         source, store_id = mailbox.mailbox, StoreId(mailbox.store_id)
         password = self._passwords().get(store_id, {}).get(source.password_secret, "")
@@ -202,10 +202,10 @@ class Mailboxes:
         return await work
 
     async def _deliver(self, mailbox: LeasedMailbox, uid: int, data: dict[str, Any]) -> None:
-        """Deliver a mail after its attachments. Idempotent.
+        """Deliver a message after its attachments. Idempotent.
 
         Raises:
-            TriggerPaused: the trigger has changed or is paused.
+            TriggerPaused: The trigger has changed or is paused.
         """
         position = MailPosition(uid_validity=mailbox.position.uid_validity, uid=uid)
         event_id = f"{_folder_id(mailbox.mailbox)}.{position.uid_validity}.{uid}"
@@ -253,8 +253,8 @@ class Mailboxes:
 async def run_poll(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Run `poll` in a subprocess and return its output lines.
 
-    If the subprocess fails while it parses a mail, the last line refuses that mail. After any other failure the last
-    line has an `error`.
+    If the subprocess fails while it parses a message, the last line refuses that message. After any other failure the
+    last line has an `error`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     program = (sys.executable, "-m", "pawl.mailbox.poll")

@@ -1,7 +1,7 @@
 """Polls one mailbox over IMAP (RFC 3501) without changing it: `python -m pawl.mailbox.poll`.
 
-Each poll runs in its own process, which `mailboxes` kills at its timeout. So no server or mail can use more CPU time or
-memory than allowed. It imports only the standard library and the parser.
+Each poll runs in its own process, which `mailboxes` kills at its timeout. Thus no server or message can use more CPU
+time or memory than allowed. It imports only the standard library and the parser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pawl.mailbox.mail import read_mail
 
 MAIL_BYTES_MAX: Final = 1024 * 1024
 MAILS_MAX: Final = 10
-# Bytes of mails per poll; the last mail may exceed it.
+# Bytes of messages per poll; the last message may exceed it.
 MAILS_BYTES_MAX: Final = 4 * MAIL_BYTES_MAX
 SESSION_BYTES_MAX: Final = 8 * MAIL_BYTES_MAX
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -29,19 +29,19 @@ LINE_BYTES_MAX: Final = 64 * 1024
 RANGE_UIDS: Final = 5000
 # Ranges per poll. The last search covers all remaining UIDs.
 _RANGES_MAX: Final = 100
-# CPU time for a mail, and for everything before the first one.
+# CPU time for a message, and for everything before the first one.
 CPU_SECONDS: Final = 5
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
 _SILENT_SECONDS: Final = 10.0
 _UIDS_END: Final = 2**32
 _UID: Final = re.compile(rb"\bUID ([0-9]{1,10})\b")
 _SIZE: Final = re.compile(rb"\bRFC822\.SIZE ([0-9]{1,12})\b")
-# RFC 5530: the mail was deleted. After any other refusal it may be available at the next poll.
+# RFC 5530: the message was deleted. After any other refusal it may be available at the next poll.
 _GONE: Final = re.compile(rb"\[(?:EXPUNGEISSUED|NONEXISTENT)\]", re.IGNORECASE)
 
 
 class Unreadable(Exception):
-    """The mailbox cannot be read. The message gives the reason but does not quote the server."""
+    """Raised when the mailbox cannot be read. The message gives the reason but does not quote the server."""
 
 
 class _Session(imaplib.IMAP4):
@@ -87,13 +87,13 @@ class _Session(imaplib.IMAP4):
 
 
 def poll(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the highest UID of a folder and, if its UIDVALIDITY has not changed, the first mails after the position.
+    """Yield a folder's highest UID and, if its UIDVALIDITY has not changed, the first messages after the position.
 
-    Each mail is yielded twice, first without `data`. So if parsing kills the process, the last line names the mail.
+    Each message is yielded twice, first without `data`. So if parsing kills the process, the last line names it.
 
     Raises:
-        Unreadable: the server refuses a command.
-        OSError, IMAP4.error, ValueError, IndexError: the server is unavailable or violates the protocol.
+        Unreadable: The server refuses a command.
+        OSError, IMAP4.error, ValueError, IndexError: The server is unavailable or violates the protocol.
     """
     session = _Session(asked["host"], asked["port"], asked["addresses"], plaintext=asked["plaintext"])
     try:
@@ -144,12 +144,12 @@ def _found(session: _Session, after: int, last: int | None) -> list[int]:
     if status != "OK":
         raise Unreadable("cannot be searched")
     listed = {int(uid) for line in lines if isinstance(line, bytes) for uid in re.findall(rb"[0-9]{1,10}", line)}
-    # A range that ends with `*` always includes the last mail.
+    # A range that ends with `*` always includes the last message.
     return sorted(uid for uid in listed if after < uid < (last + 1 if last else _UIDS_END))
 
 
 def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
-    """Return a mail, or its first part and True if it is too large; None if it was deleted."""
+    """Return a message, or its first part and True if it is too large; None if it was deleted."""
     status, answer = session.uid("FETCH", str(uid), f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)")
     if status != "OK" and not _GONE.match(answer[-1]):
         raise Unreadable(f"refuses to send the mail {uid}")

@@ -22,7 +22,7 @@ _SERVER = [("server", "pawl-scripted")]
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before the response was complete."""
+    """Raised when the client closed the connection before the response was complete."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

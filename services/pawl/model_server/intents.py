@@ -76,7 +76,10 @@ COUNT_MAX = 10_000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UseTool:
-    """Needs a tool; `task` completes "I was asked to ...". A name that ends in `*` matches the first such prefix."""
+    """A request that needs a tool. `task` completes "I was asked to ...".
+
+    A name that ends in `*` matches the first tool with that prefix.
+    """
 
     tool: str
     task: str
@@ -86,7 +89,7 @@ class UseTool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """Needs no tool: text that is sent at a given pace."""
+    """A request that needs no tool: the reply is text, sent at a given pace."""
 
     text: str
     chunk_delay: float = 0.0

@@ -1,4 +1,4 @@
-"""Chat-completions requests in OpenAI's format, and what this package reads from them."""
+"""Parses chat-completions requests in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ImageAddress = Annotated[
 
 
 class RefusedRequest(Exception):
-    """The request violates the protocol; the client gets an error in OpenAI's format."""
+    """Raised when a request violates the protocol. The client gets an error in OpenAI's format."""
 
     def __init__(self, message: str, *, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -175,7 +175,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def round(self) -> int:
-        """How many times the model has answered since the last user message."""
+        """Number of times the model has answered since the last user message."""
         return sum(isinstance(message, Assistant) for message in self.since_prompt)
 
     @property
@@ -250,7 +250,7 @@ def read_request(data: bytes) -> ChatRequest:
     """Parse the body of POST /v1/chat/completions.
 
     Raises:
-        RefusedRequest: the body is invalid.
+        RefusedRequest: The body is invalid.
     """
     try:
         return msgspec.json.decode(data, type=ChatRequest)

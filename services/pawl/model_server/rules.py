@@ -1,7 +1,7 @@
 """Rules that choose a reply from the prompt, the offered tools and the results so far. Pure and stateless.
 
-Each stage with tools takes one round. The rules read from the messages what is done, so the same messages always get
-the same reply.
+Each stage with tools takes one round. The rules read from the messages what has been done, so the same messages always
+get the same reply.
 """
 
 from __future__ import annotations

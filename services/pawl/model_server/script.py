@@ -1,4 +1,4 @@
-"""Scripted answers that replace the rules, including faults.
+"""Defines scripted answers, including faults, that replace the rules.
 
 Steps are tried in order; the first that matches and is not used up gives the reply. If no step matches, the rules
 answer. The types here describe replies for the rules, the script file and the wire format. They reject unknown fields,
@@ -71,7 +71,7 @@ REQUESTS_COUNTED_MAX = 10_000
 
 
 class ScriptError(ValueError):
-    """The script is invalid. The message gives the problem and its position."""
+    """Raised when the script is invalid. The message gives the problem and its position."""
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

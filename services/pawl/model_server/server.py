@@ -1,4 +1,4 @@
-"""The HTTP routes of the model server, its record of requests, and its faults."""
+"""Serves the HTTP routes of the model server, records requests, and causes faults."""
 
 from __future__ import annotations
 

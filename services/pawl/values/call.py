@@ -1,4 +1,4 @@
-"""States of tool calls, and questions to users. Numbers match pawl.event.v1."""
+"""Defines states of tool calls, and questions to users. Numbers match pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class QuestionKind(StrEnum):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's question to a user, with its reason and suggested answers. Free text is always accepted."""
+    """A call's question to a user, with a reason and suggested answers. Free text is always accepted."""
 
     question: str
     why: str = ""
@@ -103,7 +103,7 @@ class CommandOutcome(IntEnum):
 
 
 class CallResolution(IntEnum):
-    """An operator's finding about a call with an unknown outcome."""
+    """An operator's finding about a call whose outcome was unknown."""
 
     HAPPENED = 1
     RUN_AGAIN = 2

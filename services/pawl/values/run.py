@@ -1,4 +1,4 @@
-"""States of runs and the values that change them. Numbers match pawl.event.v1 and pawl.job.v1."""
+"""Defines states of runs and the values that change them. Numbers match pawl.event.v1 and pawl.job.v1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunState(IntEnum):
         return self >= RunState.COMPLETED
 
 
-# A set of int, because the `state` of a message may be a member too.
+# A set of int, so that the `state` of a message, an int, can be looked up too.
 ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
 # The run has ended, or waits for a user, a program or a time.
 RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}

@@ -1,4 +1,4 @@
-"""Tools and the execution of calls. Meanings match pawl.tool.v1."""
+"""Defines tools and the execution of calls. Meanings match pawl.tool.v1."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Outcome(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
-    # Not an end: the tool asks a user something.
+    # Not an end: the tool has a question for a user.
     INPUT_REQUIRED = "INPUT_REQUIRED"
     # Not an end: the tool has returned, and an outside system completes the call.
     AWAITING_COMPLETION = "AWAITING_COMPLETION"
@@ -140,7 +140,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool: a fraction from 0 to 1 if known, and a human-readable text."""
+    """Progress of a running tool: a fraction from 0 to 1 if known, and human-readable text."""
 
     fraction: float | None = None
     message: str = ""

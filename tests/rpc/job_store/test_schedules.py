@@ -231,7 +231,7 @@ async def test_schedule_pauses_itself_after_ten_failures_in_a_row(timer: Timer, 
     last = await timer.fire_due()
     assert last.outcome == SKIPPED
     paused = await timer.get()
-    assert (paused.self_paused, paused.pause_note) == (True, "10 fires in a row were refused or failed")
+    assert (paused.self_paused, paused.pause_note) == (True, "10 runs in a row were refused or failed")
     assert not paused.HasField("next_time")
     assert await timer.claim() == []
     resumed = await timer.pause(paused=False)

@@ -385,7 +385,7 @@ async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database:
     assert await relayed() == 2
     assert {kind for kind, _ in stream.types} == {"trigger.paused"}
     assert len({event_id for _, event_id in stream.types}) == 2
-    assert stream.notes == ["10 fires in a row were refused or failed"] * 2
+    assert stream.notes == ["10 runs in a row were refused or failed"] * 2
 
 
 async def test_events_are_deleted_after_three_days_unless_they_wait(hook: Hook, user: User) -> None:

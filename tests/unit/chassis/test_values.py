@@ -94,7 +94,7 @@ def test_valid_labels_are_stored_unchanged_and_invalid_ones_are_named(labels: di
 
 
 def test_an_invalid_label_is_refused_with_the_reason() -> None:
-    rows = [(({key: "x"}), "must have 1 to 63") for key in ("", "Env", "-env", "a" * 64)]
+    rows = [(({key: "x"}), "must be 1 to 63") for key in ("", "Env", "-env", "a" * 64)]
     rows += [({"pawl.run": "x"}, "reserved prefix"), ({"env": "é" * 129}, "256 bytes")]
     rows += [({"env": "a\nb"}, "control character"), ({"env": "a\0b"}, "control character")]
     rows += [({"env": "a\u2028b"}, "line break")]

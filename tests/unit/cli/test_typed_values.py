@@ -56,7 +56,7 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
     (EVERY, InvalidField("definition.text is empty", field="definition.text"), "--text is empty."),
     (
         EVERY,
-        InvalidField("give either `cron` or `interval_seconds`", field="definition.cron"),
+        InvalidField("set either `cron` or `interval_seconds`", field="definition.cron"),
         "Give either --cron or --every.",
     ),
     (

@@ -156,7 +156,7 @@ def test_only_a_run_that_waits_for_a_user_may_sleep_indefinitely() -> None:
         run_id = world.start_run()
         world.unit.put_run(replace(world.run(run_id), state=state, waits=(1,)))
         may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
-        with nullcontext() if may_sleep else pytest.raises(InvalidField, match="needs a wake_time"):
+        with nullcontext() if may_sleep else pytest.raises(InvalidField, match="must have a wake_time"):
             world.commit(run_id, lease=LeaseAction.PARK)
         assert (world.run(run_id).claim_at is None) == may_sleep, state
 

@@ -1,7 +1,7 @@
-"""A connection to NATS, which may be unavailable.
+"""Connects to NATS, which may be unavailable.
 
 Nothing here waits for the server or fails because of it: NATS carries wake-ups and live events, never the record.
-Without it Pawl is slower, not wrong.
+Without it Pawl is slower, but still correct.
 
 nats-py's own reconnection is disabled. It does not cover the first connection, stops for good after one refused login
 (which a restarting server may cause), and dies silently after an unexpected error. Instead a loop here makes a new
@@ -43,7 +43,7 @@ Hook = Callable[[], Awaitable[None]]
 
 
 async def flush(client: Client) -> None:
-    """Return when the server has received all messages and subscriptions sent before.
+    """Return once the server has received all earlier messages and subscriptions.
 
     nats-py's own `flush` writes its PING ahead of buffered data, so that data may reach the server after the PONG, or
     never. A PONG that is no longer awaited ends nats-py's reader. So the wait continues when the caller is cancelled,
@@ -86,7 +86,7 @@ class Bus:
     def __init__(
         self, url: str | None, *, name: str, metrics: Metrics, tls: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
-        # False if there is no NATS server at all; nothing will ever be sent.
+        # False if there is no NATS server at all, so nothing will ever be sent.
         self.is_configured = url is not None
         # Counts connections; a new number may mean a different server.
         self.connection_number = 0
@@ -127,7 +127,7 @@ class Bus:
         """Check the connection; at start, wait for the first attempt.
 
         Raises:
-            DependencyUnavailable: not connected.
+            DependencyUnavailable: NATS is not connected.
         """
         if self._url is not None:
             await self._tried.wait()
@@ -135,7 +135,7 @@ class Bus:
             raise DependencyUnavailable("NATS is not connected")
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Publish at most once. Never waits for the server, and never raises because of it.
+        """Publish a message at most once. Never waits for the server, and never raises because of it.
 
         Messages are dropped, and counted, while not connected or when the outbox is full.
         """
@@ -152,13 +152,13 @@ class Bus:
         Messages over the server's size limit are dropped and counted.
 
         Raises:
-            DependencyUnavailable: not connected, or the connection was lost; some messages may have been published.
+            DependencyUnavailable: NATS is not connected, or the connection was lost after some messages were sent.
         """
         client, count = self._connected_client(), 0
         try:
             for subject, data, headers in messages:
                 if len(data) > self.payload_bytes_max:
-                    # It can never be sent, but the next ones can.
+                    # This message can never be sent, but the next ones can.
                     self._outbox.refuse(subject, "MaxPayloadError")
                     continue
                 await client.publish(subject, data, headers=dict(headers))
@@ -170,10 +170,10 @@ class Bus:
         self._outbox.published.inc(count)
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
-        """Call `callback` with subject and data of each message on `subject`, one at a time, in order.
+        """Call `callback` with the subject and data of each message on `subject`, one at a time, in order.
 
-        The subscription survives reconnects; messages published in between are missed. Exceptions of the callback are
-        logged.
+        The subscription survives reconnects; messages published while disconnected are missed. Exceptions raised by the
+        callback are logged.
         """
         subscription = Subscription(subject, callback, self._subscriptions.discard)
         self._subscriptions.add(subscription)
@@ -196,10 +196,10 @@ class Bus:
             self._start_hook(hook)
 
     def jetstream(self) -> JetStreamContext:
-        """Return JetStream of the current connection; call again after a reconnect.
+        """Return the JetStream context of the current connection; call again after a reconnect.
 
         Raises:
-            DependencyUnavailable: not connected.
+            DependencyUnavailable: NATS is not connected.
         """
         return self._connected_client().jetstream()
 

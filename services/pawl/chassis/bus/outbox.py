@@ -1,4 +1,4 @@
-"""Messages waiting to be written to NATS, bounded in number and bytes."""
+"""Holds messages waiting to be written to NATS, limited in number and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: a connection pool that waits for the server at start, and errors for outages."""
+"""Provides a PostgreSQL connection pool that waits for the server at start, and turns outages into errors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Database:
         the connections is reserved for `urgent` work, so that keeping runs alive does not wait for reads.
 
         Raises:
-            DependencyUnavailable: the server is unreachable, unusable or stopped, or a statement timed out. A
+            DependencyUnavailable: The server is unreachable, unusable or stopped, or a statement timed out. A
                 statement in progress may or may not have been executed.
         """
         kept = self._kept
@@ -152,7 +152,7 @@ class Database:
         """Lend a connection inside a transaction: committed at the end, rolled back on any exception.
 
         Raises:
-            DependencyUnavailable: same as for `acquire`. If raised during the commit, the transaction may have been
+            DependencyUnavailable: Same as for `acquire`. If raised during the commit, the transaction may have been
                 committed.
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
@@ -188,7 +188,7 @@ class Database:
         """Check that the server answers and accepts writes. Does not use a pool connection.
 
         Raises:
-            DependencyUnavailable: it does not answer or accept writes.
+            DependencyUnavailable: The server does not answer or accept writes.
         """
         if self._pool is None:
             raise DependencyUnavailable("the database is closed")
@@ -237,7 +237,7 @@ class Database:
                 await kept.give(connection, generation=generation, is_fit=is_fit)
 
     def _cut(self) -> None:
-        """Terminate the connections that wait for a server that does not answer."""
+        """Terminate the connections that are waiting for a frozen server."""
         for connection in self._held:
             # An old connection whose user has not noticed the loss yet.
             with suppress(asyncpg.InterfaceError):
@@ -253,8 +253,8 @@ class Database:
         Atomic, and safe to call from several processes concurrently. `rights` are granted to another role.
 
         Raises:
-            StartError: another version created the schema, or the pool's role may not create it.
-            DependencyUnavailable: the server cannot be reached.
+            StartError: Another version created the schema, or the pool's role may not create it.
+            DependencyUnavailable: The server cannot be reached.
         """
         async with self.acquire(urgent=True) as connection:
             return await schemas.create(connection, schema, schemas.read(schema) if sql is None else sql, rights)

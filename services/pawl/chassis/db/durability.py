@@ -35,7 +35,7 @@ async def require_durable(database: Database, *, unsafe_allowed: bool) -> None:
 
     Raises:
         StartError: fsync, full_page_writes or synchronous_commit is off.
-        DependencyUnavailable: the server cannot be reached.
+        DependencyUnavailable: The server cannot be reached.
     """
     async with database.acquire() as connection:
         records = await connection.fetch(_OFF, list(_COSTS))

@@ -1,4 +1,4 @@
-"""Checks PostgreSQL every second on its own session."""
+"""Checks PostgreSQL every second in a session of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logs.get_logger(__name__)
 class Heartbeat:
     """Reports whether the server answers and accepts writes; an async context manager that checks until its exit.
 
-    It calls `on_frozen` after each check without any answer: waiting sessions would keep waiting. It calls
+    It calls `on_frozen` after each check that gets no answer, because waiting sessions would keep waiting. It calls
     `on_read_only` after each check that finds a read-only server, such as a standby or an old primary.
     """
 
@@ -61,7 +61,7 @@ class Heartbeat:
         """Check that the server is usable now.
 
         Raises:
-            DependencyUnavailable: the server is not usable.
+            DependencyUnavailable: The server is not usable.
         """
         if self._check is None or self._check.done():
             self._check = asyncio.get_running_loop().create_task(self._check_once(), name="database.check")

@@ -1,4 +1,4 @@
-"""Keeps pool connections checked out between uses, because that is cheaper."""
+"""Keeps pool connections checked out between uses, which is cheaper than returning them."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class IdleConnections:
         self._waiting = 0
         self._uses = 0
         self._is_closed = False
-        # How many times all connections were expired.
+        # How many times all connections have been expired.
         self.generation = 0
 
     async def take(self, deadline: float) -> PooledConnection:
         """Return a connection before the deadline.
 
         Raises:
-            TimeoutError: all are in use.
-            Exception: the pool cannot open one.
+            TimeoutError: All connections are in use.
+            Exception: The pool cannot open a connection.
         """
         while self._idle:
             connection, _ = self._idle.pop()
@@ -69,7 +69,7 @@ class IdleConnections:
         """Take a connection back; `is_fit` means that nothing went wrong with it.
 
         Raises:
-            Exception: the pool could not take it back and dropped it.
+            Exception: The pool could not take it back and dropped it.
         """
         self._uses += 1
         is_due = self._waiting or self._is_closed or generation != self.generation or not self._uses % _USES
@@ -90,7 +90,7 @@ class IdleConnections:
             _end(self._idle.pop()[0])
 
     async def close(self) -> None:
-        """Return idle connections to the pool, and later ones as they come back."""
+        """Return idle connections to the pool, and the others as they come back."""
         self._is_closed = True
         while self._idle:
             await self._release(self._idle.pop()[0])

@@ -1,4 +1,4 @@
-"""Privileges of a service's role on a schema that another role owns.
+"""Grants a service's role its privileges on a schema that another role owns.
 
 They are granted at every start, so that they cover new tables. The role can read and write rows, and in append-only
 tables read and insert them. It cannot create, alter or drop anything.

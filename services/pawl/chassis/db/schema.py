@@ -39,7 +39,7 @@ async def create(connection: Connection, schema: str, sql: str, rights: Rights |
     Atomic, and safe to call from several processes concurrently.
 
     Raises:
-        StartError: another version created the schema, or the connection's role may not create it.
+        StartError: Another version created the schema, or the connection's role may not create it.
     """
     if not _SCHEMA.fullmatch(schema):
         raise ValueError(f"{schema!r} is not a valid schema name")

@@ -82,7 +82,7 @@ def plain_address(text: str) -> Address:
     """Return an address from a resolver; an IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) becomes IPv4.
 
     Raises:
-        ValueError: the text is not an address.
+        ValueError: The text is not an address.
     """
     address = ip_address(text)
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
@@ -112,7 +112,7 @@ def can_be_opened(network: Network) -> bool:
     return any(network.version == other.version and network.subnet_of(other) for other in _PRIVATE)  # type: ignore[arg-type]
 
 
-# Concurrent name lookups.
+# Maximum number of concurrent name lookups.
 AT_ONCE_MAX: Final = 128
 
 # Resolves host and port to addresses, the preferred ones first; raises OSError if there are none.
@@ -125,7 +125,7 @@ async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
     Each call uses its own daemon thread, because uvloop has only two threads for all lookups.
 
     Raises:
-        OSError: the host does not exist.
+        OSError: The host does not exist.
     """
     # As bytes, which getaddrinfo does not encode again.
     loop, name = asyncio.get_running_loop(), host.encode("ascii")
@@ -149,7 +149,7 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
 
 
 class Lookups:
-    """Limits concurrent lookups, which cannot be cancelled. Each key (a store) has a quota."""
+    """Limits concurrent name lookups, which cannot be cancelled. Each key (a store) has a quota."""
 
     def __init__(self, resolve: Resolve = resolve_by_system, *, at_once_max: int = AT_ONCE_MAX) -> None:
         self._resolve = resolve
@@ -158,7 +158,7 @@ class Lookups:
     async def start(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
         """Start a lookup and return it; it continues if the caller is cancelled.
 
-        Waits while the key has used its quota. Safe to cancel until it returns.
+        Waits while the key's quota is used up. Safe to cancel until it returns.
         """
         await self._slots.enter(key)
         lookup = asyncio.ensure_future(self._resolve(host, port))

@@ -28,7 +28,7 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 class CodingError(Exception):
-    """A body does not match its Content-Encoding, or has a coding that was not requested."""
+    """Raised when a body does not match its Content-Encoding, or has a coding that was not requested."""
 
 
 class Unpacker:
@@ -37,7 +37,7 @@ class Unpacker:
     A decompression bomb yields at most `bytes_max` + 1 bytes.
 
     Raises:
-        CodingError: the coding is not gzip, or the body is corrupt.
+        CodingError: The coding is not gzip, or the body is corrupt.
     """
 
     def __init__(self, coding: str, *, bytes_max: int) -> None:
@@ -79,7 +79,7 @@ REDIRECTS_MAX: Final = 5
 
 
 class RequestFailed(Exception):
-    """No usable response arrived. The message may be shown to the model."""
+    """Raised when no usable response arrived. The message may be shown to the model."""
 
     def __init__(self, message: str, *, was_sent: bool, lookup: asyncio.Future[Sequence[str]] | None = None) -> None:
         super().__init__(message)
@@ -127,7 +127,7 @@ class Egress(Protocol):
         Secrets may be sent over https, or to a host that the deployment allows explicitly.
 
         Raises:
-            EgressRefused: the rules do not allow the URL.
+            EgressRefused: The rules do not allow the URL.
         """
 
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
@@ -137,8 +137,8 @@ class Egress(Protocol):
         cancel.
 
         Raises:
-            EgressRefused: the request or a redirect is not allowed.
-            RequestFailed: no usable response arrived.
+            EgressRefused: The request or a redirect is not allowed.
+            RequestFailed: No usable response arrived.
         """
 
 
@@ -192,7 +192,7 @@ class GuardedEgress:
         """Return the target of a URL and its addresses, for non-HTTP protocols that send a password.
 
         Raises:
-            EgressRefused: the deployment does not name the host, or the host must not be reached or receive secrets.
+            EgressRefused: The deployment does not name the host, or the host must not be reached or receive secrets.
         """
         target = read_target(url)
         rules_of(self._rules, store_id).check_named(target)
@@ -311,7 +311,7 @@ def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
     """Return the rules by store, with `*` for all other stores; empty if there is no file.
 
     Raises:
-        StartError: the file cannot be read, or has an invalid entry.
+        StartError: The file cannot be read, or has an invalid entry.
     """
     if path is None:
         return {}

@@ -53,12 +53,12 @@ class SmtpServer:
     ) -> Mapping[str, object]:
         """Send a message over a new connection; return the recipients that were refused, if others were accepted.
 
-        It takes at most `seconds`. Errors after the server has accepted the message are ignored. `sender` defaults to
+        Takes at most `seconds`. Errors after the server has accepted the message are ignored. `sender` defaults to
         the message's sender.
 
         Raises:
-            aiosmtplib.SMTPException: the message was refused, or the connection broke, perhaps after acceptance.
-            TimeoutError: it took too long, perhaps after acceptance.
+            aiosmtplib.SMTPException: The message was refused, or the connection broke, perhaps after it was accepted.
+            TimeoutError: It took too long, and the server may have accepted the message.
         """
         client = aiosmtplib.SMTP(
             hostname=self.host,
@@ -87,7 +87,7 @@ def read_smtp_url(url: str) -> SmtpServer:
     """Parse `smtp://`, `smtp+starttls://` or `smtps://[user:password@]host[:port]`.
 
     Raises:
-        ValueError: the URL is malformed. The message does not contain the URL.
+        ValueError: The URL is malformed. The message does not contain the URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/"):

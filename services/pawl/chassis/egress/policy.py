@@ -35,7 +35,7 @@ _IDEOGRAPHIC_STOP: Final = "\u3002"
 
 
 class EgressRefused(Exception):
-    """A request that must not be sent. The message may be shown to the model: it contains no resolved addresses."""
+    """Raised for a request that must not be sent. The model may see the message: it contains no resolved addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,10 @@ def read_target(url: str) -> Target:
     """Parse a URL.
 
     Raises:
-        EgressRefused: the URL is invalid, ambiguous, or neither http nor https.
+        EgressRefused: The URL is invalid, ambiguous, or neither http nor https.
     """
     if len(url) > URL_CHARACTERS_MAX:
-        raise EgressRefused(f"a URL may have at most {URL_CHARACTERS_MAX} characters")
+        raise EgressRefused(f"a URL must be at most {URL_CHARACTERS_MAX} characters")
     if _WHITE_OR_CONTROL.search(url):
         raise EgressRefused("a URL must not contain whitespace, backslashes or control characters")
     try:
@@ -179,7 +179,7 @@ class HostPattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """An allowed private target: a network at ports 80 and 443, or a host at one port."""
+    """An allowed private target: a network on ports 80 and 443, or a host on one port."""
 
     network: Network | None = None
     host: str = ""
@@ -196,7 +196,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """What a store may reach. By default the public internet at ports 80 and 443."""
+    """What a store may reach: by default, the public internet on ports 80 and 443."""
 
     # If set, only these hosts are allowed.
     hosts: tuple[HostPattern, ...] | None = None
@@ -206,7 +206,7 @@ class EgressRules:
         """Check the host of a request, as far as possible without its addresses.
 
         Raises:
-            EgressRefused: the rules do not allow it.
+            EgressRefused: The rules do not allow the host.
         """
         is_opened = self._opens(target)
         is_listed = any(pattern.matches(target) for pattern in self.hosts or ())
@@ -224,7 +224,7 @@ class EgressRules:
         """Check that secrets may be sent to a target: over https, or to an explicitly allowed host.
 
         Raises:
-            EgressRefused: they may not be sent.
+            EgressRefused: Secrets may not be sent to the target.
         """
         if target.scheme != "https" and not self._opens(target):
             raise EgressRefused(f"secrets are not sent to {target.authority} over unencrypted http")
@@ -233,7 +233,7 @@ class EgressRules:
         """Check that the deployment allows the target explicitly, by host and port.
 
         Raises:
-            EgressRefused: it does not. The default access to the public internet does not count.
+            EgressRefused: The deployment does not allow it explicitly. Default access to the internet does not count.
         """
         if not any(pattern.matches(target) for pattern in self.hosts or ()) and not self._opens(target):
             raise EgressRefused(f"{target.authority} is not listed in PAWL_EGRESS_FILE")
@@ -252,7 +252,7 @@ class EgressRules:
         and which one a client uses is random.
 
         Raises:
-            EgressRefused: an address is not allowed, or there is none.
+            EgressRefused: An address is not allowed, or there is none.
         """
         has_usual_port = target.port in PORTS.values() or any(pattern.matches(target) for pattern in self.hosts or ())
         for address in addresses:
@@ -270,7 +270,7 @@ def read_rules(hosts: Iterable[str] | None, private: Iterable[str]) -> EgressRul
     """Parse the rules of a deployment.
 
     Raises:
-        ValueError: an entry is invalid; the message names it and the problem.
+        ValueError: An entry is invalid; the message names it and the problem.
     """
     return EgressRules(
         hosts=None if hosts is None else tuple(map(_read_pattern, hosts)),

@@ -38,7 +38,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     client's responsibility.
 
     Raises, in addition to httpx2's errors:
-        EgressRefused: nothing was sent, and no connection opened.
+        EgressRefused: The rules forbid it. Nothing was sent, and no connection was opened.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         """Return at least one allowed address of a target, the preferred ones first.
 
         Raises:
-            EgressRefused: the target is not allowed.
+            EgressRefused: The target is not allowed.
         """
         self._rules.check_target(target)
         if self._with_secrets:

@@ -20,7 +20,7 @@ from pawl.chassis.identity.roles import AGENT_LOOP, OWN_ROLES_GO_BESIDE, ROLES_O
 from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id, is_id
 from pawl.errors import PermissionDenied, Unauthenticated
 
-# The metadata that identify the caller.
+# The metadata that identifies the caller.
 IDENTITY_METADATA: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
 # Metadata with the gateway's service key, in addition to the caller's credential.
 GATEWAY_KEY: Final = "pawl-gateway-key"
@@ -88,10 +88,10 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return a service acting for the store and user in the metadata; unchanged if there is no `pawl-store`.
+    """Return the service as acting for the store and user in the metadata; unchanged if there is no `pawl-store`.
 
     Raises:
-        InvalidId: the store or user is not a valid id.
+        InvalidId: The store or user is not a valid id.
     """
     if "pawl-store" not in metadata:
         return service
@@ -107,7 +107,7 @@ def current_principal() -> Principal:
     """Return the caller of the RPC that this task serves.
 
     Raises:
-        Unauthenticated: the task serves no RPC.
+        Unauthenticated: The task serves no RPC.
     """
     try:
         return _current.get()
@@ -124,7 +124,7 @@ def require_user() -> Principal:
     """Return the calling user.
 
     Raises:
-        PermissionDenied: the caller has no store.
+        PermissionDenied: The caller has no store.
     """
     principal = current_principal()
     if not principal.store_id:
@@ -136,7 +136,7 @@ def require_decider() -> Principal:
     """Return the calling user, who must be allowed to decide.
 
     Raises:
-        PermissionDenied: the caller is a delegate that may not decide, or has no store.
+        PermissionDenied: The caller is a delegate that may not decide, or has no store.
     """
     principal = require_user()
     check_decides(principal)
@@ -147,7 +147,7 @@ def check_decides(principal: Principal) -> None:
     """Check that a caller may decide; rejecting is a decision too.
 
     Raises:
-        PermissionDenied: the caller is a delegate that may not decide.
+        PermissionDenied: The caller is a delegate that may not decide.
     """
     if not principal.decides:
         raise PermissionDenied(_CANNOT_DECIDE)
@@ -157,7 +157,7 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
     """Check that a caller may call a method; `callers` is None for a method without callers.
 
     Raises:
-        PermissionDenied: the caller may not call it.
+        PermissionDenied: The caller may not call it.
     """
     if callers is not None and not callers.isdisjoint(principal.rights):
         return
@@ -177,7 +177,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     """Return the user named in the metadata of a forwarded call, or None. Does not check who sent them.
 
     Raises:
-        PermissionDenied: the metadata do not name exactly one valid user.
+        PermissionDenied: The metadata does not name exactly one valid user.
     """
     values = [value for name, value in metadata if name == FOR_USER]
     if not values:
@@ -195,7 +195,7 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
 
     Raises:
-        PermissionDenied: the metadata name a user but the method or caller does not allow that, or the metadata name no
+        PermissionDenied: The metadata names a user but the method or caller does not allow that, or it names no
             user.
     """
     named = [item for item in metadata if item[0] == FOR_USER]
@@ -223,10 +223,10 @@ class Authenticator(Protocol):
         False, the credential counts as unknown.
 
         Raises:
-            Unauthenticated: the credential is missing or unknown.
-            PermissionDenied: the credential may not act for the user or store in the metadata.
-            InvalidId: the metadata contain an invalid store or user.
-            Unavailable: the credential cannot be checked now.
+            Unauthenticated: The credential is missing or unknown.
+            PermissionDenied: The credential may not act for the user or store in the metadata.
+            InvalidId: The metadata contains an invalid store or user.
+            Unavailable: The credential cannot be checked now.
         """
 
     def client_of(self, metadata: Mapping[str, str]) -> str:
@@ -237,7 +237,7 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
     """Check that no identity metadata is repeated: an earlier reader may have used the other value.
 
     Raises:
-        Unauthenticated: a name is repeated.
+        Unauthenticated: A name is repeated.
     """
     named = Counter(name for name, _ in metadata if name in IDENTITY_METADATA)
     if twice := [name for name, times in named.items() if times > 1]:
@@ -245,10 +245,10 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def check_still(principal: Principal, again: Principal) -> None:
-    """Check that a caller authenticated `again` has the same identity and no fewer rights.
+    """Check that a caller who was authenticated `again` has the same identity and no fewer rights.
 
     Raises:
-        Unauthenticated: the credential now has another identity or fewer rights.
+        Unauthenticated: The credential now has another identity or fewer rights.
     """
     same = (principal.store_id, principal.user_id, principal.people) == (again.store_id, again.user_id, again.people)
     if not same or not principal.roles <= again.roles or not principal.rights <= again.rights:
@@ -261,7 +261,7 @@ def bearer_key(metadata: Mapping[str, str]) -> str:
     """Return the key of `authorization: Bearer <key>`.
 
     Raises:
-        Unauthenticated: the key is missing, malformed or too long.
+        Unauthenticated: The key is missing, malformed or too long.
     """
     header = metadata.get("authorization")
     if header is None:
@@ -296,8 +296,8 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     separated by commas.
 
     Raises:
-        PermissionDenied: a user or roles are named and the caller is not a delegate, or it lacks one of the roles.
-        InvalidId: the named user is not a valid id.
+        PermissionDenied: A user or roles are named and the caller is not a delegate, or it lacks one of the roles.
+        InvalidId: The named user is not a valid id.
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
     if metadata.get("pawl-store", store_id) != store_id:
@@ -333,7 +333,7 @@ def local_principal(metadata: Mapping[str, str]) -> Principal:
     """Return the caller for the local key: `me` of the store `local` by default, with every role of a store.
 
     Raises:
-        InvalidId: the named store or user is not a valid id.
+        InvalidId: The named store or user is not a valid id.
         PermissionDenied: `pawl-roles` contains an unknown role.
     """
     store_id = check_id(metadata.get("pawl-store", "local"), "pawl-store")

@@ -1,4 +1,4 @@
-"""One-time login codes for browsers, made by a process on the gateway's machine that holds the seal key."""
+"""Seals one-time browser login codes. They are made on the gateway's machine by a process that has its seal key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def close(seal_keys: str, code: Code) -> str:
 
 
 def read(seal_keys: str, text: str) -> Code | None:
-    """Return the code in a sealed text; None if this deployment did not seal it."""
+    """Return the code in a sealed string; None if this deployment did not seal it."""
     try:
         return msgspec.json.decode(box(seal_keys, "code").decrypt(text.encode()), type=Code)
     except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
@@ -38,7 +38,7 @@ def read(seal_keys: str, text: str) -> Code | None:
 
 
 def box(seal_keys: str, purpose: str) -> MultiFernet:
-    """Return the encryption for one purpose. The first comma-separated key encrypts; any of them decrypts."""
+    """Return the cipher for one purpose. The first of the comma-separated keys encrypts; any of them decrypts."""
     keys = [key for each in seal_keys.split(",") if (key := each.strip())]
     digests = [hashlib.sha256(f"pawl gateway {purpose}\n{key}".encode()).digest() for key in keys]
     return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])

@@ -1,4 +1,4 @@
-"""The credentials that a process accepts: the local key, service keys, API keys and tokens."""
+"""Checks the credentials that a process accepts: the local key, service keys, API keys and tokens."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
     """Return the credentials of an API keys file by digest: a JSON list of {key, store_id, user_id, roles}.
 
     Raises:
-        ValueError: the file is malformed or lists a key twice.
+        ValueError: The file is malformed or lists a key twice.
     """
     entries = msgspec.json.decode(content, type=list[ApiKey])
     found = {}
@@ -88,7 +88,7 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
             decides_for_users=entry.decides_for_users,
         )
     if len(found) != len(entries):
-        raise ValueError("it has the same key twice")
+        raise ValueError("it lists the same key twice")
     return found
 
 
@@ -96,7 +96,7 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
     """Return services by key digest, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
 
     Raises:
-        ValueError: the file is malformed, or two services share a key.
+        ValueError: The file is malformed, or two services share a key.
     """
     services = msgspec.json.decode(content, type=dict[str, list[_Sha256]])
     named = {(digest, name) for name, digests in services.items() for digest in digests}
@@ -114,7 +114,7 @@ class WatchedFile(Generic[T]):
     content after a minute.
 
     Raises:
-        StartError: the first content is invalid.
+        StartError: The first content is invalid.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ def parse_service_key(content: bytes) -> str:
     """Return the service key in a file's content.
 
     Raises:
-        ValueError: the content is not a key that can be sent in a header.
+        ValueError: The content is not a key that can be sent in a header.
     """
     key = parse_secret(content)
     if not (key.isascii() and key.isprintable()):
@@ -199,7 +199,7 @@ def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | 
     """Return a getter of the key that a service sends to others; a key file is reloaded when it changes.
 
     Raises:
-        StartError: the file cannot be used.
+        StartError: The file cannot be used.
     """
     if path := secret_file("PAWL_SERVICE_KEY"):
         return WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_service_key, clock)
@@ -272,7 +272,7 @@ def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
     """Return the token issuers of the settings, or None; the caller must `run` them.
 
     Raises:
-        StartError: the file cannot be used.
+        StartError: The file cannot be used.
     """
     if settings.oidc_file is None:
         return None
@@ -300,7 +300,7 @@ def gone(
     keys count as valid.
 
     Raises:
-        StartError: the file cannot be used.
+        StartError: The file cannot be used.
     """
     keys = _file_keys(settings, clock)
 
@@ -333,7 +333,7 @@ def authenticator(
     """Return the authenticator for the settings, with the given key rows and token issuers.
 
     Raises:
-        StartError: a file of keys cannot be used.
+        StartError: A file of keys cannot be used.
     """
     clock = SystemClock()
     local_key = settings.local_key.get_secret_value() if settings.local_key else None

@@ -48,7 +48,7 @@ FetchKeys = Callable[[str, str | None], Awaitable[tuple[PublicKey, ...]]]
 
 
 class FetchFailed(Exception):
-    """The keys of an issuer cannot be fetched now."""
+    """Raised when an issuer's keys cannot be fetched now."""
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -89,8 +89,8 @@ async def describe(client: httpx2.AsyncClient, issuer: str, kind: type[D]) -> D:
     """Return the metadata of an issuer.
 
     Raises:
-        FetchFailed: the response is an error or cannot be trusted.
-        httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError: the request or decoding failed.
+        FetchFailed: The response is an error or cannot be trusted.
+        httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError: The request or decoding failed.
     """
     found = msgspec.json.decode(await _get(client, issuer.removesuffix("/") + _WELL_KNOWN), type=kind)
     if found.issuer != issuer:
@@ -112,7 +112,7 @@ async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
     """Return the body of a response.
 
     Raises:
-        FetchFailed: the body has more than `bytes_max` bytes.
+        FetchFailed: The body has more than `bytes_max` bytes.
     """
     content = bytearray()
     async for part in response.aiter_raw():
@@ -141,10 +141,10 @@ class IssuerKeys:
         self._fetching: asyncio.Task[None] | None = None
 
     async def fitting(self, token: Token, *, may_look_up: Callable[[], bool]) -> list[PublicKey]:
-        """Return the keys that may have signed a token. If none is known, fetch them from the issuer if allowed.
+        """Return the keys that may have signed a token. If none is known, fetch the issuer's keys if allowed.
 
         Raises:
-            DependencyUnavailable: the issuer cannot be asked.
+            DependencyUnavailable: The issuer cannot be asked.
         """
         found = fitting(self._keys, token)
         if not found or self._is_outdated():
@@ -157,9 +157,9 @@ class IssuerKeys:
         return found
 
     async def refresh_if_allowed(self, may_look_up: Callable[[], bool]) -> bool:
-        """Fetch the keys if allowed and return whether they are current; otherwise the next poll fetches them.
+        """Fetch the keys if allowed, otherwise leave that to the next poll; return whether the keys are current.
 
-        So a client with too many failures does not keep others at its address from using newly rotated keys.
+        Thus a client with too many failures does not keep others at its address from using newly rotated keys.
         """
         if may_look_up():
             return await self.refresh()
@@ -225,8 +225,8 @@ class Issuers:
         """Return the credential of a token; `may_look_up` is called before fetching unknown keys from its issuer.
 
         Raises:
-            TokenRefused: the token is not valid.
-            DependencyUnavailable: the keys cannot be fetched from the issuer.
+            TokenRefused: The token is not valid.
+            DependencyUnavailable: The keys cannot be fetched from the issuer.
         """
         token = read_token(text)
         provider = provider_of(self._providers(), token)

@@ -1,4 +1,4 @@
-"""API keys stored in job-store: the format of their secrets, and each process's snapshot of them."""
+"""Handles the API keys in job-store: the format of their secrets, and each process's snapshot of them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class KeySource(Protocol):
         A `last_change` smaller than `after_change` means that the database is an older copy.
 
         Raises:
-            PawlError: the keys cannot be read now.
+            PawlError: The keys cannot be read now.
         """
 
 
@@ -122,7 +122,7 @@ class KeyRows:
         `may_look_up` is called before an update for an unknown key.
 
         Raises:
-            DependencyUnavailable: the key cannot be checked now.
+            DependencyUnavailable: The key cannot be checked now.
         """
         if not is_secret(secret):
             return None

@@ -26,11 +26,11 @@ _LOCAL_ADDRESS, _STATE, _USER = 1, 3, 7
 
 
 class KeyInClear(StartError):
-    """A key would be sent over a network unencrypted."""
+    """Raised when a key would be sent over a network unencrypted."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"The key would be sent to {address} unencrypted, where others could read and use it. To use TLS, give the"
+            f"The key would be sent to {address} unencrypted, where others could read and use it. To use TLS, pass the"
             " file of the server's certificate authority: --ca FILE or PAWL_TLS_CA_FILE, or `authority` of a Worker"
             " or a Client."
             " To send it anyway, in a private network only, use"
@@ -42,8 +42,8 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
     """Check that a key may be sent to these addresses.
 
     Raises:
-        KeyInClear: one is on another machine, without TLS, and `in_clear` is False.
-        ValueError: one is not an address.
+        KeyInClear: An address is on another machine, TLS is not used, and `in_clear` is False.
+        ValueError: One of the strings is not an address.
     """
     beyond = [address for address in addresses if not (speaks_tls or in_clear or is_loopback(address))]
     if beyond:
@@ -53,7 +53,7 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
     """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite's folder is the first given of `data`, PAWL_DATA and `.pawl`. Its key is returned only for its own
+    The suite's folder is the first one given of `data`, PAWL_DATA and `.pawl`. Its key is returned only for its own
     addresses, while its launcher runs. It is not returned if another user's process listens at one of them, which could
     have taken the port of a stopped service. So call this again for each request. Systems without LISTENERS do not
     compare users.
@@ -81,7 +81,7 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
     """Return the ids of users whose processes may accept connections at an address, from /proc/net/tcp and tcp6.
 
     Raises:
-        ValueError: the address is not an IP address and a port.
+        ValueError: The address is not an IP address and a port.
     """
     host, port = split_address(address)
     wanted = ipaddress.ip_address(host)
@@ -95,7 +95,7 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
 
 
 def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address of these files: words of four bytes in the machine's byte order."""
+    """Parse an address from these files: words of four bytes in the machine's byte order."""
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address
@@ -104,7 +104,7 @@ def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 def _accepts(
     listening: ipaddress.IPv4Address | ipaddress.IPv6Address, wanted: ipaddress.IPv4Address | ipaddress.IPv6Address
 ) -> bool:
-    """Return whether a listener accepts connections to an address; one at `::` may accept IPv4 too."""
+    """Return whether a listener accepts connections to an address. A listener on `::` may accept IPv4 too."""
     if listening.is_unspecified:
         return listening.version >= wanted.version
     return listening == wanted

@@ -39,7 +39,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class LoginRefused(Exception):
-    """The cause of an Unauthenticated error, hidden from callers; `key_id` is an expired or revoked key."""
+    """The cause of an Unauthenticated error, which callers do not see. `key_id` is an expired or revoked key."""
 
     def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
         super().__init__(kind)
@@ -48,7 +48,7 @@ class LoginRefused(Exception):
 
 
 def kind_of(metadata: Metadata) -> str:
-    """Return why the metadata of a refused call identify no caller: absent, repeated, malformed or unknown."""
+    """Return why a refused call's metadata identifies no caller: absent, repeated, malformed or unknown."""
     texts = {name: value for name, value in metadata if isinstance(value, str)}
     try:
         check_not_repeated(metadata)
@@ -95,7 +95,7 @@ class LoginFailures:
         """Return whether a call may look up its caller; it counts as waiting until `end_lookup`.
 
         Raises:
-            Overloaded: too many calls are waiting for lookups.
+            Overloaded: Too many calls are waiting for lookups.
         """
         if not self.may_look_up(source, authorization):
             return False
@@ -105,7 +105,7 @@ class LoginFailures:
         return True
 
     def end_lookup(self, call: object) -> None:
-        """Remove a call from the waiting ones. Idempotent."""
+        """Stop counting a call as waiting. Idempotent."""
         self._lookups.discard(call)
 
     def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Roles, and the table of the callers of each method."""
+"""Defines roles, and the table of which callers may call each method."""
 
 from __future__ import annotations
 

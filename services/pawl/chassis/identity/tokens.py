@@ -61,11 +61,11 @@ _Claim: TypeAlias = _Text | Annotated[tuple[_Text, ...], msgspec.Meta(min_length
 
 
 class TokenRefused(Exception):
-    """The token is not valid. The message is only for the log; the caller is not given a reason."""
+    """Raised when a token is not valid. The message is only for the log; the caller is not given a reason."""
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The store of a token: the same for the whole issuer, or from a claim."""
+    """The store of a token: the same for all the issuer's tokens, or taken from a claim."""
 
     claim: _Claim | None = None
     value: _Id | None = None
@@ -134,11 +134,11 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Return the providers of PAWL_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: the file is malformed, or lists an issuer twice for one audience.
+        ValueError: The file is malformed, or lists an issuer twice for one audience.
     """
     providers = tuple(msgspec.json.decode(content, type=list[Provider]))
     if len({(provider.issuer, provider.audience) for provider in providers}) != len(providers):
-        raise ValueError("it has an issuer twice for the same audience")
+        raise ValueError("it lists an issuer twice for the same audience")
     return providers
 
 
@@ -161,10 +161,10 @@ def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
     Raises:
-        TokenRefused: the token is too long, malformed, encrypted, nested, or changes how it must be read.
+        TokenRefused: The token is too long, malformed, encrypted, nested, or changes how it must be read.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
-        raise TokenRefused("it is not a token, or too long")
+        raise TokenRefused("it is not a token, or it is too long")
     parts = text.encode().split(b".")
     header, claims, signature = map(_decode, parts)
     head, body = _object(header, "header"), _object(claims, "claims")
@@ -184,7 +184,7 @@ def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
     """Return the first provider that matches a token's issuer and audience and allows its algorithm.
 
     Raises:
-        TokenRefused: no provider matches.
+        TokenRefused: No provider matches.
     """
     issuer, audience = token.claims.get("iss"), token.claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]
@@ -200,7 +200,7 @@ def check_claims(provider: Provider, token: Token, now: float) -> None:
     """Check the claims of a token: issuer, audience, subject, times.
 
     Raises:
-        TokenRefused: a claim is invalid.
+        TokenRefused: A claim is invalid.
     """
     expected = JWTClaimsRegistry(
         now=int(now),
@@ -222,7 +222,7 @@ def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
     """Return the keys of a JWK set (RFC 7517) that can verify signatures; other keys are ignored.
 
     Raises:
-        ValueError: the content is not a key set, or is too large.
+        ValueError: The content is not a key set, or is too large.
     """
     try:
         found = strict_json.loads(content, bytes_max=KEYS_BYTES_MAX)
@@ -255,7 +255,7 @@ def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
     Its id is derived from issuer and subject, so it is the same for all tokens of a subject.
 
     Raises:
-        TokenRefused: a required claim is missing or has no valid value.
+        TokenRefused: A required claim is missing or has no valid value.
     """
     if provider.user.claim in ("email", ("email",)) and claims.get("email_verified") is not True:
         raise TokenRefused("the issuer has not verified the user's e-mail address")

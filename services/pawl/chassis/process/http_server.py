@@ -1,4 +1,4 @@
-"""The HTTP server of a process: the gateway's API, and every service's metrics and health pages."""
+"""Runs a process's HTTP server: the gateway's API, and every service's metrics and health pages."""
 
 from __future__ import annotations
 

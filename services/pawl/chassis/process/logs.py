@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, or colours on a terminal.
+"""Writes structured logs: one JSON object per line, or colours on a terminal.
 
 Event names are dotted constants (`rpc.served`); ids are fields, bound once by `bind`. Argument values, message texts
 and secrets are never logged.

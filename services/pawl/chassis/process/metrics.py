@@ -1,4 +1,4 @@
-"""Prometheus metrics of a process.
+"""Defines the Prometheus metrics of a process.
 
 Names are `pawl_<service>_<noun>_<unit or total>`; labels come from closed sets.
 """

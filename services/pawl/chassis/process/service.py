@@ -106,7 +106,7 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 
 
 class Background:
-    """Supervised loops that run beside the server; an async context manager that cancels them on exit.
+    """Supervised loops that run alongside the server; an async context manager that cancels them on exit.
 
     A loop that crashes is logged and restarted after 0.1 s at first, and 5 s at most; a loop that returns is not
     restarted. A failed dependency is logged in one line for all the process's loops, not as a traceback for each.
@@ -212,8 +212,8 @@ class Service:
         SELECT and INSERT on `append_only` tables. Logs a warning if that role can change these tables.
 
         Raises:
-            StartError: another version created the schema, or a role lacks a privilege.
-            DependencyUnavailable: the server cannot be reached.
+            StartError: Another version created the schema, or a role lacks a privilege.
+            DependencyUnavailable: The server cannot be reached.
         """
         owner_url = self._settings.database_owner_url
         if owner_url is not None:

@@ -27,10 +27,10 @@ _PUBLIC_URL = re.compile(
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port`, or of `[::1]:7601`.
+    """Split `host:port`, or `[::1]:7601`, into the host and the port.
 
     Raises:
-        ValueError: the text is malformed, or the port is over 65535.
+        ValueError: The text is malformed, or the port is over 65535.
     """
     host, _, port = address.rpartition(":")
     if "://" in address:
@@ -199,7 +199,7 @@ def load(cls: type[SettingsT]) -> SettingsT:
 
 
 class SettingsError(Exception):
-    """The environment holds invalid settings."""
+    """Raised when the environment holds invalid settings."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -210,8 +210,8 @@ def read(cls: type[SettingsT]) -> SettingsT:
     """Return the settings of this process.
 
     Raises:
-        SettingsError: one sentence per problem, each starting with the name of the variable. Values are not
-            quoted: they may be secret.
+        SettingsError: The message has one sentence per problem, each starting with the name of the variable. Values
+            are not quoted, because they may be secret.
     """
     variables = {_key(name, field): _variable(cls, name, field) for name, field in cls.model_fields.items()}
     secret_keys = [_key(name, field) for name, field in cls.model_fields.items() if _is_secret(field)]
@@ -265,7 +265,7 @@ def parse_secret(content: bytes) -> str:
     """Return the secret in a file's content, without its last line break.
 
     Raises:
-        ValueError: the content is empty or not UTF-8.
+        ValueError: The content is empty or not UTF-8.
     """
     try:
         secret = content.decode().removesuffix("\n")
@@ -280,7 +280,7 @@ def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
     """Return a secret from the variable, or from the file that `<variable>_FILE` names.
 
     Raises:
-        ValueError: both are set, or the file has no secret.
+        ValueError: Both are set, or the file has no secret.
     """
     value, path = environment.get(variable), environment.get(f"{variable}_FILE")
     if not path:

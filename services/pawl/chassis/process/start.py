@@ -1,7 +1,7 @@
-"""Errors that keep a process from starting."""
+"""Defines the error that keeps a process from starting."""
 
 from __future__ import annotations
 
 
 class StartError(Exception):
-    """The process cannot start. The message is one sentence that says what to change."""
+    """Raised when the process cannot start. The message is one sentence that says what to change."""

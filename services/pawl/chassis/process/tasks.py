@@ -1,4 +1,4 @@
-"""Tasks that are kept until they end, and that end reliably.
+"""Keeps tasks until they end, and makes them end reliably.
 
 A cancellation can get lost: `asyncio.wait_for` before Python 3.12, on which nats-py is built, drops one that arrives
 just as its result does. The loop then keeps running, and its caller would wait forever.
@@ -86,7 +86,7 @@ def check_cancelled() -> None:
     """Raise if this task was cancelled but the cancellation got lost.
 
     Raises:
-        asyncio.CancelledError: the task was cancelled.
+        asyncio.CancelledError: The task was cancelled.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -94,10 +94,10 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Call a function in a thread, replacing StopIteration, which futures cannot hold. Coroutines do the same.
+    """Call a function in a thread. StopIteration, which futures cannot hold, becomes RuntimeError, as in coroutines.
 
     Raises:
-        RuntimeError: it raised StopIteration.
+        RuntimeError: The function raised StopIteration.
     """
     try:
         return function()
@@ -108,7 +108,7 @@ def delivered(function: Callable[[], T]) -> T:
 class Handover(Awaitable[None]):
     """Work done elsewhere. A coroutine awaits it; in a thread without an event loop the constructor blocks until done.
 
-    Raises what its future raises.
+    Raises any exception that its future raises.
     """
 
     def __init__(self, done: Future[None]) -> None:

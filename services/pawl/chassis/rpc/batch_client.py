@@ -76,7 +76,7 @@ class Call:
         """Return the next response; None after the last.
 
         Raises:
-            PawlError: the call failed.
+            PawlError: The call failed.
         """
         while not self._responses:
             if self.error is not None:
@@ -175,10 +175,10 @@ class Batches:
         self._closed = False
 
     def start(self, method: str, request: bytes, *, request_id: str, timeout_seconds: float | None, key: str) -> Call:
-        """Start a call that belongs to `key`; without a timeout it may take forever.
+        """Start a call that belongs to `key`. If it has no timeout, it may take forever.
 
         Raises:
-            DependencyUnavailable: the channel is closed.
+            DependencyUnavailable: The channel is closed.
         """
         self._next_id += 1
         message = batch_pb2.Call(
@@ -196,7 +196,7 @@ class Batches:
         """Send a call.
 
         Raises:
-            DependencyUnavailable: the channel is closed.
+            DependencyUnavailable: The channel is closed.
         """
         if self._closed:
             call.end()
@@ -220,7 +220,7 @@ class Batches:
         return any(not other.health(now).is_unavailable for other in self._lines if other is not line)
 
     def widen(self, line: Line, identity: Identity) -> None:
-        """Open one more stream on a line if allowed: perhaps to another replica of its name."""
+        """Open one more stream on a line if allowed. It may lead to another replica with the same name."""
         if len(line.streams) < line.streams_max:
             stream = _Stream(self, line, identity)
             line.streams.append(stream)
@@ -317,7 +317,7 @@ class _Stream:
             self.fail(failure)
 
     async def _opens(self, rpc: Any) -> bool:
-        """Return whether the server accepts the stream in time. Without another healthy replica, keep waiting."""
+        """Return whether the server accepts the stream in time. If no other replica is healthy, keep waiting."""
         while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
             if self._batches.has_another(self._line):
                 return False
@@ -425,7 +425,7 @@ async def only_response(start: Callable[[], Call], deserialize: Callable[[bytes]
     """Return the response of a unary call.
 
     Raises:
-        PawlError: the call failed.
+        PawlError: The call failed.
     """
     call = start()
     try:

@@ -149,7 +149,7 @@ class _Stream:
         """Refuse a response over the client's limit, which would end the stream and with it all other calls."""
         if response is not None and 0 < self._response_bytes_max < len(response):
             raise TooLarge(
-                f"the response has {len(response)} bytes, but the caller accepts at most {self._response_bytes_max}"
+                f"the response is {len(response)} bytes, but the caller accepts at most {self._response_bytes_max}"
             )
         return response
 

@@ -1,4 +1,4 @@
-"""Channels to other services, with errors translated to PawlErrors."""
+"""Opens channels to other services, and translates their errors to PawlErrors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def open_channel(
     Close it, or use it as an async context manager.
 
     Raises:
-        StartError: the addresses cannot be combined.
+        StartError: The addresses cannot be combined.
     """
     reached = partial(connect, tls=tls, server_name=server_name, options=_options(message_bytes_max))
     channel = reached(_target(addresses))
@@ -116,7 +116,7 @@ async def ping(channel: grpc.aio.Channel) -> None:
     """Check that a replica behind the channel is reachable and healthy.
 
     Raises:
-        DependencyUnavailable: no replica is.
+        DependencyUnavailable: No replica is reachable and healthy.
     """
     stub: Any = health_pb2_grpc.HealthStub(channel)
     reply = await translated(stub.Check(health_pb2.HealthCheckRequest()))
@@ -297,9 +297,9 @@ class _StreamCall:
     """A call with a response stream; everything except reading is delegated to it.
 
     grpc.aio fails to cancel the RPC when its reader is cancelled just after the request was sent, and the server would
-    continue for no client.
+    keep running without a client.
 
-    With `start` the call is started again while the server does not accept it: gRPC sends it to the next replica.
+    With `start`, a call that the server does not accept is started again: gRPC sends it to the next replica.
     """
 
     def __init__(self, call: Any, translate: Translate | None, start: Callable[[], Any] | None) -> None:
@@ -397,7 +397,7 @@ def _target(addresses: str) -> str:
     versions = set(map(_ip_version, parts))
     if versions not in ({4}, {6}):
         raise StartError(
-            f"{addresses}: several addresses must be IP addresses of one version;"
+            f"{addresses}: multiple addresses must be IP addresses of the same version;"
             " or use one name that resolves to all replicas"
         )
     return f"ipv{versions.pop()}:{','.join(parts)}"

@@ -1,4 +1,4 @@
-"""Fair queues and slots: each key (a store) gets a quota, so that a slow or busy one delays only itself."""
+"""Provides fair queues and slots: each key (a store) gets a quota, so that a slow or busy key delays only itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FairQueue(Generic[K, T]):
         """Return the next item. The one after it belongs to another key, if another key has items.
 
         Raises:
-            LookupError: the queue is empty.
+            LookupError: The queue is empty.
         """
         if not self._queues:
             raise LookupError("the queue is empty")

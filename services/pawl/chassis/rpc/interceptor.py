@@ -73,7 +73,7 @@ def count_as_stream() -> None:
     """Count this task's unary call as a stream, because it is about to wait.
 
     Raises:
-        Overloaded: the stream limit is reached.
+        Overloaded: The stream limit has been reached.
     """
     call = _current_call.get(None)
     if call is not None:
@@ -180,7 +180,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             call.release(slots)
 
     async def end_outdated(self) -> None:
-        """End calls whose caller would no longer be admitted, with the error that a new call would get."""
+        """End calls whose callers would no longer be admitted, with the error that a new call would get."""
         found: dict[tuple[tuple[str, str], ...], Principal | PawlError] = {}
         for call in list(self._active):
             if call.caller is None:
@@ -292,7 +292,7 @@ class Method:
         """Serve a call from a batch, in its own task with a known caller; a timeout of 0 means none.
 
         Raises:
-            PawlError: the error to send to the client.
+            PawlError: The error to send to the client.
         """
         call, refused = _ActiveCall(self), ""
         self._in_flight.inc()
@@ -411,7 +411,7 @@ async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[],
     """Return the result of `serve`, or time out shortly before the client's deadline.
 
     Raises:
-        DeadlineExceeded: no time is left.
+        DeadlineExceeded: The client's deadline leaves no time.
     """
     if seconds is not None and seconds <= _DEADLINE_MARGIN_SECONDS:
         raise DeadlineExceeded
@@ -441,7 +441,7 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return the single error that a failed call or task group represents, if all its failures are for the client.
+    """Return the one error to send for a failed call or task group, if all its failures are meant for the client.
 
     gRPC raises an InternalError if a message cannot be sent because the client has disconnected unnoticed.
     """

@@ -31,8 +31,8 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
     streamed ones.
 
     Raises (the function):
-        TooLarge: a message is over `bytes_max`.
-        MalformedRequest: bytes are not a message of the method's type.
+        TooLarge: A message is over `bytes_max`.
+        MalformedRequest: Bytes are not a message of the method's type.
     """
     parse = parser(handler.request_deserializer, bytes_max)
     call: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
@@ -59,7 +59,7 @@ def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
 
     def parse(raw: bytes) -> Any:
         if len(raw) > bytes_max:
-            raise TooLarge(f"the message has {len(raw)} bytes, the limit is {bytes_max}")
+            raise TooLarge(f"the message is {len(raw)} bytes, over the limit of {bytes_max}")
         if deserialize is None:
             return raw
         try:

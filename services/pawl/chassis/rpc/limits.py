@@ -1,4 +1,4 @@
-"""Limits on concurrent calls and streams of a server: in total, per store and per user.
+"""Limits a server's concurrent calls and streams: in total, per store and per user.
 
 A call takes its slot after authentication and before its request is read. gRPC buffers a request of up to the size
 limit from the read until its last byte, so only a limited number is read concurrently. A request stream always has a
@@ -79,7 +79,7 @@ class CallSlots:
         """Take a slot, to be released later.
 
         Raises:
-            Overloaded: none is free.
+            Overloaded: No slot is free.
         """
         keys = _keys(principal)
         for scope, key in keys.items():
@@ -122,7 +122,7 @@ class AnonymousCalls:
         return len(self._connections)
 
     def enter(self, call: Endable, connection: str) -> None:
-        """Admit a call, ending another one if necessary."""
+        """Admit a call, ending another call if necessary."""
         if self._counts[connection] >= _ANONYMOUS_PER_CONNECTION_MAX:
             self._end_oldest(connection, _ANONYMOUS_PER_CONNECTION_MAX)
         elif len(self) >= self._calls_max:
@@ -134,7 +134,7 @@ class AnonymousCalls:
     def _end_oldest(self, connection: str, calls_max: int) -> None:
         oldest = next(one for one, its in self._connections.items() if its == connection)
         self.leave(oldest)
-        oldest.end(Overloaded(f"{calls_max} calls without a key are open here: try again later"))
+        oldest.end(Overloaded(f"{calls_max} calls without a key are already open: try again later"))
 
     def leave(self, call: Endable) -> None:
         """Remove a call. Idempotent."""
@@ -146,7 +146,7 @@ class AnonymousCalls:
 
 
 class Arrivals:
-    """Limits requests being read: in total, per store and per user. Services are not limited."""
+    """Limits how many requests are being read: in total, per store and per user. Services are not limited."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(_ARRIVING_MAX)
@@ -157,8 +157,8 @@ class Arrivals:
         """Return the one request of a call.
 
         Raises:
-            DeadlineExceeded: it did not arrive in time.
-            MalformedRequest: the call has no request.
+            DeadlineExceeded: The request did not arrive in time.
+            MalformedRequest: The call has no request.
         """
         if principal.is_service:
             return await read_one(context)

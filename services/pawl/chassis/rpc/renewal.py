@@ -1,4 +1,4 @@
-"""A TLS channel that survives changes of its certificates."""
+"""Provides a TLS channel that survives changes to its certificates."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def pause_seconds(failures: int, chance: float) -> float:
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return the wait that a header asks for, in seconds or as a date (Retry-After, RFC 9110, 10.2.3); None if invalid.
+    """Return the wait that a header requests, in seconds or as a date (Retry-After, RFC 9110, 10.2.3); None if invalid.
 
     `now` is the Unix time; if it is None, dates count as invalid.
     """
@@ -96,7 +96,7 @@ class Retry:
         """Return the answer to `request`; `call` is for the log.
 
         Raises:
-            Exception: the error of the last attempt, which was not transient or lasted too long.
+            Exception: The error of the last attempt. It was not transient, or attempts had failed for too long.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:

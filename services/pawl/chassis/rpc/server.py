@@ -125,7 +125,7 @@ class RpcServer:
         self._add(register, servicer, Access(), forward)
 
     def add_forwarded(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
-        """Add the methods of `servicer` for calls that agent-loop forwards.
+        """Add the methods of `servicer`, for calls that agent-loop forwards.
 
         Only agent-loop may call them. The caller is the user named in the metadata: see `auth.for_user`.
         """

@@ -47,7 +47,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
     """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
 
     Raises:
-        grpc.aio.AbortError: always; let it propagate.
+        grpc.aio.AbortError: Always; let it propagate.
     """
     code = CODES[error.kind]
     message = shortened(error.message, _MESSAGE_BYTES_MAX)

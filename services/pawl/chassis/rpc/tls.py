@@ -1,4 +1,4 @@
-"""TLS: the certificate of a process, reloaded when it changes, and the authority that verifies others.
+"""Handles TLS: a process's certificate, reloaded when it changes, and the authority that verifies others.
 
 A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>`, or by the DNS name `<service>`,
 which its clients also verify.
@@ -55,7 +55,7 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
     While the files do not match, because one of them is just being replaced, the previous ones are used.
 
     Raises:
-        StartError: the files cannot be used.
+        StartError: The files cannot be used.
     """
     if certificate is None or key is None:
         return None
@@ -81,7 +81,7 @@ def of_client(authority: Path | None, clock: Clock) -> Tls | None:
     """Return the authority that a client without a certificate uses to verify servers; None if TLS is not used.
 
     Raises:
-        StartError: the file cannot be used.
+        StartError: The file cannot be used.
     """
     if authority is None:
         return None
@@ -98,7 +98,7 @@ def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -
     Without an authority it trusts the system's authorities.
 
     Raises:
-        StartError: the files cannot be used.
+        StartError: The files cannot be used.
     """
     if authority is None and certificate is None:
         return None
@@ -172,7 +172,7 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
     `right` is the service as in `roles.CALLERS`; `peer` holds gRPC's properties of the connection.
 
     Raises:
-        Unauthenticated: the certificate is missing or names another service; the message is that of an unknown key.
+        Unauthenticated: The certificate is missing or names another service; the message is that of an unknown key.
     """
     names = services_of(peer)
     if right.removeprefix(SERVICE) not in names:
@@ -187,7 +187,7 @@ def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
     check.
 
     Raises:
-        StartError: another authority signed the certificate, or the name is missing.
+        StartError: Another authority signed the certificate, or the name is missing.
     """
     if shown.authority is None or shown.context is None:
         return
@@ -222,7 +222,7 @@ def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> list[tuple[str, st
     """Do a handshake in memory; return the names in the certificate that the client has verified.
 
     Raises:
-        ssl.SSLCertVerificationError: the client rejects the certificate.
+        ssl.SSLCertVerificationError: The client rejects the certificate.
     """
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
@@ -251,7 +251,7 @@ def _check_authority(content: bytes) -> bytes:
     """Return the certificates of an authority.
 
     Raises:
-        ValueError: there are none.
+        ValueError: There are no certificates.
     """
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))

@@ -145,7 +145,7 @@ class Translator:
         """Return the translation of an enum; `without` lists the contract's values that it lacks.
 
         Raises:
-            TypeError: the two do not match.
+            TypeError: The two sides do not match.
         """
         descriptor: EnumDescriptor = getattr(wire, "DESCRIPTOR", wire)
         prefix = descriptor.values_by_number[0].name.removesuffix("UNSPECIFIED")
@@ -187,7 +187,7 @@ class Translator:
         """Return the translation of a struct; later translations use it where it is nested.
 
         Raises:
-            TypeError: the two do not match.
+            TypeError: The two sides do not match.
         """
         made = _Maker(self, struct, message, exceptions, field).make()
         self._made[struct, message.DESCRIPTOR.full_name] = made
@@ -206,7 +206,7 @@ class Translator:
         Writing sets only the oneof. Reading a message with an unset or unknown kind raises the `error`.
 
         Raises:
-            TypeError: the two do not match.
+            TypeError: The two sides do not match.
         """
         found, full_name = kinds_of(message, name), message.DESCRIPTOR.full_name
         if odd := set(found) ^ {*kinds, *without}:

@@ -1,4 +1,4 @@
-"""Versions of a store's agents, and the rules for saving a new one."""
+"""Defines the versions of a store's agents, and the rules for saving a new one."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def saved(
     agents: Mapping[str, AgentRow],
     newest: AgentVersionRow | None,
 ) -> AgentVersionRow:
-    """Return the newest version of an agent after saving `asked`: `newest` itself if nothing changed.
+    """Return the newest version of an agent once `asked` is saved: `newest` itself if nothing has changed.
 
-    `agents` has all the store's agents by name. `newest` is the newest version of this agent, even if it is deleted.
+    `agents` maps names to all the store's agents. `newest` is this agent's newest version, even if it is deleted.
 
     Raises:
         AgentNotFound: The agent delegates to one that does not exist.
@@ -87,10 +87,10 @@ def drafted(
     agents: Mapping[str, AgentRow],
     drafts: Mapping[str, AgentVersionRow],
 ) -> AgentVersionRow:
-    """Return a user's draft after saving `asked`: the existing one if nothing changed.
+    """Return a user's draft once `asked` is saved: the existing one if nothing has changed.
 
-    `agents` has all the store's agents by name, `drafts` all the user's drafts. A draft must be valid as an agent with
-    its name.
+    `agents` maps names to all the store's agents, `drafts` to all the user's drafts. A draft must be valid as an agent
+    with its name.
 
     Raises:
         AgentNotFound, AgentCycle: Same as for `saved`.
@@ -117,7 +117,7 @@ def _check_delegation(name: str, delegates_to: tuple[str, ...], agents: Mapping[
 
 
 def cycle_of(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, AgentRow]) -> tuple[str, ...]:
-    """Return a delegation cycle through an agent that would delegate to these agents; empty if there is none.
+    """Return the cycle that arises if an agent delegates to these agents; empty if there is none.
 
     Deleted agents count, because recreating one restores the delegations to it.
     """

@@ -1,4 +1,4 @@
-"""Agents in PostgreSQL."""
+"""Stores agents in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _values: Final = attrgetter(*_COLUMNS.split(", "))
 
 
 class PostgresAgents:
-    """Versions of agents, and drafts. Changes within a store are serialised."""
+    """Stores agent versions and drafts. Changes within a store are serialised."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -127,7 +127,7 @@ class PostgresAgents:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
-        """Return a version; 0 means the newest one, unless the agent is deleted."""
+        """Return a version of an agent. 0 means the newest one, which is not returned if the agent is deleted."""
         if version:
             return await _version(self._database, store_id, name, version)
         row = await self._database.fetchrow(_LIVE, store_id, name)

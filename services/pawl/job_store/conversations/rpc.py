@@ -30,7 +30,7 @@ NUMBER_MAX: Final = 2**63 - 1
 
 
 class ConversationServicer:
-    """Serves the conversations of the user on whose behalf agent-loop calls.
+    """Serves conversations to the user on whose behalf agent-loop calls.
 
     `erasing` is None if erasure is unavailable.
     """
@@ -42,7 +42,7 @@ class ConversationServicer:
     async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
         user = require_user()
         if bool(request.conversation_id) == bool(request.conversation_key):
-            raise InvalidField("give the conversation's id or its key", field="conversation_id")
+            raise InvalidField("set the conversation's id or its key", field="conversation_id")
         if request.conversation_key:
             hashed = key_hash(user.store_id, user.user_id, request.conversation_key)
             row = await self._ledger.conversations.by_key(ClientKey(user.store_id, user.user_id, hashed))
@@ -98,7 +98,7 @@ class ConversationServicer:
 def _wanted(request: pb.ListConversationsRequest) -> ConversationFilter:
     labels = tuple(sorted(check_labels(request.labels).items()))
     if request.shared and labels:
-        raise InvalidField("labels only apply to your own conversations: leave them out with shared", field="labels")
+        raise InvalidField("labels apply only to your own conversations: omit them if shared is set", field="labels")
     archived = request.archived if request.HasField("archived") else None
     return ConversationFilter(archived=archived, words=query_words(request.query), labels=labels, shared=request.shared)
 
@@ -120,7 +120,7 @@ def _update(request: pb.UpdateConversationRequest) -> UpdateConversation:
         is_undo=lambda options: run_pb2.Run.FromString(options).HasField("undo"),
     )
     if not update.changes:
-        raise InvalidField("give at least one of title, labels, archived, sharing or shows_arguments", field="title")
+        raise InvalidField("set at least one of title, labels, archived, sharing or shows_arguments", field="title")
     return update
 
 

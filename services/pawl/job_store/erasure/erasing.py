@@ -63,7 +63,7 @@ class JetStreamErasures:
     async def open(self) -> bool | None:
         """Create the list if needed.
 
-        Return True if it is new, None if it has not changed since it was applied.
+        Return True if it is new, or None if it has not changed since it was last applied.
 
         The list is read again on every new connection, which may be to a different server.
         """
@@ -104,7 +104,7 @@ class JetStreamErasures:
 
 
 async def _scan(jetstream: JetStreamContext, stream: str, subject: str) -> AsyncIterator[Sequence[Msg]]:
-    """Yield the messages that a stream holds now on a subject, without payloads; none if the stream does not exist."""
+    """Yield the messages that a stream now holds on a subject, without payloads. Empty if there is no such stream."""
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL,
         ack_policy=AckPolicy.NONE,
@@ -185,7 +185,7 @@ class Erasing:
         return await self.erasures.receipt(key)
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
-        """Yield the ids that a part must erase now. The last batch of each conversation has `has_more` False."""
+        """Yield the ids that a part must erase now. In each conversation's last batch, `has_more` is False."""
         async for erasure in self._open([part], without=FIRST):
             async for items in self._items(erasure.key):
                 yield erasure.key, items

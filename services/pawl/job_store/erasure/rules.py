@@ -1,4 +1,4 @@
-"""Permanent erasure of whole conversations: which parts it has, and which data remains."""
+"""Defines the parts of a conversation's permanent erasure, and the data that remains."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class KeysExist(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
-    """A created key with its secret. The secret is empty if a repeated request had created the key before."""
+    """A created key with its secret. The secret is empty if an earlier attempt of the same request created the key."""
 
     key: Key
     secret: str
@@ -138,7 +138,7 @@ class Keys:
         """Return the keys that changed after `after_change`, and record the use of keys.
 
         Raises:
-            InvalidField: Too many used keys are reported.
+            InvalidField: The request reports too many used keys.
         """
         if len(used_key_ids) > USES_MAX:
             raise InvalidField(

@@ -90,7 +90,7 @@ def _governor() -> Principal:
     """Return the caller, if it may manage keys.
 
     Raises:
-        PermissionDenied: The caller is a delegate without the right to decide, and could gain it through a new key.
+        PermissionDenied: The caller is a delegate that may not decide, and a new key could give it that right.
     """
     principal = current_principal()
     if not principal.decides:
@@ -101,10 +101,10 @@ def _governor() -> Principal:
 
 
 def _asked(message: pb.Key) -> Key:
-    """Return the requested fields of a key; the service sets the others.
+    """Return the fields of a key that a request may set; the service sets the others.
 
     Raises:
-        InvalidField: expire_time is not a valid time.
+        InvalidField: `expire_time` is not a valid time.
     """
     expire_time = None
     if message.HasField("expire_time"):

@@ -1,4 +1,4 @@
-"""API keys, and the rules for who may manage which."""
+"""Defines API keys, and the rules for who may manage them."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
 def _check_meaning(asked: Key, store_id: StoreId) -> None:
     check_id(asked.user_id, "user_id")
     if len(asked.name) > NAME_LENGTH_MAX or not asked.name.isprintable():
-        raise InvalidField(f"name must have at most {NAME_LENGTH_MAX} characters, all printable", field="key.name")
+        raise InvalidField(f"name must be at most {NAME_LENGTH_MAX} characters, all printable", field="key.name")
     if len(asked.roles) > ROLES_MAX or not all(map(is_id, asked.roles)):
         raise InvalidField(
             f"roles must have at most {ROLES_MAX} entries, each matching ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles"

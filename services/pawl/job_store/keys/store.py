@@ -1,4 +1,4 @@
-"""API keys in PostgreSQL."""
+"""Stores API keys in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
-    """Stores keys. Readers of changes never miss any."""
+    """Stores keys. Readers of changes never miss one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -92,9 +92,9 @@ class PostgresKeyRepository:
     ) -> Key:
         """Store a key and its event, or return the key that the same request created.
 
-        An empty request id matches none.
+        An empty request id never matches.
 
-        `check_new` receives the key, the number of its store's live keys, and that number plus ended keys.
+        `check_new` receives the key, the number of the store's live keys, and the number of its live and ended keys.
 
         Raises:
             RequestIdReused: The request id created a different key.
@@ -166,7 +166,7 @@ class PostgresKeyRepository:
 
 
 def events_of(*columns: str) -> str:
-    """Return the statement that lists events by the given columns, using the index of the first one."""
+    """Return the statement that lists events filtered by the given columns, using the first column's index."""
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
     # With an equality on the first column, the primary key would give the same order, and its scan would read other
     # rows.

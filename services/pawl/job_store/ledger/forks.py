@@ -24,8 +24,8 @@ _SEARCHED_MAX: Final = 4096
 class Forks:
     """Forks conversations.
 
-    A closed fork point stays closed, so it is found before the transaction. The transaction checks that all messages
-    still exist.
+    A point without open calls never gets any, so it is found before the transaction. The transaction checks that all
+    messages still exist.
     """
 
     def __init__(self, reads: Reads, conversations: ConversationReads, group_commit: GroupCommit) -> None:
@@ -36,7 +36,7 @@ class Forks:
     async def fork(self, asked: ForkConversation, *, size_bytes: int) -> ConversationRow:
         """Fork a conversation.
 
-        `asked` has no path yet; its number is 0 for the last possible fork point.
+        `asked` has no path yet. Its number is 0 to fork at the last possible point.
 
         Idempotent by request id.
 
@@ -84,7 +84,7 @@ class Forks:
         return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
-        """Return the calls without a result. Only the run with the turn can have any."""
+        """Return the calls without a result. Only the run that has the turn can have any."""
         if source.active_run_id is None:
             return frozenset()
         key = RunKey(source.store_id, source.active_run_id)

@@ -1,4 +1,4 @@
-"""Group commit: operations that arrive together share one transaction.
+"""Implements group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
 for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Under light
@@ -53,9 +53,9 @@ class Lanes(Generic[T]):
     def next_group(self, size: Callable[[T], int], *, operations_max: int, bytes_max: int) -> list[T]:
         """Take the next group.
 
-        If both lanes have operations, each gets its part of both bounds.
+        If both lanes have operations, each gets its share of both limits.
 
-        The last operation may exceed `bytes_max`. Operations of size 0 are dropped: their callers are gone.
+        The last operation may exceed `bytes_max`. Operations of size 0 are dropped, because their callers have gone.
         """
         group: list[T] = []
         people, work = self._lines[Lane.PEOPLE], self._lines[Lane.WORK]
@@ -189,7 +189,7 @@ class GroupCommit:
                 await self._arrived.wait()
 
     async def _write_and_answer(self, group: Sequence[_Waiting]) -> None:
-        """Write a group and answer all of it, even on errors: if a writer stopped, later callers would wait forever."""
+        """Write a group and answer all its callers, even after errors: a writer that stops leaves callers waiting."""
         try:
             await self._write(group)
         except Exception as error:  # noqa: BLE001  # see above
@@ -231,7 +231,7 @@ class GroupCommit:
         return await self._journal.write(operations)
 
     async def _announce(self, written: Written) -> None:
-        """Publish the changes. They are durable already, so errors here must not stop a writer."""
+        """Publish the changes. They are already durable, so errors here must not stop the writer."""
         try:
             if written.lifecycle_count:
                 self._lifecycle_written()
@@ -248,7 +248,7 @@ class GroupCommit:
 
 
 def _weight(waiting: _Waiting) -> int:
-    """Return the size of an operation within a group; 0 if its caller is gone."""
+    """Return the size that an operation counts as within a group; 0 if its caller has gone."""
     return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 

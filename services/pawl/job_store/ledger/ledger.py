@@ -75,7 +75,7 @@ class Ledger:
         return changed
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release a run that its worker can neither run nor end; return whether it is quarantined.
+        """Release a run that its worker can neither run nor end; return whether the run is now quarantined.
 
         See `ReportCrash`.
         """
@@ -125,7 +125,7 @@ class Ledger:
         return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
 
     async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
-        """Run an operation on many stores' keys, or key by key if that fails. The next sweep retries failures."""
+        """Run one operation for all the keys, or one per key if that fails. The next sweep retries failures."""
         try:
             return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES)
         except PawlError:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the ledger."""
+"""Defines the ledger's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class PrometheusMeter:
         self.quarantined = metrics.counter("quarantined_runs_total", "Runs quarantined because their workers died.")
         self.relayed = metrics.counter("lifecycle_relayed_total", "Life-cycle events stored by JetStream.")
         self._runs = metrics.gauge("runs", "Runs that have not ended, by state.", ("state",))
-        self._fires = metrics.counter("schedule_fires_total", "Schedule fires, by outcome.", ("outcome",))
+        self._fires = metrics.counter("schedule_fires_total", "Schedule firings, by outcome.", ("outcome",))
         self._fire_delay = metrics.histogram(
-            "schedule_delay_seconds", "Delay between a schedule's scheduled time and its fire.", buckets=_DELAYS
+            "schedule_delay_seconds", "Delay between a schedule's scheduled time and its firing.", buckets=_DELAYS
         )
         self.events = metrics.counter("trigger_events_total", "Events received by triggers, by outcome.", ("outcome",))
         self.webhooks_refused = metrics.counter("webhook_refusals_total", "Webhooks refused, by reason.", ("reason",))

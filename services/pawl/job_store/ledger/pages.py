@@ -1,4 +1,4 @@
-"""Page tokens: a position, bound to the method and the filter of the list."""
+"""Encodes a list position in a page token that is bound to the list's method and filter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports used by the ledger's use cases."""
+"""Defines the ports that the ledger's use cases need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Operation(Protocol[T_co]):
-    """One change of the ledger. Pure: it reads and changes only the rows it names."""
+    """One change to the ledger. Pure: it reads and changes only the rows it names."""
 
     @property
     def row_keys(self) -> RowKeys: ...
@@ -75,10 +75,10 @@ class Announcer(Protocol):
         """Notify workers that commands arrived for runs they hold."""
 
     async def work_ready(self) -> None:
-        """Notify idle workers that a run became claimable."""
+        """Notify idle workers that a run has become claimable."""
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
-        """Notify watchers of these users' pending items to poll again."""
+        """Tell watchers of these users' pending items to poll again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class AttentionRepository(Protocol):
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
-        """Return a store's runs that need an operator, with their calls in doubt, the longest waiting first.
+        """Return a store's runs that need an operator, the longest waiting first, with calls of unknown outcome.
 
         Returns only that run if `run_id` is set. Starts after `after`.
 
@@ -132,10 +132,10 @@ class AttentionRepository(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a job store. A run may crash `crashes_max` workers."""
+    """The limits of a job store. A run that has crashed `crashes_max` workers is quarantined."""
 
     slots: SlotLimits
-    # Another run of the same worker may have caused the first two crashes, so for the third attempt a run gets a worker
+    # Another run on the same worker may have caused the first two crashes, so for the third attempt a run gets a worker
     # to itself.
     crashes_max: int = 3
     queue_max: int = 100

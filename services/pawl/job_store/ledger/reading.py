@@ -1,4 +1,4 @@
-"""Ports and values for reads, claims and leases, which do not change the ledger's content."""
+"""Defines ports and values for reads, claims and leases, which do not change the ledger's content."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ OPEN_CALLS_MAX: Final = 20
 class Claimed:
     """A run that a worker holds.
 
-    `is_quiet` means that the run was claimed just now and no client holds any of its calls: it has not taken a step
-    yet, or was waiting for a certain time.
+    `is_quiet` means that the run has just been claimed and no client holds any of its calls: it has not taken a step
+    yet, or was waiting only for a certain time.
     """
 
     store_id: StoreId
@@ -54,8 +54,8 @@ class Renewed:
 class RunView:
     """A run and its pending calls.
 
-    `waits`, if set, include those of its child runs. `active` has its other open calls, if read. `situations`, if read,
-    explain why the run makes no progress: its own first, then those of its descendants.
+    `waits`, if set, includes those of its child runs. `active` has its other open calls, if read. `situations`, if
+    read, explains why the run makes no progress: its own situation first, then those of its descendants.
     """
 
     run: RunRow
@@ -66,7 +66,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run with all open calls. The other runs are its descendants."""
+    """Return the view of the first run, with the open calls of all the runs. The others are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -117,13 +117,13 @@ class RunFilter:
     stopped_by: CommandId = CommandId("")
 
 
-# Maximum number of notices that are loaded with a run. The others follow once these have entered.
+# Maximum number of notices that are loaded with a run. The rest follow once these have been entered.
 NOTICES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingNotices:
-    """The first `NOTICES_MAX` unsent notices for a run's user: each with its job and occasion.
+    """The first `NOTICES_MAX` unsent notices for a run's user, each with its job and occasion.
 
     `open_jobs` is the number of the user's open jobs in that conversation.
     """
@@ -219,14 +219,14 @@ class DueTimes(Protocol):
     async def times(self) -> tuple[datetime, datetime]:
         """Return the database's time, and a time that its clock has shown before.
 
-        The second is later than the first if the clock went back and no replica has moved the runs forward since. It
-        may lag by up to five seconds.
+        The second is later than the first if the clock went back and no replica has made the runs claimable earlier
+        since. It may lag by up to five seconds.
         """
 
     async def bring_forward(self, seconds: float) -> int:
         """Make runs claimable earlier by this many seconds, because the clock went back; return the number of runs.
 
-        Due runs are due again, and leases expire soon. Leases of up to 30 s that have since been given or renewed stay
+        Runs that were due are due again, and leases expire soon. Leases of up to 30 s given or renewed since then stay
         unchanged. Idempotent.
         """
 
@@ -246,7 +246,7 @@ class Leases(DueTimes, Protocol):
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        """Renew all leases of a worker, including expired ones that no other worker has claimed."""
+        """Renew all of a worker's leases, including expired ones whose runs no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
         """Release all of a worker's runs, which become claimable immediately; return the number."""
@@ -379,7 +379,7 @@ class ConversationReads(Protocol):
         """
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
-        """Return the segments of a fork's past, in order; empty for other conversations."""
+        """Return the segments of a fork's past, in order; empty if the conversation is not a fork."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
         """Return an earlier request."""

@@ -1,4 +1,4 @@
-"""Outbox of life-cycle events for JetStream in PostgreSQL, and the events already sent.
+"""Keeps in PostgreSQL the life-cycle events to send to JetStream, and those already sent.
 
 The stream acknowledges before it syncs, and an operator may wipe it. So sent events are kept for a while with their
 stream sequence number. If the stream was recreated, or ends before that number, the event is lost: it returns to the

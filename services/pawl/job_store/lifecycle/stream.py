@@ -53,7 +53,7 @@ class JetStreamLifecycle:
 
     It may lose its newest events, or all of them.
 
-    Creates the stream if it is missing, including after NATS was wiped.
+    Creates the stream if it is missing, even after NATS was wiped.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -84,7 +84,7 @@ class JetStreamLifecycle:
         return self._end
 
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
-        """Send events in order to the stream that `end` returned; return `outbox_id` and seq of those stored.
+        """Send events in order to the stream that `end` returned; return the `outbox_id` and seq of those stored.
 
         An event that is too large for the stream is dropped with seq 0. Events not returned may have been stored as
         well; sending them again is safe.
@@ -104,7 +104,7 @@ class JetStreamLifecycle:
         return stored
 
     async def _send_one(self, event: Lifecycle) -> int | None:
-        """Return the event's seq in the stream, None if it may not be stored."""
+        """Return the event's seq in the stream; None if the event may not have been stored."""
         kind = event.type.removeprefix("run.").replace(".", "_")
         headers = {
             "Nats-Msg-Id": event.event_id,

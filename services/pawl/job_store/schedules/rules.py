@@ -1,4 +1,4 @@
-"""Schedules, and the rules for firing them."""
+"""Defines schedules, and the rules for firing them."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = 
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a resumed schedule, whose scheduled times start now. If it was not paused, only the credential changes."""
+    """Return a resumed schedule, scheduled from now on. If it was not paused, only the credential changes."""
     return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
@@ -198,7 +198,7 @@ def put(
     `count` is the user's total.
 
     Raises:
-        ScheduleNotFound: The schedule must exist but does not.
+        ScheduleNotFound: The request updates a schedule that does not exist.
         ScheduleExists: A different schedule with this name exists, and a new one is requested.
         TooLarge: The user has too many schedules.
     """
@@ -216,14 +216,14 @@ def put(
 
 
 def check_note(note: str) -> str:
-    """Return the note of a pause: text of at most 1000 bytes.
+    """Return the note for a pause: text of at most 1000 bytes.
 
     Raises:
         TooLarge: The note is longer.
         InvalidField: The note has control characters.
     """
     if len(note.encode()) > NOTE_BYTES_MAX:
-        raise TooLarge(f"note may have at most {NOTE_BYTES_MAX} bytes", field="note")
+        raise TooLarge(f"note must be at most {NOTE_BYTES_MAX} bytes", field="note")
     if _CONTROL.search(note):
         raise InvalidField("note must not contain control characters", field="note")
     return note
@@ -232,11 +232,11 @@ def check_note(note: str) -> str:
 def judge(
     definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
 ) -> tuple[FireOutcome, str]:
-    """Return the outcome of a firing that is not refused, and the reason.
+    """Return the outcome of a firing that is not refused, and the reason for it.
 
     `due` is None for a manual firing, which is never late.
 
-    `is_busy` means that the previous run is open, `has_waiting` that another firing waits for its end.
+    `is_busy` means that the previous run is open, `has_waiting` that another firing is waiting for it to end.
     """
     if due is not None and timing.is_missed(definition, due, now):
         return (
@@ -252,7 +252,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
     if overlap is Overlap.SKIP:
         return FireOutcome.SKIPPED, "the previous run is still open"
     if has_waiting:
-        return FireOutcome.SKIPPED, "the previous run is still open, and another fire is already waiting for it to end"
+        return FireOutcome.SKIPPED, "the previous run is still open, and another run is already waiting for it to end"
     return (
         FireOutcome.WAITING,
         f"the previous run is {'being cancelled' if overlap is Overlap.CANCEL else 'still open'}",
@@ -260,7 +260,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 
 
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
-    """Return a schedule or trigger with `fire` added. It replaces its own waiting entry; others are kept."""
+    """Return a schedule or trigger with `fire` added. It replaces its own waiting entry, if any; others are kept."""
     rest: list[FireRow] = []
     for old in row.fires:
         is_it = (old.outcome, old.due_time, old.event_id) == (FireOutcome.WAITING, fire.due_time, fire.event_id)
@@ -278,7 +278,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Return a schedule or trigger that has counted the end of its last run. `state` is None if the run was removed."""
+    """Return a schedule or trigger with the end of its last run counted. `state` is None if the run was removed."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures
@@ -290,7 +290,7 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
-    """Return a schedule with its next scheduled time. A waiting firing is also checked before that."""
+    """Return a schedule with its next scheduled time. A firing that waits is also checked before then."""
     next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
     times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))

@@ -1,4 +1,4 @@
-"""Use cases of schedules: save, claim when due, and fire."""
+"""Saves schedules, claims them when due, and fires them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DueSchedule(NamedTuple):
 
 
 class Starters(Generic[StarterT]):
-    """Use cases that schedules and triggers share. `absent` is raised if the row does not exist."""
+    """Operations that schedules and triggers have in common. `absent` is raised if the row does not exist."""
 
     def __init__(self, rows: PostgresStarters[StarterT], absent: type[PawlError]) -> None:
         self._rows = rows

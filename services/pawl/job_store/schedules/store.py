@@ -1,4 +1,4 @@
-"""Schedules in PostgreSQL."""
+"""Stores schedules in PostgreSQL."""
 
 from __future__ import annotations
 

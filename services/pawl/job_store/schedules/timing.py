@@ -57,7 +57,7 @@ def check(timing: Timing) -> None:
             expression.
     """
     if bool(timing.cron) == bool(timing.interval_seconds):
-        raise InvalidField("give either `cron` or `interval_seconds`", field="definition.cron")
+        raise InvalidField("set either `cron` or `interval_seconds`", field="definition.cron")
     if timing.cron:
         _check_cron(timing)
     elif timing.time_zone:
@@ -129,7 +129,7 @@ def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime)
 
 
 def jitter(timing: Timing, schedule_id: str) -> timedelta:
-    """Return how long after its scheduled times a schedule fires. The delay of a schedule never changes."""
+    """Return how long after its scheduled times a schedule fires. This delay never changes for a given schedule."""
     share = int.from_bytes(hashlib.sha256(schedule_id.encode()).digest()[:8]) / 2**64
     return timedelta(seconds=int(share * timing.jitter_seconds))
 
@@ -159,7 +159,7 @@ def caught_up_from(timing: Timing, now: datetime) -> datetime:
 def _check_cron(timing: Timing) -> None:
     cron, parts = timing.cron, timing.cron.split()
     if len(cron) > CRON_CHARACTERS_MAX:
-        message = f"cron must have at most {CRON_CHARACTERS_MAX} characters, got {len(cron)}"
+        message = f"cron must be at most {CRON_CHARACTERS_MAX} characters, got {len(cron)}"
         raise InvalidField(message, field="definition.cron")
     if len(parts) != len(_PARTS):
         message = f"cron must have five parts ({' '.join(_PARTS)}), but {cron!r} has {len(parts)}"
@@ -178,7 +178,7 @@ def _check_cron(timing: Timing) -> None:
 
 
 def cron_text(cron: str) -> str:
-    """Return a valid cron expression in words. If both days are given, either one matches."""
+    """Return a valid cron expression in words. If both kinds of day are given, a match of either one suffices."""
     text = CronSim(cron, _EPOCH).explain()
     _, _, day, _, weekday = cron.split()
     return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")
@@ -220,7 +220,7 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
 
 @lru_cache(maxsize=1024)
 def _shifts_unevenly(name: str, year: int) -> bool:
-    """Return whether the clocks of a zone shift by less than whole hours in this year or the next."""
+    """Return whether a zone's clocks shift by a fraction of an hour this year or next year."""
     first = [datetime(when, month, 1, tzinfo=zone(name)) for when in (year, year + 1) for month in range(1, 13)]
     return len({(time.utcoffset() or timedelta()) % timedelta(hours=1) for time in first}) > 1
 
@@ -228,7 +228,7 @@ def _shifts_unevenly(name: str, year: int) -> bool:
 def _by_the_clock(cron: str) -> str:
     """Return an expression that cronsim treats as times of day, unless it runs every hour.
 
-    cronsim distinguishes them by whether minute and hour start with a star.
+    cronsim distinguishes the two by whether the minute and the hour start with a star.
     """
     minute, hour, *days = cron.split()
     if hour != "*":

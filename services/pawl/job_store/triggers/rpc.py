@@ -143,13 +143,13 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
     async def FireTrigger(self, request: ledger.FireTriggerRequest, context: Context) -> ledger.FireTriggerResponse:
         due, event = request.due, request.event
         if not _EVENT_ID.fullmatch(event.event_id):
-            raise InvalidField("event_id must have 1 to 200 visible ASCII characters", field="event.event_id")
+            raise InvalidField("event_id must be 1 to 200 visible ASCII characters", field="event.event_id")
         if len(event.lane) > _LANE_CHARACTERS_MAX:
             raise InvalidField(
-                f"lane must have at most {_LANE_CHARACTERS_MAX} characters, got {len(event.lane)}", field="event.lane"
+                f"lane must be at most {_LANE_CHARACTERS_MAX} characters, got {len(event.lane)}", field="event.lane"
             )
         if len(event.data) > DATA_BYTES_MAX:
-            raise TooLarge(f"data must have at most {DATA_BYTES_MAX} bytes, got {len(event.data)}", field="event.data")
+            raise TooLarge(f"data must be at most {DATA_BYTES_MAX} bytes, got {len(event.data)}", field="event.data")
         fired = await self._triggers.fire(
             Deliver(
                 trigger=_key(due.owner.store_id, due.trigger_id),

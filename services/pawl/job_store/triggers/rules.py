@@ -1,4 +1,4 @@
-"""Triggers, and the events that fire them."""
+"""Defines triggers, and the events that fire them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """E-mails as events. Zero and empty values mean the defaults."""
+    """A mailbox whose e-mails are events. Zero and empty values stand for the defaults."""
 
     host: str
     port: int = 0
@@ -127,7 +127,7 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
     Changes that affect how events are handled increment `generation`; firing does not.
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
-    `last_uid` is the last mail that was delivered. `unreachable_report_time` is the time of the last report that the
+    `last_uid` is the last message that was delivered. `unreachable_report_time` is the time of the last report that the
     mailbox cannot be read. `refused_count` counts webhooks without a valid signature or key.
     """
 
@@ -222,11 +222,11 @@ def check(asked: TriggerDefinition) -> None:
     if asked.mailbox is not None:
         _check_mailbox(asked.mailbox)
     elif asked.webhook is None:
-        raise InvalidField("give either `webhook` or `mailbox`", field="definition.webhook")
+        raise InvalidField("set either `webhook` or `mailbox`", field="definition.webhook")
     if asked.text.count(PLACEHOLDER) > 1:
         raise InvalidField(f"text may contain {PLACEHOLDER} only once", field="definition.text")
     if asked.conversation_key and asked.conversation_pointer:
-        message = "give conversation_key or conversation_pointer, not both"
+        message = "set conversation_key or conversation_pointer, not both"
         raise InvalidField(message, field="definition.conversation_pointer")
     for name in ("conversation_pointer", "concurrency_pointer"):
         _check_pointer(getattr(asked, name), f"definition.{name}")
@@ -242,7 +242,7 @@ def _check_mailbox(asked: MailboxSource) -> None:
     problems = {
         "host": "" if _HOST.fullmatch(asked.host) else "must be a server's name or address",
         "port": "" if asked.port <= _PORT_MAX else f"must be at most {_PORT_MAX}",
-        "username": "" if _NAME.fullmatch(asked.username) else "must have 1 to 256 printable ASCII characters",
+        "username": "" if _NAME.fullmatch(asked.username) else "must be 1 to 256 printable ASCII characters",
         "password_secret": "" if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX else "must name a secret",
         "folder": "" if not asked.folder or _FOLDER.fullmatch(asked.folder) else "must be ASCII without quotes",
         "poll_seconds": "" if asked.poll_seconds in {0, *polled} else f"must be between {polled[0]} and {polled[-1]}",
@@ -262,7 +262,7 @@ def _check_mailbox(asked: MailboxSource) -> None:
 def _check_pointer(pointer: str, field: str) -> None:
     if len(pointer) > POINTER_CHARACTERS_MAX:
         raise InvalidField(
-            f"{field} must have at most {POINTER_CHARACTERS_MAX} characters, got {len(pointer)}", field=field
+            f"{field} must be at most {POINTER_CHARACTERS_MAX} characters, got {len(pointer)}", field=field
         )
     rest = pointer.replace("~0", "").replace("~1", "")
     if (pointer and not pointer.startswith("/")) or "~" in rest:
@@ -295,7 +295,7 @@ def put(
     `count` is the user's total.
 
     Raises:
-        TriggerNotFound: The trigger must exist but does not.
+        TriggerNotFound: The request updates a trigger that does not exist.
         TriggerExists: A different trigger with this name exists, and a new one is requested.
         InvalidField: The source of events changes.
         TooLarge: The user has too many triggers.
@@ -341,7 +341,7 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
     """Return a trigger after a report about its mailbox: readable, or unreachable for a reason.
 
-    If its UIDs are new, mails are read from `position` onwards.
+    If the mailbox has assigned new UIDs, messages are read from `position` onwards.
     """
     if row.pause_time is not None:
         return row
@@ -365,7 +365,7 @@ def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False
 
 
 def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow:
-    """Return a trigger with a new definition or credential. Waiting events continue to wait."""
+    """Return a trigger with a new definition or credential. Waiting events are kept."""
     if asked == row.definition and owner == schedules.owner_of(row):
         return row
     return replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)

@@ -1,4 +1,4 @@
-"""Use cases of triggers: save, verify webhooks, and fire."""
+"""Saves triggers, verifies webhooks, and fires triggers."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _TIME: Final = re.compile(r"[0-9]{1,12}")
 def event_id_of(
     authentication: Authentication, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now: datetime
 ) -> str:
-    """Return the webhook-id of a webhook whose sender knows one of the secrets; empty if it has none.
+    """Return the webhook-id of a webhook whose sender knows one of the secrets; empty if the webhook has none.
 
     Other senders learn only that the check failed. Names of `headers` are in lower case.
 
     Raises:
         BadSignature: There is no valid signature or key, or a required header is missing.
-        WebhookTooOld: The signature is valid, but for another time.
+        WebhookTooOld: The signature is valid, but its timestamp is too far from the current time.
     """
     event_id = headers.get("webhook-id", "")
     if event_id and not _EVENT_ID.fullmatch(event_id):
-        raise BadSignature("webhook-id must have 1 to 200 visible ASCII characters")
+        raise BadSignature("webhook-id must be 1 to 200 visible ASCII characters")
     if authentication is Authentication.BEARER:
         _check_key(headers.get("authorization", ""), secrets)
         return event_id
@@ -183,7 +183,7 @@ class Triggers(Starters[TriggerRow]):
         """Verify a webhook; return its trigger and the id of the event, empty if there is none.
 
         Raises:
-            TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused: The webhook may not fire.
+            TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused: The webhook may not fire the trigger.
         """
         try:
             found = await self._repository.of_id(store_id, trigger_id)

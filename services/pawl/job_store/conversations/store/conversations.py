@@ -157,7 +157,7 @@ class PostgresConversations(DatabaseAdapter):
 
 
 def query(store_id: StoreId, user_id: UserId, words: Sequence[str]) -> str:
-    """Return a search query for a user's text that contains a word with each of the given prefixes."""
+    """Return a search query that matches text with at least one word for each of the given prefixes."""
     owner = mark(store_id, user_id)
     # Words consist of letters and digits only, so they need no escaping.
     return " & ".join(f"'{owner}{word}':*" for word in words)

@@ -1,4 +1,4 @@
-"""Search index for conversations in PostgreSQL.
+"""Maintains the search index for conversations in PostgreSQL.
 
 It is updated in the background, so that no writer waits for it.
 
@@ -98,7 +98,7 @@ class PostgresSearchIndex(DatabaseAdapter):
             return await _store(connection, [each for each in read if each is not None])
 
     async def _read(self, due: Record, messages: Sequence[Record]) -> _Read | None:
-        """Return the words of a part of a conversation; None if nothing was read."""
+        """Return the words of part of a conversation; None if there was nothing to read."""
         whole = [record for record in messages if record["body"] is not None]
         has_new_title = due["title"] != due["searched_title"]
         if not whole and messages and not has_new_title:
@@ -118,7 +118,7 @@ class PostgresSearchIndex(DatabaseAdapter):
 async def put_title(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, user_id: UserId, title: str
 ) -> None:
-    """Index a conversation, which must be locked, under a title that did not come from its user."""
+    """Index a conversation under a title that its user did not choose. The conversation must be locked."""
     found = _marked(mark(store_id, user_id), title)
     await connection.execute(_WORDS, [store_id], [conversation_id], [0], [found])
 

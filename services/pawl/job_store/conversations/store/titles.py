@@ -24,7 +24,7 @@ from pawl.values import RunState
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
 
-# Skips conversations that have no user or too many attempts, and those whose answer is older than this feature; the
+# Skips conversations with no user or too many attempts, and those whose answer predates this feature; the
 # comparison avoids reading all the user's runs.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
@@ -85,7 +85,7 @@ class PostgresTitles(DatabaseAdapter):
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Claim conversations that need a title, for two minutes."""
+        """Claim, for two minutes, conversations that need a title."""
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
         tasks = []
@@ -101,7 +101,7 @@ class PostgresTitles(DatabaseAdapter):
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
     ) -> None:
-        """Store the title in a model's answer if it is still wanted, and count the tokens it cost."""
+        """Store the title from a model's answer if it is still wanted, and count the tokens used."""
         title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:

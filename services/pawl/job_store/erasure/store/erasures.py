@@ -1,4 +1,4 @@
-"""Erasure of conversations in PostgreSQL, in resumable steps.
+"""Erases conversations from PostgreSQL in resumable steps.
 
 The first step detaches the conversation from its user, as retention does. Transactions that read it earlier notice the
 change when they lock the row. Locks are taken in the same order as in the journal.
@@ -200,18 +200,18 @@ class PostgresErasures(DatabaseAdapter):
     """Conversations that are being or were erased. Each step is durable on return and idempotent."""
 
     async def start(self, key: ErasureKey) -> None:
-        """Start erasing a conversation; no effect if it is not the user's."""
+        """Start erasing a conversation. Has no effect if it does not belong to the user."""
         async with self._database.transaction() as connection:
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing conversations that have a user again, for example after a restore; return the number."""
+        """Start erasing conversations that have regained a user, for example after a restore; return how many."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Add recent erasures (all of them if None) to the list again; return how many were added."""
+        """Add recent erasures to the list again, or all of them if None; return how many were added."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
@@ -232,7 +232,7 @@ class PostgresErasures(DatabaseAdapter):
         )
 
     async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[conversation_pb2.LeftCall]:
-        """Return calls that reached a tool or a client, by run and call, starting after `after`."""
+        """Return the calls that reached a tool or a client, ordered by run and call, starting after `after`."""
         arguments = (key.store_id, key.conversation_id, key.user_id, *after, rows_max + 1)
         records = await self._database.fetch(_LEFT, *arguments)
         rows = [conversation_pb2.LeftCall(**dict(record)) for record in records]
@@ -241,7 +241,7 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return the oldest open erasures with any of `parts` and none of `without` left, starting after `after`."""
+        """Return the oldest open erasures with any of `parts` and none of `without` left to do, after `after`."""
         key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
         arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
@@ -327,7 +327,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data kept about a call, with the tool name only if the tool ran, because it is then in the catalog."""
+    """Return the data kept about a call. It includes the tool's name only if the tool ran and so is in the catalog."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

@@ -1,4 +1,4 @@
-"""Removal of expired rows from PostgreSQL in small batches, so that no transaction grows with a user's data."""
+"""Removes expired rows from PostgreSQL in small batches, so that no transaction grows with a user's data."""
 
 from __future__ import annotations
 
@@ -244,15 +244,15 @@ class PostgresRetention(DatabaseAdapter):
         return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Drop life-cycle events that no stream has accepted for the given time; return the number dropped."""
+        """Drop life-cycle events that no stream has accepted within the given time; return how many were dropped."""
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove life-cycle events sent that long ago, which can then no longer be resent; return the number."""
+        """Remove life-cycle events sent at least this long ago, which can then no longer be resent; return how many."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all commands, and all events but the last, of runs that ended that long ago; return how many runs.
+        """Remove all commands and all but the last event of runs that ended that long ago; return the number of runs.
 
         Trims at least one run, then more as long as they have at most `events_max` events in total. Runs with unsent
         life-cycle events are skipped.
@@ -260,7 +260,7 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs covered by a summary in conversations still in use; return a lower bound of rows.
+        """Remove old runs that a summary covers in conversations still in use. Return a lower bound on rows removed.
 
         Removes about `rows_max` rows of each kind. The runs ended before the summary, and the model's history needs
         none of their messages. 0 means that none are left.
@@ -284,7 +284,7 @@ class PostgresRetention(DatabaseAdapter):
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove conversations that were idle for the given time, with all their data; return how many rows.
+        """Remove conversations idle for the given time, with all their data; return the number of rows removed.
 
         Removes about `rows_max` rows of each kind. From the first batch on, the conversation cannot be read by its id.
         """
@@ -303,7 +303,7 @@ class PostgresRetention(DatabaseAdapter):
 
 
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
-    """Detach runs from their user, lock them, and drop their notices."""
+    """Detach runs from their users, lock them, and drop their notices."""
     for record in await connection.fetch(_REPORTED_TO, *runs):
         row = tables.CONVERSATIONS.read(record)
         changed = replace(row, background=row.background.without(runs[1]))

@@ -1,4 +1,4 @@
-"""Converts requests for approval, and users' decisions on them."""
+"""Converts approval requests, and users' decisions on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def series_from(message: call_pb2.Series) -> Series:
 
 
 def people_needed(value: int) -> int:
-    """Return how many people must approve a call; 0 means one."""
+    """Return how many people must approve a call. A value of 0 in the request means one."""
     if value > APPROVALS_MAX:
         raise InvalidField(
             f"approvals_required must be at most {APPROVALS_MAX}, got {value}",
@@ -53,7 +53,7 @@ def people_needed(value: int) -> int:
 def check_digest(value: str, field: str) -> str:
     """Return a digest; raise InvalidField if it is malformed."""
     if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
-        raise InvalidField("a digest must be a SHA-256 in lower-case hex", field=field)
+        raise InvalidField("a digest must be a SHA-256 hash in lower-case hexadecimal", field=field)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Converts requests of users to start jobs."""
+"""Converts users' requests to start jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
 
 
 def _started(job: run_pb2.Job, now: datetime) -> bytes:
-    """Return a job that starts now by the database's clock, because its times came from another clock.
+    """Return the job with its start moved to `now` (the database clock) and its duration unchanged.
 
     The result is appended to a Run: concatenated parts of a message are one message.
     """

@@ -243,7 +243,7 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
 
 
 def run_for_approver(row: RunRow) -> run_pb2.Run:
-    """Return the fields of another user's run that an approver may see: conversations are private."""
+    """Return only the fields of another user's run that an approver may see, because conversations are private."""
     return run_pb2.Run(
         store_id=row.store_id,
         user_id=row.user_id,
@@ -265,14 +265,14 @@ def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
 
 
 def call_for_approver(row: CallRow) -> call_pb2.Call:
-    """Return the fields of another user's call that an approver may see: conversations are private."""
+    """Return only the fields of another user's call that an approver may see, because conversations are private."""
     return _only(call(row), _FOR_APPROVERS)
 
 
 def call_for_reader(row: CallRow) -> call_pb2.Call:
     """Return the fields of a call that readers of a shared conversation see.
 
-    Results that users wrote are left out: answers to questions, answers given for a call, and reasons of rejections.
+    Results that users wrote are left out: answers to questions, answers given for a call, and reasons for rejections.
     """
     whole = call(row)
     is_of_people = (
@@ -291,7 +291,7 @@ def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Me
 
     Readers other than its author see only its public fields.
 
-    Summaries and notices come without their text.
+    Summaries and notices are returned without their text.
     """
     whole = message(row, user_id)
     return whole if reader_id == whole.user_id else _for_others(whole)
@@ -329,7 +329,7 @@ def message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def leave_out(part: message_pb2.Part) -> None:
-    """Remove the content of a part. Its hash still identifies it."""
+    """Remove the content of a message part. Its hash still identifies it."""
     if part.HasField("image"):
         part.image.ClearField("data")
     if part.HasField("file"):
@@ -364,7 +364,7 @@ def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def text_of(body: bytes) -> str:
-    """Return the text by which a message can be found: the user's or the model's."""
+    """Return the text that a search finds a message by: the user's or the model's."""
     entry = message_pb2.Message.FromString(body)
     return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
 

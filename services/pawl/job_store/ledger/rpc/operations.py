@@ -1,4 +1,4 @@
-"""Converts requests to operations of the ledger, and refuses requests that break the contract."""
+"""Converts requests to ledger operations, and refuses requests that violate the contract."""
 
 from __future__ import annotations
 
@@ -155,11 +155,11 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the conversation key in a request; empty if it has no key."""
+    """Return the hash of the conversation key in a request; empty if the request has no key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
-        raise InvalidField("give either conversation_id or conversation_key, not both", field="conversation_key")
+        raise InvalidField("set either conversation_id or conversation_key, not both", field="conversation_key")
     return key_hash(
         check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), request.conversation_key
     )
@@ -214,7 +214,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
-    """Return the named fields, which CommitRun and Run share, as an encoded part of a run."""
+    """Return the named fields, which CommitRun and Run have in common, as an encoded part of a run."""
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
@@ -231,7 +231,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
         raise InvalidField(
-            "as_operator goes with resolve, redrive or cancel, and redrive requires it", field="as_operator"
+            "as_operator is only for resolve, redrive and cancel, and redrive requires it", field="as_operator"
         )
     return Send(
         run=run_key(request),
@@ -382,7 +382,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
         case "tool_result":
             result = entry.tool_result
             if not result.HasField("result"):
-                raise InvalidField("a tool result needs a result", field="command.tool_result.result")
+                raise InvalidField("a tool result requires a result", field="command.tool_result.result")
             return ToolResult(
                 call_id=CallId(check_id(result.call_id, "command.tool_result.call_id")),
                 client_id=ClientId(check_id(result.client_id, "command.tool_result.client_id", optional=True)),
@@ -405,7 +405,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             return _progress(entry.progress)
         case "top_up":
             if not entry.top_up.tokens:
-                raise InvalidField("a top-up needs tokens", field="command.top_up.tokens")
+                raise InvalidField("a top-up requires tokens", field="command.top_up.tokens")
             return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
         case "pause":
             return Pause()
@@ -417,7 +417,7 @@ def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decid
     kind = enum_member(DecisionKind, decision.kind, "command.decision.kind")
     if kind is DecisionKind.EDIT:
         if not decision.arguments_json:
-            raise InvalidField("an edit needs arguments", field="command.decision.arguments_json")
+            raise InvalidField("an edit requires arguments", field="command.decision.arguments_json")
         check_digest(decision.edited_digest, "command.decision.edited_digest")
     if decision.HasField("edited_series") != (decision.for_series and kind is DecisionKind.EDIT):
         raise InvalidField(

@@ -1,4 +1,4 @@
-"""Tools that come with a run: stored unchanged, and returned to the owner of the run."""
+"""Handles the tools that come with a run. They are stored unchanged and returned to the run's owner."""
 
 from __future__ import annotations
 

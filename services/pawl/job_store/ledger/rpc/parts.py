@@ -73,9 +73,9 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 
 
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
-    """Remove images that the provider refused in a run without an answer: every later request would be refused too.
+    """Remove the images that a provider refused in a run without an answer: it would refuse all later requests too.
 
-    Removes the images of the run's own message; if it has none, all earlier ones.
+    Removes the images of the run's own message or, if it has none, all earlier images.
     """
     answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
     refused = {

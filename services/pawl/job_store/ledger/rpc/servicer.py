@@ -92,7 +92,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Add the loaded run to its claim, if it is small. LoadRun reports why a run cannot be loaded."""
+        """Add the loaded run to its claim if it is small. If it cannot be loaded, LoadRun reports why."""
         try:
             loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
         except Exception as error:  # noqa: BLE001  # the other runs are claimed already
@@ -391,7 +391,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
 
 
 def _reader(request: Any) -> UserId:
-    """Return the user who is reading; empty for a service."""
+    """Return the user who is reading; empty if a service is reading."""
     return check_id(request.user_id, "user_id", optional=True)
 
 

@@ -1,4 +1,4 @@
-"""Converts messages of users as they enter a conversation."""
+"""Converts user messages when they are added to a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users' decisions on a call or a series of calls. The rules are in `calls` and `grants`."""
+"""Defines users' decisions on a call or a series of calls. The rules are in `calls` and `grants`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """The user behind an action, with the credential used, and the `people` involved if several people are needed.
+    """The user behind an action, the credential used, and everyone involved (`people`) if several are needed.
 
     `delegate_user_id` is the delegate that acts for the user, if any. Empty fields are unknown.
     """

@@ -34,10 +34,10 @@ _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Tracks how long each run has been doomed at every poll, by a monotonic clock.
+    """Tracks how long each run has been doomed at every poll so far, by a monotonic clock.
 
-    A jump of the database's clock, or an outage of the database, ends the leases of healthy workers, which renew them
-    within seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.
+    If the database's clock jumps or the database fails, healthy workers lose their leases too, but renew them within
+    seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.
     """
 
     since: Mapping[RunKey, float] = {}
@@ -56,8 +56,8 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Quarantine those of `runs` whose last allowed worker has died.
 
-    This is checked again under the lock: another worker of the run, or progress, may have come first. `lost` is the
-    opaque result of calls that are open in a turn that ends this way.
+    This is checked again under the lock, because the run may have got another worker or made progress. `lost` is the
+    opaque result for calls that are open in a turn that ends this way.
     """
 
     runs: Sequence[RunKey]
@@ -92,7 +92,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
         return _rows([self.run])
 
     def apply(self, unit: UnitOfWork) -> bool:
-        """Count the crash; return whether the run is quarantined now.
+        """Count the crash; return whether the run is now quarantined.
 
         Raises:
             RunNotFound, RunEnded: There is no run to release.
@@ -109,10 +109,10 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
-    """Resume a quarantined run from where it was, with its crash count reset.
+    """Resume a quarantined run where it stopped, with its crash count reset.
 
     A run that was being stopped becomes CANCELLING again. Any other run becomes QUEUED, and its next worker determines
-    where it was.
+    where it stopped.
     """
     state = RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING
     run_table.check(run.state, state)

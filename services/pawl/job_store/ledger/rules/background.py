@@ -1,4 +1,4 @@
-"""The background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
+"""Defines the background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A reference to a report of the job `run_id` of `user_id`: an iteration, or its end if `occasion` is 0.
 
     `entered_by` is the run of that user whose model received the notice and has not answered yet; empty if there is
-    none. `tries` counts the turns that failed with it.
+    none. `tries` counts the failed turns that contained it.
     """
 
     run_id: RunId
@@ -40,7 +40,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     """The background state of a conversation: open jobs, notices, and start times of recent turns.
 
     Jobs and turns are counted per user. `used_up_budgets` lists the runs whose shared budget a turn has used up since
-    the last message; no more turns start on them.
+    the last message; no more turns start on these budgets.
     """
 
     open_jobs: tuple[OpenJob, ...] = ()
@@ -65,7 +65,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entered(self) -> int:
-        """Number of notices that a model has received and not answered."""
+        """Number of notices that a model has received but not answered."""
         return len(self.notices) - self.pending
 
 

@@ -51,7 +51,7 @@ def arguments_sha256(arguments: bytes) -> bytes:
 def create(run: RunRow, change: CallChange, *, now: datetime, is_granted: bool = False) -> CallRow:
     """Return the row of a new call.
 
-    With `is_granted`, a gated call may start without its own approval.
+    With `is_granted`, a gated call may start without an approval of its own.
 
     Raises:
         IllegalTransition: The call cannot be created in that state, or it is gated and would start.
@@ -98,7 +98,7 @@ def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
 
 
 def implied_start(change: CallChange) -> CallChange | None:
-    """Return the start of a new read-only call that arrives together with its end; None for any other call.
+    """Return the start of a new read-only call that is first recorded when it ends; None for any other call.
 
     Only a read-only call may run before it is recorded.
     """
@@ -152,7 +152,7 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 
 
 def is_approved(run: RunRow, call: CallRow) -> bool:
-    """Return whether enough people have approved the call of `run` as it was decided.
+    """Return whether enough people have approved the call in the form in which it was decided.
 
     If two or more are needed, the user and credential that started the run do not count, and each user and credential
     counts once. A delegate counts as a person, and a key counts as its makers too. Steering is checked when an approval
@@ -179,12 +179,12 @@ def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
 
 
 def people_of(acted: Actor) -> set[UserId]:
-    """Return everyone behind an action: the user, the delegate and the key's makers."""
+    """Return everyone behind an action: the user, the delegate and the makers of the key."""
     return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
 
 
 def is_same_credential(one: CredentialId, other: CredentialId) -> bool:
-    """Return whether two credentials are the same one and identify a person."""
+    """Return whether two credentials are identical and identify a person."""
     return one == other and one not in SHARED_CREDENTIALS
 
 
@@ -230,13 +230,13 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
 
 
 def _start_time(call: CallRow, state: CallState) -> datetime | None:
-    """Return the start time of a call that moves to `state`. A client's start is void once the offer ends."""
+    """Return the start time of a call that moves to `state`. A client's start does not count once the offer ends."""
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
 
 def _check_result(change: CallChange) -> None:
     if change.state.is_terminal and change.result is None:
-        raise InvalidField(f"call {change.call_id}: a settled call needs a result", field="calls.result")
+        raise InvalidField(f"call {change.call_id}: a settled call must have a result", field="calls.result")
     if not change.state.is_terminal and change.result is not None:
         raise InvalidField(f"call {change.call_id}: only a settled call may have a result", field="calls.result")
 
@@ -245,14 +245,16 @@ def _check_child(call: CallRow | None, change: CallChange) -> None:
     had = call.child_run_id if call is not None else ""
     has_child = change.state in WITH_CHILD
     if has_child and not change.child_run_id:
-        raise InvalidField(f"call {change.call_id}: a delegated call needs a child_run_id", field="calls.child_run_id")
+        raise InvalidField(
+            f"call {change.call_id}: a delegated call must have a child_run_id", field="calls.child_run_id"
+        )
     if not has_child and change.child_run_id != had:
         raise IllegalTransition("the child run of a call is set when it is delegated and never changes")
 
 
 def _check_gate_has_digest(change: CallChange) -> None:
     if change.state is CallState.AWAITING_APPROVAL and not change.digest:
-        raise InvalidField(f"call {change.call_id}: an approval needs a digest", field="calls.approval.digest")
+        raise InvalidField(f"call {change.call_id}: an approval must have a digest", field="calls.approval.digest")
 
 
 def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
@@ -278,7 +280,7 @@ def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
 
 
 def _check_shown_again(call: CallRow, change: CallChange) -> None:
-    """Allow a request to change only as a user edited it, or by escalating once."""
+    """Allow an approval request to change only through a user's edit, or by a single escalation."""
     shown, edit = _shown_of(call), call.decision
     if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
         shown = _shown_of(call, edit)
@@ -306,7 +308,7 @@ def _is_same(call: CallRow, change: CallChange, shown: tuple[str, bytes, Series 
 
 
 def _is_fallback(call: CallRow, change: CallChange) -> bool:
-    """Return whether the fallback tool runs because no client ran the call. It is gated separately."""
+    """Return whether the call falls back to a tool because no client ran it. The fallback is gated separately."""
     return (
         call.state is CallState.OFFERED
         and change.tool_name == call.fallback_tool_name != call.tool_name

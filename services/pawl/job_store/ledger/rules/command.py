@@ -1,4 +1,4 @@
-"""Commands to a run, and their receipts, which are final.
+"""Handles commands to a run, and their receipts, which are final.
 
 A command that settles or decides on a call reserves the call in the same transaction. From then on only a step of the
 owner that consumes the command can move the call.
@@ -90,7 +90,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job. Only the owner reads which of the two."""
+    """Pauses or resumes a job. Only the run's owner reads which of the two it is."""
 
     name: ClassVar[str] = inbox.PAUSE
 
@@ -99,7 +99,7 @@ Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | 
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The final result of a command, with the run after it and its pending calls. There is no run if UNKNOWN."""
+    """The final result of a command, with the run after it and its pending calls. If it is UNKNOWN, there is no run."""
 
     outcome: CommandOutcome
     reason: str = ""
@@ -254,7 +254,7 @@ class Send(Decider, frozen=True, kw_only=True):
         return turn.wake(unit, run)
 
     def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
-        """Raise the budget immediately, so that concurrent top-ups cannot exceed the ceiling."""
+        """Raise the budget immediately, so that concurrent top-ups together cannot exceed the ceiling."""
         if run.budget_run_id:
             message = f"the run uses the token budget of run {run.budget_run_id}: top up that run instead"
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget(message))
@@ -329,7 +329,7 @@ def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: Ses
 
 
 def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
-    """Keep an approval that does not yet complete the approvals needed, and log it. The owner audits it."""
+    """Keep and log an approval while more are still needed. The run's owner audits it."""
     unit.put_call(call)
     run = inbox.accept(unit, run, incoming, consumed=True)
     run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)])
@@ -344,11 +344,11 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
-    """Write the progress to the log.
+    """Write the call's progress to the log.
 
     It renews the client's lease and does not involve the owner.
 
-    A report that comes too soon after the previous one is not logged and leaves no receipt.
+    A report that arrives too soon after the previous one is not logged and leaves no receipt.
     """
     call = offers.renewed(call, now=unit.now)
     if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:

@@ -1,4 +1,4 @@
-"""One step of a run, written by its owner: atomic, and fenced by the epoch."""
+"""Writes one step of a run for its owner: atomic, and fenced by the epoch."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     time. An owner's commit ids ascend, so that a late copy of an earlier step is recognised.
 
     `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
-    once the run has completed. `entered` lists the job notices in its messages. `tells_iteration` is the job iteration
-    to report to the conversation; 0 if there is none. `child_cancel` is the opaque command for the child run of a call
-    that the step cancels.
+    once the run has completed. `entered` lists the job notices in the step's messages. `tells_iteration` is the job
+    iteration to report to the conversation; 0 if there is none. `child_cancel` is the opaque command for the child run
+    of a call that the step cancels.
     """
 
     run: RunKey
@@ -269,7 +269,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if change.state in calls.WITH_CHILD
         }
         if {each.call_id: (each.run_id, each.is_job) for each in self.delegations} != delegated:
-            raise InvalidField("each delegated call needs exactly one delegation", field="delegations")
+            raise InvalidField("each delegated call must have exactly one delegation", field="delegations")
         for each in self.delegations:
             delegation.start(unit, run, each)
 
@@ -298,11 +298,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
-        """Return whether the step counts as progress. Not every step does: workers may crash right after it."""
+        """Return whether the step counts as progress. Not every step does, because workers may crash right after it."""
         return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
-        """Return the run in its new open state, and add the event if anything changed.
+        """Return the run in its new open state, and add an event if anything has changed.
 
         RUNNING comes before the other events of the step, any other state after them.
         """
@@ -310,10 +310,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             return run
         waits = self.waits if self.state is RunState.WAITING else ()
         if self.state is RunState.WAITING and not waits:
-            raise InvalidField("a WAITING run needs at least one wait", field="waits")
+            raise InvalidField("a WAITING run must have at least one wait", field="waits")
         if self.state is RunState.CANCELLING and run.stop_cause is None:
             # Otherwise a quarantine would lose the fact that the run was stopped.
-            raise InvalidField("a CANCELLING run needs a stop_cause", field="stop_cause")
+            raise InvalidField("a CANCELLING run must have a stop_cause", field="stop_cause")
         if self.state is run.state and waits == run.waits:
             return run
         if self.state is not run.state:
@@ -334,7 +334,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                 # With unread commands the run is claimable immediately: its owner may not know that it is being
                 # stopped.
                 if self.wake_time is None and not unread and run.state not in _MAY_SLEEP:
-                    raise InvalidField(f"a parked run in state {run.state.name} needs a wake_time", field="wake_time")
+                    raise InvalidField(
+                        f"a parked run in state {run.state.name} must have a wake_time", field="wake_time"
+                    )
                 claim_at = unit.now if unread else self.wake_time
             case LeaseAction.RELEASE:
                 claim_at = unit.now
@@ -346,9 +348,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     def _end(self, unit: UnitOfWork, run: RunRow, state: RunState, *, unread: list[CommandRow]) -> RunRow:
         if state is RunState.FAILED and not run.failure:
-            raise InvalidField("a FAILED run needs a failure", field="failure")
+            raise InvalidField("a FAILED run must have a failure", field="failure")
         if state is RunState.CANCELLED and run.stop_cause is None:
-            raise InvalidField("a CANCELLED run needs a stop_cause", field="stop_cause")
+            raise InvalidField("a CANCELLED run must have a stop_cause", field="stop_cause")
         if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
             # An accepted message must not be lost (I1): the owner appends it first. Nor may a run that has tokens left
             # end for lack of them.

@@ -1,4 +1,4 @@
-"""Updates of conversations by their users: title, labels, archive, sharing and client-chosen keys."""
+"""Updates conversations for their users: title, labels, archiving, sharing and client-chosen keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def key_hash(store_id: StoreId, user_id: UserId, key: str) -> bytes:
         TooLarge: The key is longer than 200 bytes.
     """
     if len(key.encode()) > KEY_BYTES_MAX:
-        raise TooLarge(f"conversation_key must have at most {KEY_BYTES_MAX} bytes", field="conversation_key")
+        raise TooLarge(f"conversation_key must be at most {KEY_BYTES_MAX} bytes", field="conversation_key")
     return hashlib.sha256(f"{store_id}\0{user_id}\0{key}".encode()).digest()
 
 
@@ -47,9 +47,7 @@ def check_title(title: str) -> str:
         InvalidField: The title is too long, has several lines or control characters, or is blank.
     """
     if len(title) > TITLE_CHARACTERS_MAX:
-        raise InvalidField(
-            f"title must have at most {TITLE_CHARACTERS_MAX} characters, got {len(title)}", field="title"
-        )
+        raise InvalidField(f"title must be at most {TITLE_CHARACTERS_MAX} characters, got {len(title)}", field="title")
     if title and (len(title.splitlines()) > 1 or not title.strip() or _CONTROL.search(title)):
         raise InvalidField("title must be one line of text without control characters", field="title")
     return title
@@ -73,7 +71,7 @@ def _cut(title: str) -> str:
 
 
 def absent(conversation: ConversationRow | None, user_id: UserId) -> ConversationNotFound | ConversationErased:
-    """Return the error for a conversation that a user does not have: erased if it was theirs, else not found."""
+    """Return the error for a conversation that a user does not have: erased if it was theirs, otherwise not found."""
     if conversation is not None and user_id and conversation.erase_user_id == user_id:
         return ConversationErased()
     return ConversationNotFound()
@@ -132,7 +130,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
             unit.requests.put(key, request)
 
     def found(self, unit: UnitOfWork, conversation_id: ConversationId) -> ConversationRow:
-        """Return a conversation of the user.
+        """Return one of the user's conversations.
 
         Raises:
             ConversationNotFound: The user has no such conversation.
@@ -174,7 +172,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def ends_writing(self) -> bool:
-        """Whether other users lose the right to write to it."""
+        """Whether other users lose the right to write to the conversation."""
         return self.sharing not in {None, Sharing.WRITE}
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
@@ -218,7 +216,7 @@ def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of a run that has answered.
 
     A title is requested once per conversation. It is not requested if the user has set one, the conversation belongs to
-    a delegated run, or the run belongs to another user and so has that writer's text.
+    a delegated run, or the run belongs to another user and so contains that writer's text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -1,4 +1,4 @@
-"""Child runs, which execute other runs' calls.
+"""Handles child runs, which execute other runs' calls.
 
 A child starts with its parent's step and is cancelled with its call.
 
@@ -24,8 +24,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     `message` and `options` are opaque.
 
-    Its conversation has the title `made_title`. The agent `agent_name` drives it. A job (`is_job`) continues after the
-    parent run ends and reports to its conversation; if `is_silent`, it reports nothing, not even its end.
+    Its conversation has the title `made_title`. It is run by the agent `agent_name`. A job (`is_job`) continues after
+    the parent run ends and reports to its conversation. If `is_silent`, it reports nothing, not even its end.
     """
 
     call_id: CallId
@@ -41,7 +41,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
-    """Create the child run with the parent's user and credential, in a conversation of its own.
+    """Create the child run for the parent's user, with the parent's credential, in a conversation of its own.
 
     Workers may claim it immediately.
 
@@ -98,7 +98,7 @@ def own_conversation(
 
 
 def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
-    """Stop the child run of `call`, which the parent settles without waiting for it.
+    """Stop the child run of `call`. The parent settles the call without waiting for the child run.
 
     The owner of the child run reads `cancel`; otherwise the run would continue until it ends.
     """

@@ -46,7 +46,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
     """Fire the given `generation` of `trigger` with an event; `claimed` means that the event has waited.
 
     `submit` creates the run; None if it is refused because of `refusal`. Events without a `lane` never wait. A `mail`
-    must be newer than those already read. If `skipped` is a reason, the event is skipped.
+    must be newer than the messages already read. If `skipped` gives a reason, the event is skipped.
     """
 
     trigger: TriggerKey
@@ -108,10 +108,10 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             log.write_fire(unit, row, event.fire)
         gives_up = self._has_failed_too_often(row)
         if gives_up:
-            note = f"{row.failures} fires in a row were refused or failed"
+            note = f"{row.failures} runs in a row were refused or failed"
             row = triggers.paused(row, note, unit.now, automatic=True)
             if event is None and self.mail is not None:
-                # The mail is read again once the trigger resumes.
+                # The message is read again once the trigger resumes.
                 row = replace(row, last_uid=self.mail.uid - 1)
         unit.triggers.put(row.key, row)
         fired = row.fires[0] if row.fires and row.fires[0].event_id == self.event_id else None

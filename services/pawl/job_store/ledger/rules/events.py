@@ -1,4 +1,4 @@
-"""Entries of a run's log as values. Their wire format is defined elsewhere."""
+"""Defines the entries of a run's log as values. Their wire format is defined elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lifecycle_type(self) -> str:
-        """The life-cycle type. Jobs report pauses and resumes, but not single iterations."""
+        """The life-cycle event type. Jobs report pauses and resumes, but not individual iterations."""
         if not self.run.reports_to:
             return self.type
         if _is_quiet(self.from_state, self.from_waits) and _is_quiet(self.run.state, self.run.waits):
@@ -59,7 +59,7 @@ class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """The type of the call's state; `tool.executing` while a client holds the call."""
+        """The event type for the call's state; `tool.executing` while a client holds the call."""
         return call_table.EVENT_TYPES[CallState.RUNNING if self.call.is_leased else self.call.state]
 
 
@@ -123,7 +123,7 @@ EventBody: TypeAlias = (
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a run's log.
 
-    `attempt` is the epoch of the worker that wrote it, 0 if no worker did.
+    `attempt` is the epoch of the worker that wrote it; 0 if no worker wrote it.
 
     An event with `seq` 0 is in no log and may have no run; only the life cycle reports it.
     """
@@ -140,7 +140,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lifecycle_type(self) -> str:
-        """The life-cycle type; empty for events that the life cycle does not report.
+        """The life-cycle event type; empty if the life cycle does not report the event.
 
         It reports changes to runs, approval requests and their ends, and the firing of schedules and triggers.
         """

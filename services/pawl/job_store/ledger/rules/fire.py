@@ -86,7 +86,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
     def _advanced(self, row: ScheduleRow, now: datetime) -> ScheduleRow:
         if self._has_failed_too_often(row):
-            return schedules.paused(row, f"{row.failures} fires in a row were refused or failed", now, automatic=True)
+            return schedules.paused(row, f"{row.failures} runs in a row were refused or failed", now, automatic=True)
         due, waiting = row.due_time, row.waiting_time
         if self.expected_time is not None:
             due = self.next_time if self.expected_time == due else due
@@ -121,7 +121,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """The outcome of a firing that should start a run."""
+    """Determines the outcome of a firing that should start a run."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -130,7 +130,7 @@ class Start(NamedTuple):
 
 
 def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
-    """Stop the previous run, unless its replacement is refused. The next run starts once it has ended."""
+    """Stop the previous run, unless its replacement is refused. The replacement starts once that run has ended."""
     if submit is None or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:

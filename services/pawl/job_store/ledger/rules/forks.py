@@ -1,8 +1,8 @@
-"""Forks: conversations whose past is part of another conversation, up to a point with no open calls.
+"""Creates forks: conversations whose past belongs to another conversation, up to a point with no open calls.
 
 Nothing is copied.
 
-Past calls and runs, and runs that undo them, stay in the source conversation.
+Past runs and calls, and the runs that undo them, stay in the source conversation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pawl.job_store.ledger.rules.conversations import ConversationRequest
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, Segment, SegmentRow
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
-# Maximum number of segments of a fork: how often a fork can be forked after its own first message.
+# Maximum number of segments in a fork: how many times a fork can be forked again after its own first message.
 SEGMENTS_MAX: Final = 64
 
 
@@ -109,7 +109,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """All sources are locked, so that none is erased concurrently."""
+        """The rows to lock. They include all sources, so that none is erased concurrently."""
         sources = (self.conversation_id, *(each.source_conversation_id for each in self.path))
         return RowKeys(
             requests=self.request_keys,
@@ -159,7 +159,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         return fork
 
     def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
-        """Return the source of a segment; empty if it was erased since the path was read."""
+        """Return the source of a segment; empty if it has been erased since the path was read."""
         if not segment.source_conversation_id:
             return segment.source_conversation_id
         try:

@@ -1,4 +1,4 @@
-"""Grants: one approval for all calls of a series.
+"""Handles grants: one approval for all calls of a series.
 
 A job repeats one call. Its approver may grant the series: later calls are then created under the grant, each identical
 to that call, each counted once, up to the granted number (I9, I10). The job's run stores the grant, so it outlives the
@@ -18,7 +18,7 @@ from pawl.values import CallState, DecisionKind
 
 
 def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: bool) -> None:
-    """Check that a decision is on what was shown: the call, or the series that it can grant.
+    """Check that a decision refers to what was shown: the call, or the series that it can grant.
 
     Raises:
         GrantNotOffered: The call offers no series.
@@ -40,7 +40,7 @@ def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: b
 
 
 def covers(run: RunRow, change: CallChange) -> bool:
-    """Return whether a new call may start under the run's grant, if it has as many approvals as are now required."""
+    """Return whether the run's grant covers a new call and has as many approvals as are now required."""
     grant = run.grant
     return (
         grant is not None

@@ -31,7 +31,7 @@ COMPLETED: Final = "completed"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Maximum numbers of waiting messages, top-ups and pauses of a run, and size of those messages in bytes.
+    """Limits on a run's waiting messages, top-ups and pauses, and on the size of those messages in bytes.
 
     `idle_receipts_max` limits the receipts of commands that had no effect. `people_max` limits the people whose
     messages enter the run, not counting those who started it.
@@ -61,8 +61,8 @@ def arrived(
 ) -> CommandRow:
     """Return a new command for `run` that is not in its inbox yet.
 
-    Without `command_id` it gets a new id; without `user_id` it gets the run's user. `call_id` is the call that it
-    settles or decides on.
+    If `command_id` is missing, it gets a new id; if `user_id` is missing, it gets the run's user. `call_id` is the call
+    that it settles or decides on.
     """
     return CommandRow(
         store_id=run.store_id,
@@ -123,7 +123,7 @@ def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits:
 
 
 def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: bool = False) -> RunRow:
-    """Put a command into the inbox of `run`, or only its receipt if it is already `consumed`; return the run."""
+    """Put a command into the inbox of `run`, or keep only its receipt if it is already `consumed`; return the run."""
     if consumed:
         incoming = replace(incoming, payload=b"", consumed=True)
     unit.put_command(incoming)
@@ -181,7 +181,7 @@ _DONE: Final = {
 
 
 class Replaced(Refused):
-    """Refuses a session that lost the call to another session of its client.
+    """Raised when a session has lost the call to another session of its client.
 
     No receipt is kept, because the other session may send the same command.
     """

@@ -1,4 +1,4 @@
-"""Jobs: runs in the background, and the notices that they send to their conversation.
+"""Handles jobs: runs in the background, and the notices that they send to their conversation.
 
 A notice refers to an iteration of a job or its end. Its content is in the job's run, so nothing is stored twice, and
 the model gets the state as of the time it is called.
@@ -45,7 +45,7 @@ TRIES_MAX: Final = 3
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice that the model gets: the run of the job, and the iteration, 0 for its end."""
+    """A notice that the model gets: the job's run, and the iteration, or 0 for the job's end."""
 
     run_id: RunId
     occasion: int
@@ -96,7 +96,7 @@ def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Mark the user's notices as passed to the model by a step of `run`; return the run.
+    """Mark the user's notices as passed to the model in a step of `run`; return the run.
 
     Everyone who started or steered these jobs counts as having steered the run.
     """
@@ -156,7 +156,7 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices left after a run of their conversation ended. Other users' notices stay."""
+    """Return the notices that are left after a run in their conversation has ended. Other users' notices are kept."""
     entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)
@@ -170,7 +170,7 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
-    """Return the actual start of a turn, which may be later than planned; empty if it never started."""
+    """Return the actual start of a turn, which may be later than planned; empty if the turn never started."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 

@@ -1,4 +1,4 @@
-"""Storage format of labels: one line per label, prefixed with its owner's mark, so that one index serves all users."""
+"""Stores labels as text: one line per label, prefixed with a mark of its owner, so that one index serves all users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BREAK: Final = "\n"
 
 
 def lines(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> list[str]:
-    """Return the line of each label, sorted."""
+    """Return one line per label, sorted."""
     if not labels:
         return []
     owner = mark(store_id, user_id)

@@ -44,7 +44,7 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
 
 
 def write_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
-    """Add a life-cycle event for the outcome of a firing. A waiting one is reported later."""
+    """Add a life-cycle event for the outcome of a firing. A firing that waits is reported later."""
     if fire.outcome is FireOutcome.WAITING:
         return
     name = "schedule" if isinstance(starter, ScheduleRow) else "trigger"

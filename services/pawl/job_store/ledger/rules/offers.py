@@ -1,4 +1,4 @@
-"""Leases on front-end calls: one client at a time. Released or expired calls are offered again (FE-2)."""
+"""Handles leases on front-end calls: one client at a time. Released or expired calls are offered again (FE-2)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def is_pending(run: RunRow, call: CallRow) -> bool:
     if call.reserved_by or run.state.is_terminal or run.is_stopping:
         return False
     if call.state is CallState.RUNNING:
-        # In doubt. For a quarantined run this is not known yet: the registry may have the result.
+        # The outcome is in doubt. For a quarantined run this is not known yet: the registry may have the result.
         return run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
     return call.state in call_table.PENDING
 
 
 def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
-    """Return whose inboxes may have changed after the operations of `unit`. May include unchanged ones."""
+    """Return the users whose inboxes the operations of `unit` may have changed. May include unchanged ones."""
     calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
     keys = {RunKey(call.store_id, call.run_id) for call in calls if call.state in call_table.PENDING}
     runs = [run for key in keys if (run := unit.runs.get(key)) is not None]
@@ -47,7 +47,7 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
-    """Return whether a client may lease `call`, of `run`: only the session's client may lease its own tools."""
+    """Return whether a client may lease a `call` of `run`. Calls of a session's own tools are only for its client."""
     own = run.own_tools
     return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
 
@@ -127,7 +127,7 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Release the leases of `calls` (with their runs): those of a session of `client_id`, or expired ones if None.
+    """Release leases of `calls`, given with their runs: those of a session of `client_id`, or if None, expired ones.
 
     A lost session may release late; calls that another of the client's sessions has leased since then stay leased.
     """

@@ -1,4 +1,4 @@
-"""Rows of the ledger.
+"""Defines the rows of the ledger.
 
 A field's default is its value in a new row. Fields of type `bytes` are opaque to the ledger, which stores and returns
 them unchanged. Times come from the database and have a time zone.
@@ -124,7 +124,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return ConversationKey(self.store_id, self.conversation_id)
 
     def is_shown_to(self, user_id: UserId) -> bool:
-        """Return whether a user of its store may read it: the owner always, others while it is shared."""
+        """Return whether a user of its store may read the conversation: the owner always, others while it is shared."""
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
@@ -145,7 +145,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def client_key(self) -> ClientKey | None:
-        """Its `ClientKey`; None if the client chose no key."""
+        """Its `ClientKey`; None if no client has chosen a key."""
         return None if self.key_hash is None else ClientKey(self.store_id, self.user_id, self.key_hash)
 
     def without(self, run_id: RunId, *, now: datetime) -> ConversationRow:
@@ -155,7 +155,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a fork's past: a range of messages that belong to another conversation.
+    """Part of a fork's past: a range of messages that belong to another conversation.
 
     The messages have the same numbers there. If the source is empty, it was erased and the messages no longer exist.
     """
@@ -188,7 +188,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that came with a run. Only `client_id` gets their calls; if it is empty, all the user's clients do."""
+    """The tools that came with a run. Only `client_id` gets their calls; if empty, any of the user's clients may."""
 
     names: tuple[str, ...]
     client_id: ClientId = ClientId("")
@@ -265,7 +265,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_turn(self) -> bool:
-        """Whether job notices started the run, rather than a message."""
+        """Whether job notices, rather than a message, started the run."""
         return self.generation > 0 and not self.reports_to
 
     @property
@@ -291,7 +291,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def needs_slot(self, now: datetime) -> bool:
-        """Return whether the run waits for a slot of its store: a queued run, or a job that is due. Turns never do."""
+        """Return whether the run waits for a slot of its store, as queued runs and due jobs do. Turns never do."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))

@@ -1,4 +1,4 @@
-"""Extracts words from text and search queries, by the same rule."""
+"""Extracts words from text and from search queries by the same rules."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def query_words(query: str) -> tuple[str, ...]:
     if not query:
         return ()
     if len(query.encode()) > QUERY_BYTES_MAX:
-        raise TooLarge(f"query must have at most {QUERY_BYTES_MAX} bytes", field="query")
+        raise TooLarge(f"query must be at most {QUERY_BYTES_MAX} bytes", field="query")
     found = words(query)
     if not found:
-        raise InvalidField("query has no word: give letters or digits", field="query")
+        raise InvalidField("query has no words: use letters or digits", field="query")
     return tuple(itertools.islice(found, QUERY_WORDS_MAX))
 
 

@@ -1,4 +1,4 @@
-"""Slots of active runs: which due runs a worker may claim (LOOP-14)."""
+"""Assigns slots to runs: which due runs a worker may claim (LOOP-14)."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def assign_slots(
     """Return up to `runs_max` runs within the limits, taking one run from each line in turn.
 
     At most `background_max` of them are background runs; None means any number. Users at their limit are skipped and do
-    not block the store's other users. At most `last_chances_max` runs are at their last chance: if their worker dies,
-    the cause is known.
+    not block the store's other users. At most `last_chances_max` runs are at their last chance, so that the cause is
+    known if their worker dies.
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max

@@ -1,4 +1,4 @@
-"""Starts a user's job: like submitting a message, but the run reports to that conversation (ASYNC-1)."""
+"""Starts a user's job. This is like submitting a message, but the run reports to that conversation (ASYNC-1)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 
 class StartJob(Submit, frozen=True, kw_only=True):
-    """Start the job `run_id`, which reports to the conversation to which its message would go.
+    """Start the job `run_id`, which reports to the conversation that its message would otherwise go to.
 
     The message is in a conversation of its own, so the run waits for no turn. It uses a background slot: `store_slots`
-    and `store_queue_max` are the limits for background runs. `job` returns the encoded job for a start time, which is
-    appended to the options of the run. If `is_silent`, it reports nothing, not even its end.
+    and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start time; the result
+    is appended to the run's options. If `is_silent`, the job reports nothing, not even its end.
     """
 
     run_id: RunId
@@ -38,7 +38,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
-        """Create the run and count it in the conversation.
+        """Create the run and count it as an open job of the conversation.
 
         Raises:
             TooManyJobs: The user has too many open jobs there.

@@ -27,7 +27,7 @@ read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
 
 
 def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
-    """Stop `run` as `request` does, if it is open and not CANCELLING. Its owner reads `payload`, sent by the user."""
+    """Stop `run` as `request` does, if it is open and not CANCELLING. Its owner reads the user's `payload`."""
     if run.state.is_terminal or run.state is RunState.CANCELLING:
         return
     incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=payload, user_id=user_id)
@@ -54,7 +54,7 @@ def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> 
 
 
 def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
-    """End `run`, which is being stopped and has no worker. Its open calls get the opaque `result`."""
+    """End a `run` that is being stopped and has no worker. Its open calls get the opaque `result`."""
     settled = [(before, calls.lost(before, result, now=unit.now)) for before in unit.open_calls(run)]
     for _, call in settled:
         unit.put_call(call)
@@ -62,7 +62,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop a run, and any runs that get the turn as a result, as if they had had it before the interrupting message."""
+    """Stop a run, then each run that gets the turn as a result, because an interrupting message supersedes them all."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 

@@ -60,7 +60,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the `store_slots`
     slots of the store.
 
-    `undoes` is the run that the new one undoes: writers may undo their own runs after sharing has ended. With
+    `undoes` is the run that the new one undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat` only a repeated request succeeds, for example because the agent is missing.
     """
 
@@ -202,10 +202,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Start a run before or after a turn, whatever the policy, because no message started the turn.
+        """Start a run before or after a turn, regardless of the message policy, because no message started the turn.
 
         A running turn ends automatically after a few rounds, unless it waits. A quarantined turn blocks all users, so
-        it gives way to any of them.
+        it gives way to any user.
         """
         if self.policy is MessagePolicy.REJECT and conversation.queue:
             raise ConversationBusy

@@ -1,4 +1,4 @@
-"""Trims open jobs: a job keeps its last iterations, and older calls and events are removed.
+"""Trims open jobs: a job keeps its latest iterations, and older calls and events are removed.
 
 A mark records the round and the log position at the end of a round. Once as many rounds as are kept have passed,
 everything before the mark is removed and a new mark is set. Trims are therefore rare, bounded, and need no search.
@@ -25,7 +25,7 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
-    """Return a run that entered a new round since `before`, and what to remove of it, if anything.
+    """Return a run that has entered a new round since `before`, and what to remove from it, if anything.
 
     All calls of earlier rounds are in `before`: a job starts a round only after the last one has ended.
     """

@@ -1,4 +1,4 @@
-"""Turns in a conversation: one run at a time, the others wait in order (LOOP-13)."""
+"""Passes the turn in a conversation: one run at a time has it, and the others wait in order (LOOP-13)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def give(
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
     """Take an ended run out of its conversation and give the turn to the next one.
 
-    Return the next run if an interrupting message waits behind it.
+    Return the next run if another run with an interrupting message waits behind it.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:

@@ -1,4 +1,4 @@
-"""The rows that a group of operations works on, in memory.
+"""Holds in memory the rows that a group of operations works on.
 
 Operations change the unit one after the other. If an operation raises inside `attempt`, all its changes are undone.
 """
@@ -151,11 +151,11 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 class UnitOfWork:
     """All rows that a group of operations names, and the changes that the operations made.
 
-    `now` is the time of the transaction, `ids` creates ids. `loop_states` has new worker states by run. `wakeups` lists
-    the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log. `trims` has job
-    rows to remove; `iterations_kept` iterations remain. `work_ready` means that a run became claimable. `queues` has
-    the queues that were loaded. `kept` has, for each path, the last number that its newest summary covers and the count
-    of messages after it.
+    `now` is the time of the transaction, `ids` creates ids. `loop_states` maps runs to their new worker states.
+    `wakeups` lists the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log.
+    `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run became
+    claimable. `queues` has the queues that were loaded. `kept` has, for each path, the last number that its newest
+    summary covers and the count of messages after it.
     """
 
     now: datetime

@@ -1,4 +1,4 @@
-"""Daily usage counts for agents: pure functions of runs before and after a group of operations."""
+"""Computes agents' daily usage: pure functions of the runs before and after a group of operations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def added(
     usage_of: Callable[[bytes], Used],
     now: datetime,
 ) -> Sequence[tuple[UsageKey, Used]]:
-    """Return what new runs, and changed ones as (before, now), add to a day's counts, in key order.
+    """Return what new runs, and changed runs given as (before, now), add to the day's counts, in key order.
 
     Imported histories are not counted.
     """

@@ -79,9 +79,9 @@ _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A run at `time`, with context that its row does not have.
 
-    `calls` are its open calls, in call order; `is_cut` if there are more. `call_counts` and `child_run_ids` cover its
-    newest calls. `before` lists the runs with an earlier turn, starting with the active one. The used slots of its
-    store and user are counted only while it needs a slot.
+    `calls` are its open calls, in call order; `is_cut` means that there are more. `call_counts` and `child_run_ids`
+    cover its newest calls. `before` lists the runs with an earlier turn, starting with the active one. The used slots
+    of its store and user are counted only while it needs a slot.
     """
 
     run: RunRow
@@ -96,7 +96,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_position(self) -> int:
-        """Position among the runs that wait for their turn in the conversation, from 1; 0 if it has its turn."""
+        """Position among the runs that wait for their turn in the conversation, from 1; 0 if the run has its turn."""
         return len(self.before)
 
 
@@ -136,7 +136,7 @@ def explain(
 
 
 def explain_all(situations: Sequence[Situation], limits: SlotLimits) -> Waiting | None:
-    """Return why the first run makes no progress. The other runs execute its calls or each other's."""
+    """Return why the first run makes no progress. The other runs execute its calls or one another's."""
     known: dict[RunId, Waiting] = {}
     # Newest first: a run is created after the run whose call it executes.
     for situation in sorted(situations[1:], key=lambda each: each.run.create_time, reverse=True):

@@ -1,4 +1,4 @@
-"""Set-based statements, generated from the columns of a table: one round trip for rows of any number of tables."""
+"""Generates set-based statements from the columns of tables: one round trip writes rows of any number of tables."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """A column: its SQL type, and how its value is computed from a row.
+    """A column: its SQL type, and how to compute its value from a row.
 
     `fixed` columns are never updated. A `heavy` column is skipped in an update if the row holds the same object as the
-    stored one. `read` converts the stored value to the row's field, which is named `field`, or like the column.
+    stored one. `read` converts the stored value to the row's field, whose name is `field`, or by default the column's.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
-    """A statement on rows that replace `{rows}` in its text.
+    """A statement on rows. `{rows}` in its text is replaced by those rows.
 
     `types` has the SQL types of their columns.
 
@@ -73,7 +73,7 @@ def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
 
     No write sees another's changes.
 
-    Single rows are sent without arrays, which cost more. This applies only if all writes have single rows, which keeps
+    Single rows are sent without arrays, which cost more. This is done only if every write has a single row, which keeps
     the number of distinct statements small: the server plans each one once per connection.
     """
     single = all(len(write.columns[0]) == 1 for write in writes if not write.statement.gathered)

@@ -1,4 +1,4 @@
-"""Selects the due runs that fit into the limits, for a claim.
+"""Selects the due runs that fit within the limits of a claim.
 
 A claim has two steps. It finds the stores without a lock. Then it locks these stores, reads the first runs of each and
 counts the used slots. Other claims on the same stores wait until it commits. Only claims make runs active, so the
@@ -137,7 +137,7 @@ _CURSORS_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """Runs that fit into the limits as long as the transaction lasts.
+    """Runs that fit within the limits, as long as the transaction lasts.
 
     `stores` lists those that were read. `has_more` means that other stores, or more of these stores' runs, may be due.
     """

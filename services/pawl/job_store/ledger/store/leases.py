@@ -1,4 +1,4 @@
-"""Workers' leases on runs: claim, renew, release.
+"""Claims, renews and releases workers' leases on runs.
 
 All times are the database's.
 

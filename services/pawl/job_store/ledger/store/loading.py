@@ -74,7 +74,7 @@ ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
 
-# Includes the parents of some of the runs.
+# Includes some of the runs' parents.
 _RUNS_AND_CALLERS: Final = f"""
 SELECT {tables.RUNS.names} FROM job_store.runs AS r
 JOIN (
@@ -176,7 +176,7 @@ _QUEUED_AT_ONCE_MAX: Final = 4096
 
 
 async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
-    """Return a unit with all named rows, locked until the end of the transaction."""
+    """Return a unit of work with all named rows, locked until the end of the transaction."""
     unit = UnitOfWork(ids)
     if schedules := _distinct(named, lambda keys: keys.schedules):
         records = await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules))
@@ -314,7 +314,7 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 
     Nearly full queues are locked and left out, to be counted later.
 
-    This comes before any load: a transaction that waited for the lock must see the rows of the previous one. Otherwise
+    This precedes any load: a transaction that has waited for the lock must see the rows of the previous one. Otherwise
     a repeated request could find the queue full instead of its run.
     """
     queues = await _count_queued(connection, limits)
@@ -327,7 +327,7 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 async def _load_queues(
     connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[QueueKey, Queue]
 ) -> None:
-    """Load the counts. Nearly full queues are counted now, when no locked run can end."""
+    """Load the counts. Nearly full queues are counted only now, when no locked run can end."""
     close = {key: limit for key, limit in limits.items() if key not in queues}
     counted = await _count_queued(connection, close) if close else {}
     for key, queue in (*queues.items(), *counted.items()):

@@ -1,4 +1,4 @@
-"""Reads the log of a run: its events, and a gap for those that were removed."""
+"""Reads the log of a run: its events, with a gap in place of those that were removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements for lists of a user's runs: one for each index, in both orders."""
+"""Builds the statements that list a user's runs: one for each index, in both orders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows(Protocol):
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
     """Return a statement for a page: $1 is the row limit plus one, $2 the byte limit; `where` uses the others.
 
-    All parts must be constants of the caller. `source` is searched instead of the whole table.
+    All parts must be constants in the caller. If `source` is given, it is searched instead of the whole table.
     """
     return f"""
         WITH sized AS MATERIALIZED (

@@ -1,4 +1,4 @@
-"""Messages of forks in PostgreSQL: those up to the fork point belong to other conversations."""
+"""Reads the messages of forks from PostgreSQL. Those up to the fork point belong to other conversations."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ SELECT s.end_number, (
 
 
 async def of(connection: Connection, store_id: StoreId, conversation_id: ConversationId) -> tuple[Segment, ...]:
-    """Return the segments of a fork in order; empty for other conversations."""
+    """Return the segments of a fork, in order; empty if the conversation is not a fork."""
     return tuple(Segment(**dict(record)) for record in await connection.fetch(_SEGMENTS, store_id, conversation_id))
 
 
@@ -114,7 +114,7 @@ async def from_summary(
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-    """Return the last number that the user's newest summary on a path covers, and the count of messages after it."""
+    """Return the last number that the user's newest summary on a path covers, and the number of later messages."""
     columns = zip(*((each.source_conversation_id, each.first_number, each.last_number) for each in path), strict=True)
     record = await connection.fetchrow(_KEPT, store_id, *map(list, columns))
     return (0, 0) if record is None else (record[0], record[1])

@@ -51,7 +51,7 @@ def _fixed(type_: str, *names: str) -> list[Column[Any]]:
 
 
 def _packed(name: str, kind: Any, *, field: str = "", empty: object = None, fixed: bool = False) -> Column[Any]:
-    """Return a column that holds a value of a type as MessagePack, NULL if it equals `empty`."""
+    """Return a column that stores values of a type as MessagePack, or as NULL if they equal `empty`."""
     decode, value_of = msgspec.msgpack.Decoder(kind).decode, attrgetter(field or name)
     return Column(
         name,

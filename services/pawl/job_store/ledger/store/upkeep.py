@@ -1,4 +1,4 @@
-"""Background work on the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
+"""Does background work on the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
 
 from __future__ import annotations
 
