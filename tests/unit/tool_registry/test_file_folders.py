@@ -176,7 +176,7 @@ def test_limits_of_files_and_stores_are_enforced(tmp_path: Path) -> None:
     desk("write_file", path="a/b", content="x" * 100)
     with pytest.raises(ToolError, match="at most 100 bytes"):
         desk("append_file", path="a/b", content="y")
-    with pytest.raises(ToolError, match="would have 151 bytes"):
+    with pytest.raises(ToolError, match="would be 151 bytes"):
         desk("write_file", path="c", content="x" * 51)
     desk("write_file", path="c", content="x" * 50)
     for name, arguments in [

@@ -131,7 +131,7 @@ def checked(channel: Channel) -> Channel:
     if len(channel.name) > NAME_CHARACTERS_MAX or not channel.name.isprintable():
         raise InvalidField(f"name must be at most {NAME_CHARACTERS_MAX} printable characters", field="channel.name")
     if not 0 < len(channel.url) <= URL_CHARACTERS_MAX:
-        raise InvalidField(f"url must have 1 to {URL_CHARACTERS_MAX} characters", field="channel.url")
+        raise InvalidField(f"url must be 1 to {URL_CHARACTERS_MAX} characters", field="channel.url")
     if (channel.after_seconds or 0) > AFTER_SECONDS_MAX:
         raise InvalidField(f"after_seconds must be at most {AFTER_SECONDS_MAX}", field="channel.after_seconds")
     if len(set(channel.kinds)) != len(channel.kinds):
@@ -147,6 +147,6 @@ def _checked_address(url: str) -> str:
     match = _EMAIL.fullmatch(f"{scheme.lower()}:{address}")
     if match is None or ".." in address or len(address) > _ADDRESS_CHARACTERS_MAX:
         raise InvalidField(
-            "url must be mailto: and a plain address, such as mailto:ann@example.com", field="channel.url"
+            "url must be mailto: followed by a plain address, such as mailto:ann@example.com", field="channel.url"
         )
     return f"mailto:{match['local']}@{match['domain'].lower()}"

@@ -92,7 +92,7 @@ class ResolvedNeed:
 
 
 class PoisonEvent(Exception):
-    """An event that cannot be read, or whose values cannot be stored."""
+    """Raised for an event that cannot be read, or whose values cannot be stored."""
 
 
 def notification_id(event_id: EventId) -> NotificationId:

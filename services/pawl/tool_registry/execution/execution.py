@@ -25,7 +25,7 @@ class CancelCause(StrEnum):
     SILENT = "SILENT"
 
 
-# Causes unrelated to the call: this process cannot continue it, but another process can.
+# Causes unrelated to the call: this process cannot continue the execution, but another one can.
 PROCESS_CAUSES: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT})
 
 
@@ -58,13 +58,13 @@ class Execution:
 
     @property
     def will_restart(self) -> bool:
-        """True if it ends here but another process will run it again or reconcile it."""
+        """True if the execution ends here but another process will run the call again or reconcile it."""
         cause = self.cancelled.result() if self.cancelled.done() else None
         return cause in PROCESS_CAUSES and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)
 
     @property
     def is_abandoned(self) -> bool:
-        """True if it was cancelled because its callers left. A new caller needs a new execution."""
+        """True if the execution was cancelled because its callers left. A new caller needs a new execution."""
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
 
     def seconds(self) -> float:

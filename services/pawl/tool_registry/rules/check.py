@@ -58,7 +58,7 @@ def check_arguments(
     try:
         written = loads(raw, bytes_max=ARGUMENTS_BYTES_MAX) if raw.strip() else {}
     except TooLarge:
-        return refused(name, f"have {len(raw)} bytes, the limit is {ARGUMENTS_BYTES_MAX}")
+        return refused(name, f"are {len(raw)} bytes, over the limit of {ARGUMENTS_BYTES_MAX}")
     except InvalidJson as error:
         return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
     if not isinstance(written, dict):
@@ -123,7 +123,7 @@ def _accepted(name: str, fitted: Fitted) -> Accepted | Refused:
     except InvalidJson as error:  # JSON parsed from a string can exceed the depth limit
         return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
     if len(canonical) > ARGUMENTS_BYTES_MAX or not isinstance(fitted.value, dict):
-        return refused(name, f"have more than {ARGUMENTS_BYTES_MAX} bytes, defaults included")
+        return refused(name, f"are over the limit of {ARGUMENTS_BYTES_MAX} bytes, including defaults")
     return Accepted(arguments=fitted.value, canonical=canonical, note=_note(fitted.adjustments))
 
 

@@ -150,7 +150,7 @@ def check_definition(definition: ToolDefinition) -> None:
     """Validate every field except the schema, which `rules.schema` checks.
 
     Raises:
-        InvalidField: the `field` metadata names the first invalid field.
+        InvalidField: a field is invalid; the `field` metadata names the first such field.
     """
     require(
         can_exist(definition.name),
@@ -160,7 +160,7 @@ def check_definition(definition: ToolDefinition) -> None:
     require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
         "description",
-        f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
+        f"must be 1 to {DESCRIPTION_BYTES_MAX} bytes",
     )
     require(CONTROL.search(definition.description) is None, "description", "must not contain control characters")
     for field, most in _TIMEOUTS.items():
@@ -288,11 +288,11 @@ OPTION_CHARACTERS_MAX: Final = 500
 def check_question(question: Question) -> str:
     """Return the problem with a tool's question, or an empty string."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
-        return f"a question must have 1 to {QUESTION_CHARACTERS_MAX} characters"
+        return f"a question must be 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
-        return f"the reason for a question must have at most {QUESTION_CHARACTERS_MAX} characters"
+        return f"the reason for a question must be at most {QUESTION_CHARACTERS_MAX} characters"
     if len(question.options) > OPTIONS_MAX or any(len(o) > OPTION_CHARACTERS_MAX for o in question.options):
-        return f"a question must have at most {OPTIONS_MAX} options of {OPTION_CHARACTERS_MAX} characters"
+        return f"a question must have at most {OPTIONS_MAX} options, each of at most {OPTION_CHARACTERS_MAX} characters"
     return ""
 
 

@@ -165,7 +165,7 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
         names.add(definition.name)
         if definition.allowed_user_ids or definition.allowed_roles:
             raise InvalidField(
-                f"front_end_tools: {definition.name!r} is for its run only: remove allowed_user_ids and allowed_roles",
+                f"front_end_tools: {definition.name!r} is only for its run: remove allowed_user_ids and allowed_roles",
                 field="front_end_tools",
             )
 

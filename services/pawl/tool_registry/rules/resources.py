@@ -20,7 +20,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 def check_template(template: str, schema: Mapping[str, Any]) -> str:
     """Return the problem with a template such as `path:{path}`, or an empty string."""
     if not 1 <= len(template) <= TEMPLATE_CHARACTERS_MAX:
-        return f"a template must have 1 to {TEMPLATE_CHARACTERS_MAX} characters"
+        return f"a template must be 1 to {TEMPLATE_CHARACTERS_MAX} characters"
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
         return f"{template!r} has an unmatched brace"
     names = _PLACEHOLDER.findall(template)

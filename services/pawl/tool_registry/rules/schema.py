@@ -57,7 +57,7 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
     try:
         schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
     except TooLarge:
-        raise InvalidSchema(f"{name} has {len(schema_json)} bytes, the limit is {SCHEMA_BYTES_MAX}") from None
+        raise InvalidSchema(f"{name} is {len(schema_json)} bytes, over the limit of {SCHEMA_BYTES_MAX}") from None
     except InvalidJson as error:
         raise InvalidSchema(f"{name} is not strict JSON: {error.message}") from None
     if not isinstance(schema, dict):
@@ -82,7 +82,7 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
     _check_growth(root, recursion=recursion)
     patterns = _patterns(root)
     if len(patterns) > PATTERNS_MAX:
-        raise InvalidSchema(f"the arguments schema has {len(patterns)} patterns, the limit is {PATTERNS_MAX}")
+        raise InvalidSchema(f"the arguments schema has {len(patterns)} patterns, over the limit of {PATTERNS_MAX}")
     try:
         return jsonschema_rs.Draft202012Validator(
             root,
@@ -117,7 +117,7 @@ def _check_shape(schema: Mapping[str, Any]) -> None:
     except InvalidJson as error:
         raise InvalidSchema(f"the arguments schema is not strict JSON: {error.message}") from None
     if size > SCHEMA_BYTES_MAX:
-        raise InvalidSchema(f"the arguments schema has {size} bytes, the limit is {SCHEMA_BYTES_MAX}")
+        raise InvalidSchema(f"the arguments schema is {size} bytes, over the limit of {SCHEMA_BYTES_MAX}")
     if schema.get("type") != "object":
         raise InvalidSchema('the arguments schema must have "type": "object"')
     dialect = schema.get("$schema", _DIALECT)
@@ -133,7 +133,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
         if not isinstance(node, dict | list):
             return 0
         if len(open_nodes) > EXPANDED_DEPTH_MAX:
-            raise InvalidSchema(f"the arguments schema is deeper than {EXPANDED_DEPTH_MAX}, references counted")
+            raise InvalidSchema(f"the arguments schema is deeper than {EXPANDED_DEPTH_MAX}, counting references")
         if id(node) in open_nodes:
             if recursion:
                 return 0
@@ -150,7 +150,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
             open_nodes.discard(id(node))
             if size > EXPANDED_NODES_MAX:
                 raise InvalidSchema(
-                    f"the arguments schema has more than {EXPANDED_NODES_MAX} parts, references counted"
+                    f"the arguments schema has more than {EXPANDED_NODES_MAX} parts, counting references"
                 )
             sizes[id(node)] = size
         return sizes[id(node)]
@@ -347,7 +347,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     except InvalidSchema as error:
         return b"", [f"answer: {error.message}"]
     except TooLarge:
-        return b"", [f"answer: has {len(output)} bytes, the limit is {OUTPUT_BYTES_MAX}"]
+        return b"", [f"answer: is {len(output)} bytes, over the limit of {OUTPUT_BYTES_MAX}"]
     except InvalidJson as error:
         return b"", [f"answer: must be JSON without other text: {error.message}"]
     faults = list_violations(schema, validator, value)

@@ -28,27 +28,27 @@ class ToolError(Exception):
 
 
 class SecretNotFound(ToolError):
-    """The deployment has no secret with this name. The model sees the name, never a value."""
+    """Raised when the deployment has no secret with this name. The model sees the name, never a value."""
 
 
 class QuestionDeclined(ToolError):
-    """The question was declined, withdrawn, or not answered in time."""
+    """Raised when the question was declined, withdrawn, or not answered in time."""
 
 
 class Superseded(ToolError):
-    """Another execution of the call has started since, or its conversation was erased. Do not catch this error."""
+    """Raised when a newer execution of the call has started, or its conversation was erased. Do not catch it."""
 
 
 class ResultTooLarge(ToolError):
-    """The value that the tool returned is too large to transfer from the process that ran it."""
+    """Raised when the tool's return value is too large to transfer from the process that ran it."""
 
 
 class OutcomeUnknown(Exception):
-    """It is unknown whether the call took effect, for example because its process died during the call."""
+    """Raised when it is unknown whether the call took effect, for example because its process died during the call."""
 
 
 class ToolCancelled(Exception):
-    """The call was cancelled or timed out. Raised by `ToolContext.check_cancelled`."""
+    """Raised by `ToolContext.check_cancelled` if the call was cancelled or has timed out."""
 
 
 def _no_secret(name: str) -> str:
@@ -219,5 +219,5 @@ def checkpoint_content(value: Any) -> bytes:
     except (TypeError, ValueError, RecursionError, InvalidJson) as error:
         raise ToolError(f"a checkpoint must be JSON: {error}") from None
     if len(content) > CHECKPOINT_BYTES_MAX:
-        raise ToolError(f"the checkpoint has {len(content)} bytes, the limit is {CHECKPOINT_BYTES_MAX}: save less")
+        raise ToolError(f"the checkpoint is {len(content)} bytes, over the limit of {CHECKPOINT_BYTES_MAX}: save less")
     return content

@@ -63,7 +63,7 @@ _OF_PYDANTIC: Final = ("pydantic", "annotated_types")
 
 
 class ToolDefinitionError(TypeError):
-    """A function cannot become a tool. The message says why and what to write instead."""
+    """Raised when a function cannot become a tool. The message says why, and what to write instead."""
 
 
 def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspect.Parameter, Any]]:

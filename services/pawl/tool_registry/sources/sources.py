@@ -204,7 +204,7 @@ class Sources:
         found = under_policies(source, discovery.tools)
         if len(found) > TOOLS_MAX:
             raise InvalidField(
-                f"policies: {source.name} has {len(found)} tools, the limit is {TOOLS_MAX}; exclude some",
+                f"policies: {source.name} has {len(found)} tools, over the limit of {TOOLS_MAX}; exclude some",
                 field="policies",
             )
         fit: list[DiscoveredTool] = []

@@ -1,4 +1,4 @@
-"""Stores locks on resource keys as rows in PostgreSQL, so that holding a lock does not occupy a connection."""
+"""Stores locks on resource keys as rows in PostgreSQL, so that holding a lock does not take up a connection."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _log = logs.get_logger(__name__)
 
 
 class _Busy(Exception):
-    """Another process holds one of the keys."""
+    """Raised when another process holds one of the keys."""
 
 
 class PostgresResourceLocks:

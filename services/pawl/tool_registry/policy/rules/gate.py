@@ -85,7 +85,7 @@ class Rate:
 
 @dataclass(eq=False)
 class Exceeded(Exception):
-    """A rate limit is exhausted. A call may start after `wait_seconds`."""
+    """Raised when a rate limit is exhausted. A call may start after `wait_seconds`."""
 
     rate: Rate
     wait_seconds: float

@@ -73,7 +73,7 @@ class ArgumentKind(StrEnum):
 
 
 class TooMuchToMatch(Exception):
-    """Matching a store's rules against a call's arguments would take too many steps."""
+    """Raised when matching a store's rules against a call's arguments would take too many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -288,7 +288,7 @@ def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
     Raises:
-        InvalidField: the `field` metadata names the first invalid field.
+        InvalidField: a field is invalid; the `field` metadata names the first such field.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)
@@ -309,14 +309,12 @@ def check_rule(rule: Rule, now: float) -> None:
         _require(
             1 <= len(pattern.glob or "*") <= GLOB_CHARACTERS_MAX and not set(pattern.glob or "") & set("[]"),
             "arguments",
-            f"a glob must have 1 to {GLOB_CHARACTERS_MAX} characters and no brackets",
+            f"a glob must be 1 to {GLOB_CHARACTERS_MAX} characters without brackets",
         )
     size = sum(
         len(dumps_canonical([each.argument, each.glob or ""])) + len(each.equals or b"") for each in rule.arguments
     )
-    _require(
-        size <= PATTERN_BYTES_MAX, "arguments", f"the patterns must have at most {PATTERN_BYTES_MAX} bytes in total"
-    )
+    _require(size <= PATTERN_BYTES_MAX, "arguments", f"the patterns must be at most {PATTERN_BYTES_MAX} bytes in total")
     for pattern in rule.arguments:
         text = pattern.glob or (pattern.equals or b"").decode()
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")

@@ -88,7 +88,7 @@ def chosen_operations(document: Document, operation_ids: Collection[str]) -> lis
     if not chosen:
         raise UnusableDocument("there are no operations")
     if len(chosen) > OPERATIONS_MAX:
-        raise UnusableDocument(f"there are {len(chosen)} operations, the limit is {OPERATIONS_MAX}; choose fewer")
+        raise UnusableDocument(f"there are {len(chosen)} operations, over the limit of {OPERATIONS_MAX}; choose fewer")
     return chosen
 
 

@@ -36,7 +36,9 @@ def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discover
     found = read_operations(read_document(data), source_name, config)
     size = sum(len(encode_definition(tool.definition)) + len(tool.binding) for tool in found.tools)
     if size > TOOLS_BYTES_MAX:
-        raise UnusableDocument(f"its tools have {size} bytes, the limit is {TOOLS_BYTES_MAX}; choose fewer operations")
+        raise UnusableDocument(
+            f"its tools are {size} bytes in total, over the limit of {TOOLS_BYTES_MAX}; choose fewer operations"
+        )
     return found
 
 
@@ -59,7 +61,7 @@ def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
     written = msgspec.json.encode(kept, order="sorted")
     if len(written) > KEPT_BYTES_MAX:
         raise UnusableDocument(
-            f"its operations need {len(written)} bytes, the limit is {KEPT_BYTES_MAX}; choose fewer operations"
+            f"its operations are {len(written)} bytes, over the limit of {KEPT_BYTES_MAX}; choose fewer operations"
         )
     return written
 

@@ -41,11 +41,11 @@ _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number"
 
 
 class UnanswerableQuestion(Exception):
-    """A user cannot answer the question. The message says why."""
+    """Raised when a user cannot answer the question. The message says why."""
 
 
 class InvalidAnswer(Exception):
-    """The answer does not match the question. The message says what would."""
+    """Raised when the answer does not match the question. The message says what would match."""
 
 
 class Reader:

@@ -47,7 +47,7 @@ def brackets_in(data: bytes) -> int:
 
 
 class ProgramProblem(Exception):
-    """A program did not start, or was killed. The human-readable message never contains secrets."""
+    """Raised when a program does not start, or is killed. The human-readable message never contains secrets."""
 
 
 class Program:

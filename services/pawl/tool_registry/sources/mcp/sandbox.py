@@ -125,7 +125,7 @@ class Order:
 
 
 class StartProblem(Exception):
-    """The program cannot be started as ordered. The message is human-readable."""
+    """Raised when the program cannot be started as ordered. The message is human-readable."""
 
 
 def main() -> None:

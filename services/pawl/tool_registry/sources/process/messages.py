@@ -93,7 +93,7 @@ _to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decod
 
 
 class GarbledMessage(Exception):
-    """The bytes received are not a message, which means that the tool wrote to the channel."""
+    """Raised when the bytes received are not a message, which means that the tool wrote to the channel."""
 
 
 def frame(message: ToProcess | ToRegistry) -> bytes:

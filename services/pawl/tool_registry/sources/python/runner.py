@@ -23,11 +23,11 @@ _log = logs.get_logger(__name__)
 
 
 class TakesTooLong(Exception):
-    """A tool's preview or bulk count did not finish in time."""
+    """Raised when a tool's preview or bulk count does not finish in time."""
 
 
 class ToolCrashed(Exception):
-    """A tool raised something that is not an Exception: it tried to exit the process, or cancelled itself."""
+    """Raised when a tool tries to exit the process or cancels itself, instead of raising an Exception."""
 
 
 class Threads:

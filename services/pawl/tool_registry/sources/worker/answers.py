@@ -145,5 +145,5 @@ def _parsed(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 def _inverse(inverse: call_pb2.Inverse) -> Inverse:
     arguments: Any = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or not can_exist(inverse.tool_name):
-        raise ValueError("inverse: needs a tool name, and a JSON object as arguments")
+        raise ValueError("inverse: must have a tool name, and a JSON object as arguments")
     return Inverse(tool_name=inverse.tool_name, arguments=arguments, summary=inverse.summary)

@@ -43,7 +43,7 @@ _DOTS: Final = frozenset({"", ".", ".."})
 
 
 class UnusableArgument(Exception):
-    """An argument cannot be sent in the request. The error's text is shown to the model."""
+    """Raised when an argument cannot be sent in the request. The error's text is shown to the model."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ _NOTHING: Final = object()
 
 
 class UnusableDocument(Exception):
-    """The document, or a part of it, cannot be used. The message says why."""
+    """Raised when the document, or a part of it, cannot be used. The message says why."""
 
 
 class Document:
@@ -81,7 +81,7 @@ def read_document(data: bytes) -> Document:
         UnusableDocument: It is neither JSON nor YAML, is too large or too deep, or has an unsupported version.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
-        raise UnusableDocument(f"it has {len(data)} bytes, the limit is {DOCUMENT_BYTES_MAX}")
+        raise UnusableDocument(f"it is {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}")
     root = _read_json(data) if data.lstrip()[:1] == b"{" else _read_yaml(data)
     if not isinstance(root, dict):
         raise UnusableDocument("it is not an object")
