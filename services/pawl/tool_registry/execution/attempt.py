@@ -353,7 +353,8 @@ class Attempt:
             )
         if not job.effect.is_journaled:
             raise ToolError(
-                f"{job.definition.name} is {job.effect.value}; only AT_MOST_ONCE and RECONCILABLE calls can be completed"
+                f"{job.definition.name} is {job.effect.value}; "
+                "only AT_MOST_ONCE and RECONCILABLE calls can be completed from outside"
             )
         # The prefix ensures that a token never starts with a dash, which would look like a command-line option.
         token = self.completion_token = self.completion_token or f"cmp_{secrets.token_urlsafe(_TOKEN_BYTES)}"

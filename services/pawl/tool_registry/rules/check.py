@@ -1,4 +1,4 @@
-"""Checks a call's arguments: parses, fits and validates them, and makes them canonical."""
+"""Checks a call's arguments: parses, coerces and validates them, and makes them canonical."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Explains why a call may not run: `reason` for programs, `message` for the model."""
+    """Explains why a call may not run: `reason` is for programs, `message` for the model."""
 
     reason: str
     message: str
@@ -81,7 +81,7 @@ def check_untrusted(
 ) -> tuple[bytes, str] | Refused:
     """Run `check_arguments` and `fits_newest` in a helper process, which caches compiled schemas.
 
-    Schemas are JSON. If the arguments are accepted, their canonical form and the note are returned.
+    Schemas are passed as JSON. If the arguments are accepted, their canonical form and the note are returned.
     """
     definition = ToolDefinition(name=name, description="", arguments_schema=_decode(schema))
     checked = check_arguments(definition, _compiled(schema, recursion=recursion), raw)

@@ -66,7 +66,7 @@ _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """Definition of a tool. A timeout of 0 means the tool has none of its own; a result size of 0 means the maximum."""
+    """Definition of a tool. A timeout of 0 means that the tool has none of its own; a result size of 0, the maximum."""
 
     name: str
     description: str
@@ -140,7 +140,7 @@ def check_own_name(name: str) -> None:
     """Reject names reserved for tools of a source.
 
     Raises:
-        InvalidField: the name contains a dot. Such names are kept free for the tools of sources that are added later.
+        InvalidField: the name contains a dot. Such names are reserved for tools of sources that may be added later.
     """
     if "." in name:
         raise InvalidField("name: must not contain a dot, which only names of source tools have", field="name")
@@ -250,7 +250,7 @@ def is_restricted(definition: ToolDefinition) -> bool:
 
 
 def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
-    """Return whether `new` admits any user that `old` does not. Empty means all users."""
+    """Return whether `new` includes anyone that `old` does not. An empty value includes all users."""
     return bool(old) and (not new or not set(new) <= set(old))
 
 
@@ -286,7 +286,7 @@ OPTION_CHARACTERS_MAX: Final = 500
 
 
 def check_question(question: Question) -> str:
-    """Return the problem with a tool's question, or an empty string."""
+    """Return the problem with a tool's question; empty if there is none."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
         return f"a question must be 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
@@ -299,7 +299,7 @@ def check_question(question: Question) -> str:
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
     """Return the index of the first answer to this exact question, starting at `position`.
 
-    Other answers come before it if the tool asked something else in an earlier run.
+    The answers before it are to other questions, which an earlier execution of the tool asked.
     """
     return next(
         (number for number in range(position, len(answers)) if answers[number].question == question.question), None

@@ -159,7 +159,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
 
 
 def weigh(root: Mapping[str, Any]) -> float:
-    """Return the worst-case amount of work per byte of arguments, in arbitrary units.
+    """Return the worst-case work per byte of arguments, in arbitrary units.
 
     Infinite if the work can grow faster than the product of schema size and argument size.
     """
@@ -187,7 +187,7 @@ def weigh(root: Mapping[str, Any]) -> float:
             elif keyword == "dependentRequired" and isinstance(value, dict):
                 weight += _MISSING * sum(len(names) for names in value.values() if isinstance(names, list))
             elif keyword == "default":
-                # A default can be inserted more times than it is written.
+                # A default that is written once can be inserted many times.
                 weight += len(repr(value))
         return weight
 
@@ -195,7 +195,7 @@ def weigh(root: Mapping[str, Any]) -> float:
 
 
 def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
-    """Reject keywords that would make a reference's target differ from the pointer that `_check_growth` follows."""
+    """Reject references other than pointers, because `_check_growth` cannot follow them."""
     target = node.get("$ref")
     if isinstance(target, str) and target != "#" and not target.startswith("#/"):
         kind = "anchors" if target.startswith("#") else "remote references"
@@ -227,7 +227,7 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names most similar to `name`, best matches first. Empty if `name` is long.
+    """Return the known names most similar to `name`, best matches first; empty if `name` is too long.
 
     Comparing is slow, so only the few names that share the most letters are compared, out of the first two thousand.
     """
@@ -297,7 +297,7 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             near = did_you_mean(error.instance, texts) if isinstance(error.instance, str) else ""
             yield _line(error.instance_path, f"{error.message}{near}")
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
-            # For an optional value, report the problem with the value, not that it is not null.
+            # For an optional value, report what is wrong with the value, not that it is not null.
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:
@@ -355,7 +355,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
 
 
 def _of_answer(fault: str) -> str:
-    """Reword a violation by the whole value, because `list_violations` attributes it to the arguments."""
+    """Reword a violation that `list_violations` attributes to the arguments as one of the answer."""
     return f"answer: {fault.removeprefix('arguments: ')}" if fault.startswith("arguments: ") else fault
 
 

@@ -68,7 +68,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """The context of a call. A tool receives it in the parameter annotated with this class.
+    """The context of a call. A tool receives it in the parameter that is annotated with this class.
 
     Safe to use from any thread. Every field has a default, so that tests can create one.
     """
@@ -103,12 +103,12 @@ class ToolContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every execution of this call, and different for every other call."""
+        """The same for every execution of this call, but different for any other call."""
         return self.call_id
 
     @property
     def cancelled(self) -> bool:
-        """True if the result is no longer needed. A sync tool should check this regularly."""
+        """True if the result is no longer needed. Sync tools should check this regularly."""
         return self._cancelled.is_set()
 
     def check_cancelled(self) -> None:
@@ -117,7 +117,7 @@ class ToolContext:
             raise ToolCancelled
 
     def wait_cancelled(self, timeout_seconds: float) -> bool:
-        """Wait; use this instead of `time.sleep` in a sync tool. Returns True early if the call is cancelled."""
+        """Wait like `time.sleep`, for sync tools. Returns True as soon as the call is cancelled, otherwise False."""
         return self._cancelled.wait(timeout_seconds)
 
     def mark_started(self) -> None:
@@ -159,7 +159,7 @@ class ToolContext:
         return self._token()
 
     def secret(self, name: str) -> str:
-        """Return a secret by name: the store's own, or otherwise the deployment's common one.
+        """Return a secret by name: the store's own if there is one, otherwise the deployment's common one.
 
         Its value is removed from everything the tool returns and reports.
 

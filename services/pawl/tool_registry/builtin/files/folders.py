@@ -159,14 +159,12 @@ class FileFolders:
             old = FileView(root, limits).entry(change.path)
             size += len(change.content) - (old.size_bytes if old else 0)
             if size > limits.store_bytes_max:
-                raise ToolError(
-                    f"the store's files would be {size} bytes in total, over the limit of {limits.store_bytes_max}"
-                )
+                raise ToolError(f"the store's files would be {size} bytes, over the limit of {limits.store_bytes_max}")
         if count + _missing(root, change.target) > limits.entries_max:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records during about one change in a hundred. The key decides which, so that every store is pruned."""
+        """Delete old records during one change in a hundred. The key decides which, so that every store is pruned."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS

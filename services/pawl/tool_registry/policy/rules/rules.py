@@ -23,14 +23,14 @@ from pawl.values import Category
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
 GLOB_CHARACTERS_MAX: Final = 1000
-# All of a rule's patterns in total.
+# Limit on the total size of a rule's patterns.
 PATTERN_BYTES_MAX: Final = 4096
 REASON_BYTES_MAX: Final = 1024
 # Longest lifetime of an ALLOW for a pattern of tools.
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
 # Maximum number of store-wide rules in force. The same limit applies to all users' rules in total.
 RULES_MAX: Final = 1000
-# One user's rules in force, excluding store-wide rules.
+# Maximum number of one user's rules in force, excluding store-wide rules.
 RULES_OF_USER_MAX: Final = 100
 
 
@@ -157,7 +157,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Yield the call as it appears to rules for each tool that it acts as."""
+    """For each tool that the call acts as, yield the call as the rules for that tool see it."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -258,7 +258,7 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
     if not rule.is_of_store and not call.user_may_approve:
-        return False  # The author has lost the right to approve, so the rule has too.
+        return False  # The author may no longer approve calls, so neither may the rule.
     if call.tool_create_time > rule.create_time:
         return False  # Its author did not know this tool. A later tool of the same name can have the same version.
     if rule.is_for_one_tool:
@@ -267,9 +267,9 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 
 
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
-    """Check the limits on rules in force. Users' rules do not count against the whole store's limit.
+    """Check the limits on rules in force. Users' rules do not count towards the limit on store-wide rules.
 
-    Each count is the number of rules in force: the whole store's, all its users', and the rule author's.
+    Each argument counts rules in force: store-wide rules, all users' rules, and the author's own rules.
 
     Raises:
         InvalidField: a limit is reached.

@@ -43,10 +43,10 @@ class Garbled(Fault):
 
 
 def check_retry(definition: ToolDefinition, fault: Fault, attempts: int) -> None:
-    """Return if the call should be retried after a fault; otherwise raise its final error.
+    """Return if the call should be retried after a fault; otherwise raise the call's final error.
 
     Raises:
-        ToolError, ResultTooLarge, OutcomeUnknown: The call has ended.
+        ToolError, ResultTooLarge, OutcomeUnknown: The call has ended and is not retried.
     """
     name = definition.name
     may_repeat = definition.effect in {EffectClass.READ_ONLY, EffectClass.IDEMPOTENT}

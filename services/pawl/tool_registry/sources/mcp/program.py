@@ -1,4 +1,4 @@
-"""Runs an MCP server as a program on this machine: starts it, limits it, and always cleans up."""
+"""Runs an MCP server as a program on this machine: starts it, limits it, and cleans up after it."""
 
 from __future__ import annotations
 

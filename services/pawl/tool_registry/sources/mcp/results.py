@@ -15,7 +15,7 @@ _BINARY_NOTE: Final = "The bytes are left out, because models read text only."
 
 
 def result_json(result: mcp.types.CallToolResult) -> JsonValue:
-    """Return a tool's result: a single text unchanged, or just the structured content if the text repeats it.
+    """Return a tool's result: a single text unchanged, or only the structured content if the text repeats it.
 
     Binary content is described by type and size; its bytes are left out.
     """

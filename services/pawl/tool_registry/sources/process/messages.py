@@ -34,7 +34,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answers the oldest request, with a secret or the confirmation that a checkpoint was saved.
+    """Answers the oldest open request with a secret, or confirms that a checkpoint was saved.
 
     On failure, `error` names one of ERRORS.
     """

@@ -173,7 +173,7 @@ class PythonRunner:
 
 
 async def uncancelled(ended: asyncio.Future[T]) -> T:
-    """Wait for something that cannot be stopped. A cancellation takes effect once it has ended."""
+    """Wait for something that cannot be stopped. If this is cancelled, it still waits for the end before it raises."""
     while not ended.done():
         try:
             await asyncio.wait({ended})

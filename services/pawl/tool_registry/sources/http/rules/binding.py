@@ -67,7 +67,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     placements: list[Placement]
     # The argument that is sent as the body; empty if there is none.
     body_argument: str = ""
-    # JSON, FORM or MULTIPART.
+    # Media type of the body: JSON, FORM or MULTIPART.
     body_type: str = "application/json"
     # Form fields with a non-default encoding.
     body_fields: list[Placement] = []
@@ -121,7 +121,7 @@ def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
     """Return a call's request.
 
     Raises:
-        UnusableArgument: An argument cannot be sent, or would change the path.
+        UnusableArgument: An argument cannot be sent, or would change the URL's path.
     """
     left = {name: value for name, value in arguments.items() if value is not None}
     body = left.pop(binding.body_argument, None) if binding.body_argument else None
@@ -230,7 +230,7 @@ def _encoded(value: Any) -> str:
 
 
 def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
-    """Encode in the style `simple`, which equals `form` without `explode`."""
+    """Encode a value in the style `simple`, which is the same as `form` without `explode`."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     if isinstance(value, dict):

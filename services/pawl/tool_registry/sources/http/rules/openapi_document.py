@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """Restricts YAML to JSON types: there are no dates, and only true and false are booleans, as in YAML 1.2."""
+    """Restricts YAML to JSON's types: it has no dates, and only true and false are booleans, as in YAML 1.2."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -78,7 +78,7 @@ def read_document(data: bytes) -> Document:
     """Parse a document.
 
     Raises:
-        UnusableDocument: It is neither JSON nor YAML, is too large or too deep, or has an unsupported version.
+        UnusableDocument: The data is neither JSON nor YAML, is too large or too deep, or has an unsupported version.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
         raise UnusableDocument(f"it is {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}")
