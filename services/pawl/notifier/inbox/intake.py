@@ -210,7 +210,7 @@ class Intake:
         return [bool(each) or end is not None for each, end in zip(drafts, late, strict=True)]
 
     async def _postpone(self, message: Message, error: Exception) -> None:
-        """Retry an event that failed when handled alone. It is rejected in the end only if its own values are at fault."""
+        """Retry an event that failed when handled alone. It is finally rejected only if its own values are at fault."""
         _log.warning("intake.event_failed", attempt=message.metadata.num_delivered, exc_info=error)
         if isinstance(error, PoisonEvent) and message.metadata.num_delivered >= ATTEMPTS_MAX:
             await self._reject(message)

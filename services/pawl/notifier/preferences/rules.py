@@ -130,7 +130,7 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return when clocks show a time. `fold` selects one of two occurrences. A skipped time counts as the jump itself."""
+    """Return when clocks show a time. `fold` selects one of two occurrences. For a skipped time, return the jump."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once
