@@ -78,10 +78,10 @@ class AttemptParts:
 
 
 class Attempt:
-    """Runs a job in its own task, which continues after the outcome for as long as the tool's code is running.
+    """Runs a job in its own task, which continues after the outcome is known for as long as the tool's code is running.
 
-    Callers get the outcome immediately, but the resource keys stay locked until a thread that could not be stopped has
-    ended.
+    Callers get the outcome immediately, but the resource keys stay locked until all of the tool's code has ended, even a
+    thread that cannot be stopped.
     """
 
     def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:

@@ -36,8 +36,8 @@ Checked = tuple[Verdict, ExecutionResult | None]
 class BatchCheck:
     """Returns verdicts on batches of calls after writing them to the audit chain.
 
-    A read needs no record of intent, so it may run before its check is written. One write then records both the check
-    and the end.
+    A read need not be recorded before it runs, so it may run before its check is written. One write then records both
+    its check and its end.
     """
 
     admission: Admission

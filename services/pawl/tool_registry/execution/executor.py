@@ -145,7 +145,7 @@ class Executor:
                 yield item
 
     def keep(self, execution: Execution) -> None:
-        """Keep a running call or its result for the next caller.
+        """Keep a running call, or its result, for the next caller.
 
         At most `_KEPT_MAX` results are kept, each for `KEPT_SECONDS`.
         """

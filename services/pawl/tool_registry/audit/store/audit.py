@@ -64,7 +64,7 @@ class AuditSecrets:
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the secrets, creating missing ones. A destroyed secret is returned as None."""
+        """Return the conversations' secrets, creating missing ones. A destroyed secret is returned as None."""
         columns = [list(column) for column in zip(*keys, strict=True)]
         found = await self._found(columns)
         if new := [key for key in keys if key not in found]:

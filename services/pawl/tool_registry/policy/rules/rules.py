@@ -55,7 +55,7 @@ def may_approve(roles: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule. Times are seconds since 1970; 0 means never."""
+    """A decision made in advance. Times are seconds since 1970; 0 means never."""
 
     store_id: StoreId
     rule_id: str
@@ -105,7 +105,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """The attributes of a call that rules match on."""
+    """The attributes of a call that rules are matched against."""
 
     user_id: UserId
     conversation_id: ConversationId
@@ -298,7 +298,7 @@ def check_rule(rule: Rule, now: float) -> None:
         "must name the run, conversation or agent for the scopes RUN, CONVERSATION and AGENT, and be empty otherwise",
     )
     _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
-    _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"at most {PATTERNS_MAX} patterns")
+    _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"must have at most {PATTERNS_MAX} patterns")
     for pattern in rule.arguments:
         _require(bool(pattern.argument), "arguments", "each pattern must name an argument")
         _require(
@@ -318,7 +318,7 @@ def check_rule(rule: Rule, now: float) -> None:
     for pattern in rule.arguments:
         text = pattern.glob or (pattern.equals or b"").decode()
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
-    _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"at most {REASON_BYTES_MAX} bytes")
+    _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"must be at most {REASON_BYTES_MAX} bytes")
     _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW

@@ -1,4 +1,4 @@
-"""Shows MCP servers' questions (elicitation) to a user, and parses the answers."""
+"""Shows MCP servers' questions (elicitation) to users, and parses their answers."""
 
 from __future__ import annotations
 

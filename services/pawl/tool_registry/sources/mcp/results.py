@@ -64,7 +64,7 @@ def _binary(data: str, mime_type: str) -> dict[str, JsonValue]:
 
 
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
-    """Return whether the text content repeats the structured content, as the specification recommends.
+    """Return whether the text repeats the structured content, as the specification recommends for servers.
 
     Many servers wrap a plain value in an object and also send the plain value as text.
     """

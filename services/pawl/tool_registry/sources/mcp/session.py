@@ -305,14 +305,14 @@ class Session:
                 text = str(problem)
             case mcp.MCPError() as answer:
                 is_readable = not answer.message.startswith(_UNREADABLE)
-                description = f"it answers {answer.message!r}" if is_readable else "its answer is not MCP"
+                description = f"it answers {answer.message!r}" if is_readable else "its response is not valid MCP"
                 text = self.problem or self._wire.refusal or description
             case EgressRefused() as refused:
                 text = str(refused)
             case httpx2.HTTPError() as failure:
                 text = self._wire.refusal or f"it cannot be reached: {str(failure) or type(failure).__name__}"
             case pydantic.ValidationError():
-                text = "its answer is not MCP"
+                text = "its response is not valid MCP"
             case OSError() as failed:
                 text = f"it cannot be reached: {failed.strerror or type(failed).__name__}"
             case other:

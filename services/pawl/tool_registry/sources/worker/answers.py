@@ -33,7 +33,7 @@ def check_hello(hello: pb.WorkerHello) -> None:
         ("held_calls", len(hello.held_calls), CALLS_MAX),
     ):
         if count > most:
-            raise InvalidField(f"hello.{field}: at most {most}, got {count}", field=f"hello.{field}")
+            raise InvalidField(f"hello.{field}: must not exceed {most}, got {count}", field=f"hello.{field}")
     check_id(hello.group_name, "hello.group_name")
     check_id(hello.worker_id, "hello.worker_id")
     for call in hello.held_calls:
@@ -60,7 +60,7 @@ def check_frame(frame: pb.AttachWorkerRequest) -> None:
 
 def _check_epoch(epoch: int) -> None:
     if epoch > _EPOCH_MAX:
-        raise InvalidField(f"lease_epoch: at most {_EPOCH_MAX}, got {epoch}", field="lease_epoch")
+        raise InvalidField(f"lease_epoch: must be at most {_EPOCH_MAX}, got {epoch}", field="lease_epoch")
 
 
 def progress_of(report: pb.WorkerProgress) -> Progress:

@@ -105,7 +105,11 @@ def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mappin
         InvalidField: A header is invalid.
     """
     names = [*headers, *secret_headers]
-    require(len(names) <= _HEADERS_MAX, f"{field}.headers", f"at most {_HEADERS_MAX}, secret ones included")
+    require(
+        len(names) <= _HEADERS_MAX,
+        f"{field}.headers",
+        f"must have at most {_HEADERS_MAX} entries, including secret ones",
+    )
     require(len({name.lower() for name in names}) == len(names), f"{field}.headers", "names must be unique")
     for name in headers:
         require(may_be_header(name), f"{field}.headers", f"{name[:100]!r} is not an allowed header")
