@@ -80,8 +80,8 @@ class AttemptParts:
 class Attempt:
     """Runs a job in its own task, which continues after the outcome is known for as long as the tool's code is running.
 
-    Callers get the outcome immediately, but the resource keys stay locked until all of the tool's code has ended, even a
-    thread that cannot be stopped.
+    Callers get the outcome immediately, but the resource keys stay locked until all of the tool's code has ended,
+    including a thread that could not be stopped.
     """
 
     def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
