@@ -1,6 +1,6 @@
 """Notifies users about their runs.
 
-Owns each user's inbox (schema `notifier`). Reads run events from JetStream, writes a notification for each event that
+Owns the users' inboxes (schema `notifier`). Reads run events from JetStream, writes a notification for each event that
 concerns a user, publishes it on NATS, serves it over gRPC, and delivers it to the user's channels.
 
 Guarantees:

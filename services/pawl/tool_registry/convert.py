@@ -173,7 +173,7 @@ def _context_of(request: execution_pb2.ExecuteToolRequest) -> CallContext:
     return call_context_from(request.context, request.call_id)
 
 
-# Reads an execution request. Raises what `call_context_from` and `series_from` raise.
+# Reads an execution request. Raises the same errors as `call_context_from` and `series_from`.
 execute_request: Final = WIRE.struct(
     ExecuteRequest,
     execution_pb2.ExecuteToolRequest,

@@ -62,7 +62,7 @@ class LedgerReads:
         return found is not None and found.run.state not in {*ENDED, run_pb2.RUN_STATE_CANCELLING}
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
-        """Notify a run that its call was completed. Has no effect if the run does not exist."""
+        """Notify a run that its call was completed. Has no effect if there is no such run."""
         request = ledger_pb2.NoteCompletionRequest(store_id=run.store_id, run_id=run.run_id, call_id=key.call_id)
         with suppress(RunNotFound):
             await translated(self._ledger.NoteCompletion(request))
@@ -73,7 +73,7 @@ class LedgerReads:
         return None if found is None else found.call
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the JSON result of a call in the conversation or one of its jobs, or None."""
+        """Return the JSON result of a call in the conversation or in one of its jobs; None if there is none."""
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
             return None

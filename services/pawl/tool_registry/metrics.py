@@ -23,7 +23,7 @@ class RegistryMetrics:
     def watch(
         self, *, running: Callable[[], float], threads_busy: Callable[[], float], processes_busy: Callable[[], float]
     ) -> None:
-        """Set the functions that the gauges call when they are read."""
+        """Set the functions that return the gauges' values."""
         self._running.set_function(running)
         self._threads.set_function(threads_busy)
         self._processes.set_function(processes_busy)

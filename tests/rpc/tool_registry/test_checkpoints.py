@@ -258,10 +258,10 @@ async def test_checkpoints_expire_and_are_deleted_with_their_conversation(databa
 async def test_invalid_checkpoint_is_rejected_and_secrets_are_not_stored(database_url: str, tmp_path: Path) -> None:
     """A checkpoint that is too large only with its secrets could be stored but never read again."""
     kept = {
-        "large": ("x" * 16_384, "the limit is 16384"),
+        "large": ("x" * 16_384, "over the limit of 16384"),
         "nan": (float("nan"), "must be JSON"),
         "object": (object(), "JSON"),
-        "pin": ("1234" * 4000, "the limit is"),
+        "pin": ("1234" * 4000, "over the limit of"),
     }
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)

@@ -153,7 +153,7 @@ async def test_tool_that_cannot_wait_gets_an_error(registry: Registry, press: Pr
         True,
     )
     idempotent = await run(registry, "print_twice", call="b")
-    assert (outcome(idempotent), "needs AT_MOST_ONCE" in content(idempotent)["error"]) == ("FAILED TOOL_ERROR", True)
+    assert (outcome(idempotent), "only AT_MOST_ONCE" in content(idempotent)["error"]) == ("FAILED TOOL_ERROR", True)
 
 
 async def test_completion_needs_the_token_and_a_valid_result(

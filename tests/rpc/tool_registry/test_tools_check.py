@@ -98,7 +98,7 @@ def test_loaded_tools_are_listed_with_warnings(kit: Path) -> None:
     assert output.splitlines() == [
         "kit.a_good",
         "  convert  safe, read only",
-        "    warning: parameter amount has no description (Args: of the docstring, or a text in Annotated)",
+        "    warning: parameter amount has no description (from Args: in the docstring, or a string in Annotated)",
         "1 tool, 0 errors, 1 warning",
     ]
 

@@ -174,9 +174,9 @@ def test_a_failed_operation_is_reported_and_has_no_effect(
 def test_limits_of_files_and_stores_are_enforced(tmp_path: Path) -> None:
     desk = Desk(tmp_path, file_bytes_max=100, store_bytes_max=150, entries_max=4)
     desk("write_file", path="a/b", content="x" * 100)
-    with pytest.raises(ToolError, match="at most 100 bytes"):
+    with pytest.raises(ToolError, match="over the limit of 100"):
         desk("append_file", path="a/b", content="y")
-    with pytest.raises(ToolError, match="would have 151 bytes"):
+    with pytest.raises(ToolError, match="would be 151 bytes"):
         desk("write_file", path="c", content="x" * 51)
     desk("write_file", path="c", content="x" * 50)
     for name, arguments in [

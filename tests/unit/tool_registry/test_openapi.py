@@ -208,7 +208,7 @@ def test_operations_can_be_selected() -> None:
     with pytest.raises(UnusableDocument, match="no such operation: 'none'"):
         read(PETS, "deletePet", "none")
     many = {"openapi": "3.1.0", "paths": {f"/{number}": {"get": {}} for number in range(201)}}
-    with pytest.raises(UnusableDocument, match="201 operations, the limit is 200"):
+    with pytest.raises(UnusableDocument, match="201 operations, over the limit of 200"):
         read(json.dumps(many))
     with pytest.raises(UnusableDocument, match="no operations"):
         read('{"openapi": "3.1.0"}')
@@ -351,7 +351,7 @@ def test_an_argument_cannot_break_out_of_a_header(value: str) -> None:
         ("a: " + "[" * 200, "levels deep"),
         ('{"a": ' + "[" * 200 + "]" * 200 + "}", "levels deep"),
         ('{"a": ' + "[" * 100_000, "not JSON"),
-        ("#" * (DOCUMENT_BYTES_MAX + 1), "the limit is"),
+        ("#" * (DOCUMENT_BYTES_MAX + 1), "over the limit of"),
     ],
 )
 def test_an_unusable_document_is_refused(text: str, says: str) -> None:
@@ -488,5 +488,5 @@ def test_only_selected_operations_in_a_large_document_are_kept() -> None:
     assert set(json.loads(kept)["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
     tools, _ = read(kept, "op0", "op250")
     assert tools["pets.op250"].definition.arguments_schema["$defs"]["T250"] == {"type": "string", "maxLength": 251}
-    with pytest.raises(UnusableDocument, match="the limit is 200; choose fewer"):
+    with pytest.raises(UnusableDocument, match="over the limit of 200; choose fewer"):
         read(whole)

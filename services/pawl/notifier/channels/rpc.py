@@ -92,7 +92,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
             asked = _saved_by(caller, checked(change.of(before)))
             if asked.kind is not before.kind:
                 raise InvalidField(
-                    f"url: a channel's kind ({before.kind}) cannot change: create another channel", field="url"
+                    f"url: a channel's kind ({before.kind}) cannot be changed: create another channel", field="url"
                 )
             if asked.kind is ChannelKind.EMAIL:
                 return self._changed_email(before, asked), EMAIL_HOST

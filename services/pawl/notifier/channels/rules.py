@@ -28,7 +28,7 @@ FORMER_SECRETS_MAX: Final = 4
 FORMER_SECRET_SECONDS: Final = 86400.0
 
 CODE_DIGITS: Final = 8
-# Attempts to confirm an address with one code.
+# Maximum number of attempts to confirm an address with one code.
 CODE_TRIES_MAX: Final = 5
 CODE_LASTS: Final = timedelta(hours=1)
 # Maximum number of codes sent in 24 hours: to one address (for any user), for one user, and for one store.
@@ -56,7 +56,7 @@ def kind_of(url: str) -> ChannelKind:
 
 
 def code_of(secret: bytes, url: str) -> str:
-    """Return the code that confirms an address. It is valid for as long as the channel has this secret."""
+    """Return the code that confirms an address. It is valid as long as the channel has this secret."""
     digest = hmac.digest(secret, f"confirm {url}".encode(), hashlib.sha256)
     return f"{int.from_bytes(digest[:8]) % 10**CODE_DIGITS:0{CODE_DIGITS}}"
 
@@ -78,7 +78,7 @@ class Channel:
     """A destination for a user's notifications. Empty `kinds` means all kinds.
 
     If `after_seconds` is None, the default for the channel's kind applies; stored channels always have a value.
-    `credential_id` is the credential that last saved the channel, and `delegate_user_id` the delegate that acted for
+    `credential_id` is the credential that last saved the channel. `delegate_user_id` is the delegate that acted for
     the user, if any.
     """
 
@@ -131,7 +131,7 @@ def checked(channel: Channel) -> Channel:
     if len(channel.name) > NAME_CHARACTERS_MAX or not channel.name.isprintable():
         raise InvalidField(f"name must be at most {NAME_CHARACTERS_MAX} printable characters", field="channel.name")
     if not 0 < len(channel.url) <= URL_CHARACTERS_MAX:
-        raise InvalidField(f"url must have 1 to {URL_CHARACTERS_MAX} characters", field="channel.url")
+        raise InvalidField(f"url must be 1 to {URL_CHARACTERS_MAX} characters", field="channel.url")
     if (channel.after_seconds or 0) > AFTER_SECONDS_MAX:
         raise InvalidField(f"after_seconds must be at most {AFTER_SECONDS_MAX}", field="channel.after_seconds")
     if len(set(channel.kinds)) != len(channel.kinds):
@@ -147,6 +147,6 @@ def _checked_address(url: str) -> str:
     match = _EMAIL.fullmatch(f"{scheme.lower()}:{address}")
     if match is None or ".." in address or len(address) > _ADDRESS_CHARACTERS_MAX:
         raise InvalidField(
-            "url must be mailto: and a plain address, such as mailto:ann@example.com", field="channel.url"
+            "url must be mailto: followed by a plain address, such as mailto:ann@example.com", field="channel.url"
         )
     return f"mailto:{match['local']}@{match['domain'].lower()}"

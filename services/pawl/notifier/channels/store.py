@@ -87,7 +87,7 @@ _ADD_DISABLED_EVENT: Final = """
 INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, error)
 VALUES ('channel.disabled', $1, $2, $3, $4, $5)
 """
-# Serializes disabling or deleting a channel with adding deliveries to it.
+# Prevents a channel from being disabled or deleted while deliveries are added to it.
 LOCK: Final = f"{_FIND} FOR UPDATE"
 _WAITING_TEST: Final = """
 SELECT * FROM notifier.webhook_deliveries
@@ -140,7 +140,7 @@ NOW: Final = "SELECT now()"
 LOCK_WAITING: Final = """
 SELECT FROM notifier.webhook_deliveries WHERE webhook_id = $1 AND due_time IS NOT NULL ORDER BY delivery_id FOR UPDATE
 """
-# Takes an UPDATE of deliveries and a SELECT from `changed`. Queues a NATS event for each delivery that ends.
+# A template for an UPDATE of deliveries and a SELECT from `changed`. Queues a NATS event for each delivery that ends.
 WITH_EVENTS: Final = """
 WITH changed AS ({} RETURNING d.*),
 events AS (
@@ -209,7 +209,7 @@ class PostgresChannels(DatabaseAdapter):
         request_hash: bytes,
         code: OwnDelivery,
     ) -> Channel:
-        """Create a channel, or return the one that the same request created. The code is sent to a new e-mail address.
+        """Create a channel, or return the one that the same request created. A code is sent to a new e-mail address.
 
         Raises:
             RequestIdReused: the request id was already used for another channel.
@@ -263,7 +263,7 @@ class PostgresChannels(DatabaseAdapter):
     ) -> Channel:
         """Atomically update a channel to the channel and host that `change` returns.
 
-        Disabling the channel ends its waiting deliveries. The code is sent to a new e-mail address.
+        Disabling the channel ends its waiting deliveries. A code is sent to a new e-mail address.
 
         Raises:
             PawlError: any error that `change` raises.
@@ -348,12 +348,12 @@ class PostgresChannels(DatabaseAdapter):
             await end_disabled(connection, inbox, disabled, DeliveryId(""), notice_time=now)
 
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
-        """Replace a channel's secret. Former secrets are still used for signing for a day."""
+        """Replace a channel's secret. For a day, former secrets are also used for signing."""
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
         _existing(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
     async def add_test(self, inbox: Inbox, test: OwnDelivery) -> pb.ChannelDelivery:
-        """Create a test delivery, or return the waiting one. Only the newest 20 ended tests are kept."""
+        """Create a test delivery, or return the one that is waiting. Only the newest 20 ended tests are kept."""
         async with self._database.transaction() as connection:
             _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
             await connection.execute(_FORGET_TESTS, test.channel_id, TESTS_KEPT)
@@ -386,13 +386,13 @@ class PostgresChannels(DatabaseAdapter):
         return list(map(_delivery, rows))
 
     async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[pb.ChannelDeliveryCount]:
-        """Return the number of deliveries per state, for one channel or, if `channel_id` is empty, for all channels."""
+        """Return the number of deliveries in each state, for one channel or, if `channel_id` is empty, for all."""
         rows = await self._database.fetch(_COUNT_DELIVERIES, await self._ids(inbox, channel_id))
         counts = (pb.ChannelDeliveryCount(state=_state(row), count=row["count"]) for row in rows)
         return sorted(counts, key=lambda each: each.state)
 
     async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[pb.ChannelDelivery]:
-        """Send deliveries again now, with a fresh attempt count; return them in the order of the ids.
+        """Send deliveries again now, with a fresh attempt count; return them in the same order as the ids.
 
         A delivery in progress continues.
 
@@ -415,7 +415,7 @@ class PostgresChannels(DatabaseAdapter):
 async def end_disabled(
     connection: Connection, inbox: Inbox, channel: Channel, ended_by: DeliveryId, *, notice_time: datetime | None
 ) -> None:
-    """End a disabled channel's waiting deliveries and queue a NATS event. If `notice_time` is set, notify the user.
+    """End a disabled channel's waiting deliveries, and queue a NATS event. If `notice_time` is set, notify the user.
 
     The caller must hold the locks on the inbox, the channel and the channel's waiting deliveries.
     """
@@ -427,7 +427,7 @@ async def end_disabled(
 
 
 async def _send_code(connection: Connection, inbox: Inbox, url: str, code: OwnDelivery) -> asyncpg.Record:
-    """Queue a new code unless the daily limit is reached; return its channel's row."""
+    """Queue a message with a new code unless the daily limit is reached; return the channel's row."""
     address, channel_id = url.partition(":")[2], code.channel_id
     await connection.execute(_LOCK_CODES)
     sent = _existing(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))

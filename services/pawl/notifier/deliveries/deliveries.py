@@ -39,7 +39,7 @@ class ChannelSender(Protocol):
 
 
 class Deliveries:
-    """Tries due deliveries immediately when woken, and polls every second.
+    """Tries due deliveries as soon as it is woken, and polls every second.
 
     Each delivery is claimed before an attempt, so replicas never try the same one. If a process dies, its claims expire
     and count as failed attempts; a process that stops cleanly releases them. Attempts are limited per host, user and
@@ -75,7 +75,7 @@ class Deliveries:
                 self._due.clear()
                 try:
                     if await self._start_due():
-                        # Slots that become free during this pause are filled together, with one query and one claim.
+                        # All slots that become free during this pause are filled with one query and one claim.
                         await asyncio.sleep(_GATHER_SECONDS)
                         continue
                 except Unavailable as error:
@@ -117,7 +117,7 @@ class Deliveries:
         self.wake()
 
     async def _hold(self, attempt: Attempt) -> None:
-        """Attempt a delivery. It occupies its slots until all of its work has ended."""
+        """Attempt a delivery. It occupies its slots until all its work has ended."""
         await self._try(attempt)
         await self._senders[kind_of(attempt.url)].finish(attempt)
 

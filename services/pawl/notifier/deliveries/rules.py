@@ -23,7 +23,7 @@ from pawl.notifier.preferences.rules import Preferences, quiet_until
 def link_to(draft: Draft, public_url: str) -> str:
     """Return the URL of the console page for the draft's call or run; empty if there is none.
 
-    Also empty if there is no `public_url`, the address at which browsers reach the gateway.
+    Also empty if there is no `public_url`, which is the address at which browsers reach the gateway.
     """
     if not public_url:
         return ""
@@ -41,16 +41,16 @@ DeliveryId = NewType("DeliveryId", str)
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 TITLE_CHARACTERS_MAX: Final = 200
-# Counts as the host of every e-mail, alongside the webhooks' hosts, because one server sends all e-mail.
+# Counts as the host of every e-mail, because one server sends them all. Webhooks have their own hosts.
 EMAIL_HOST: Final = "mailto:"
-# Maximum number of e-mails per user. Any more have to wait.
+# Maximum number of e-mails to one user in an hour. Any more have to wait.
 EMAILS_MAX_AN_HOUR: Final = 60
 _EMAIL_PAUSE: Final = timedelta(minutes=5)
 # Type of an e-mail with a confirmation code.
 CODE: Final = "channel.code"
 # Type of a test delivery.
 TEST: Final = "channel.test"
-# Number of a channel's test deliveries that are kept when another one is created.
+# How many of a channel's test deliveries are kept when another one is created.
 TESTS_KEPT: Final = 20
 
 # When attempts are due, in seconds after the first one.
@@ -96,7 +96,7 @@ class Candidate:
 
     @property
     def slots(self) -> Mapping[str, Hashable]:
-        """Keys of the slots that an attempt occupies, by their names in TRIES_MAX_AT_ONCE."""
+        """The slots that an attempt occupies, keyed as in TRIES_MAX_AT_ONCE."""
         return {"host": self.host, "user": self.inbox, "store": self.inbox.store_id, "all": ""}
 
 
@@ -111,9 +111,9 @@ class Attempt:
     body: str
     # Number of attempts so far, including this one.
     tries: int
-    # End of the claim. It also identifies the claim, because a later claim has a later end.
+    # End of the claim. It also identifies the claim, because a later claim ends later.
     claim_until: datetime
-    # The user, with the credential that last saved the channel.
+    # The user and the credential that last saved the channel.
     saved_by: Principal
     # An earlier claim expired without a recorded outcome. This attempt represents it and is not sent.
     is_lost: bool = False
@@ -130,12 +130,12 @@ class Outcome:
     retry_after_seconds: float | None = None
     # Retrying cannot help.
     is_final: bool = False
-    # False if the receiver was not at fault. In that case it does not count as a failure of the channel.
+    # False if the receiver was not at fault. The attempt then does not count as a failure of the channel.
     is_receivers: bool = True
 
     @property
     def wait_seconds(self) -> float:
-        """Minimum wait before the next attempt, if the status allows the receiver to request one; otherwise 0."""
+        """The wait that the receiver requested before the next attempt; 0 if none, or if the status rules it out."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property
@@ -194,7 +194,7 @@ def _dead(*, is_test: bool, failing_since: datetime, now: datetime) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A due delivery, with everything that decides whether it is sent now."""
+    """A due delivery, with everything that determines whether it is sent now."""
 
     type: str
     # False if its e-mail address is not confirmed.
@@ -203,16 +203,16 @@ class Due:
     code_is_void: bool
     # E-mails sent to the user within the last hour. 0 for webhooks.
     emails: int
-    # The user requested it, as a test or by resending it.
+    # The user requested the delivery, as a test or by resending it.
     is_requested: bool
     # An attempt was lost and must be counted.
     was_claimed: bool
     enabled: bool
     is_muted: bool
     is_read: bool
-    # The need that it reports has been resolved.
+    # The need that the notification reports has been resolved.
     is_resolved: bool
-    # The user has since watched the run.
+    # The user has watched the run since the notification was created.
     is_watched: bool
     after_seconds: int
     tries: int
@@ -284,7 +284,7 @@ def choose(candidates: Sequence[Candidate], in_progress: Sequence[Candidate]) ->
 
 
 def crowded(keys: Iterable[KeyT], name: str) -> list[KeyT]:
-    """Return the keys that have no free slot. `name` is a name in TRIES_MAX_AT_ONCE."""
+    """Return the keys that have no free slot. `name` is a key in TRIES_MAX_AT_ONCE."""
     return [key for key, count in Counter(keys).items() if count >= TRIES_MAX_AT_ONCE[name]]
 
 

@@ -127,7 +127,7 @@ def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> byt
 
 
 def _unsubscribe_headers(link: str) -> bytes:
-    """Return the headers for one-click unsubscribing, unencoded: EmailMessage would encode such long values."""
+    """Return the headers for one-click unsubscribing, unencoded, because EmailMessage would encode long values."""
     lines = [f"List-Unsubscribe: <{link}>"] if link else []
     if link.startswith("https:"):
         lines.append("List-Unsubscribe-Post: List-Unsubscribe=One-Click")
@@ -197,7 +197,7 @@ class Emails:
         except aiosmtplib.SMTPDataError as refused:
             return _refusal(refused.code, "the message")
         except aiosmtplib.SMTPResponseException as refused:
-            # This happened before any recipient was named, so the server refuses this sender.
+            # The server refused before any recipient was named, so it refuses this sender.
             return Outcome(error=f"the mail server refused with code {refused.code}", is_receivers=False)
         except (aiosmtplib.SMTPException, OSError) as error:
             # The message may have been accepted.

@@ -179,7 +179,7 @@ WHERE d.due_time IS NOT NULL GROUP BY kind
 
 
 class PostgresDeliveries(DatabaseAdapter):
-    """Waiting deliveries. Every method raises DependencyUnavailable if the database is unavailable.
+    """The queue of waiting deliveries. Every method raises DependencyUnavailable if the database is unavailable.
 
     Locks are taken in this order: an inbox, a channel, its deliveries by id.
     """
@@ -238,7 +238,7 @@ class PostgresDeliveries(DatabaseAdapter):
         return [_attempt(by_id[row["delivery_id"]], row, until) for row, each in plans if each.sends]
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        """Release claims as if they had never been made. Attempts that were already settled are unaffected."""
+        """Release claims as if they had never been made. Attempts that have already been settled are unaffected."""
         ids = [attempt.candidate.delivery_id for attempt in attempts]
         await self._database.execute(RELEASE, ids, [attempt.claim_until for attempt in attempts])
 
@@ -265,7 +265,7 @@ class PostgresDeliveries(DatabaseAdapter):
         await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
-        """Return, per channel kind, the number of waiting deliveries and the number of seconds the oldest has been due.
+        """Return, per channel kind, how many deliveries are waiting, and for how many seconds the oldest has been due.
 
         The delay does not include deliveries in progress or to failing channels.
         """
@@ -323,7 +323,7 @@ def _settlement(attempt: Attempt, outcome: Outcome, verdict: Verdict) -> tuple[o
 
 
 def _plan(row: asyncpg.Record) -> Plan:
-    """Return the plan for a delivery. If it cannot be computed, the delivery is retried with increasing pauses."""
+    """Return the plan for a delivery. If planning fails, the delivery is tried again after increasing pauses."""
     now: datetime = row["now"]
     pause = min(max(now - row["insert_time"], _UNREADABLE_PAUSE_MIN), _UNREADABLE_PAUSE_MAX)
     judged = read_each("delivery", [row], lambda each: plan(_due(each), now), itemgetter("delivery_id"))

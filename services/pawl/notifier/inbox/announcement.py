@@ -1,4 +1,4 @@
-"""Decides which run events become notifications, to users about their runs and to approvers about calls."""
+"""Decides which run events become notifications: for users about their runs, and for approvers about calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, R
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048
 
-# Waits that users are notified about, in order, with the wording that users see.
+# Reasons for waiting that users are notified about, in order, with the wording that users see.
 _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: "your approval",
     run_pb2.WAIT_KIND_ANSWER: "your answer",
@@ -48,7 +48,7 @@ def concerns_approval(event: event_pb2.RunEvent) -> bool:
 
 
 def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
-    """Return the notifications for an event. `approvers` are its store's. Most events do not produce a notification."""
+    """Return the notifications for an event. `approvers` are its store's approvers. Most events have none."""
     match event.WhichOneof("kind"):
         case "run_changed":
             draft = _of_run(event)
@@ -64,7 +64,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification that a job has ended, if its conversation cannot report that; None if it is not needed.
+    """Return the notification that a job has ended, for when its conversation cannot report that; None if not needed.
 
     A user who stopped the job is not notified.
     """
@@ -146,7 +146,7 @@ def _attention(run: run_pb2.Run) -> str:
 
 
 def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
-    """Return the notifications about a call, for approvers who have not approved it yet.
+    """Return the notifications about a call for approvers who have not approved it yet.
 
     For their own runs' calls, users are notified when the run starts waiting, and again if there is no decision in
     time. Other approvers do not see the conversation: see `shown`.

@@ -1,4 +1,4 @@
-"""Handles the notifier's NATS messages: published notifications, channel events, and which users watch which runs."""
+"""Handles the notifier's NATS messages: notifications, channel events, and reports of which users watch which runs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PAGE_MAX: Final = 200
 IDS_MAX: Final = 200
 
 
-# Translates between messages and domain types.
+# Translate between messages and domain types.
 WIRE: Final = Translator(
     lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
 )
@@ -131,7 +131,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         return pb.AcknowledgeNotificationsResponse(notifications=acknowledged)
 
     async def _reader(self) -> tuple[Inbox, bool]:
-        """Return the caller's inbox and whether the caller approves the store's calls, and record the latter."""
+        """Return the caller's inbox and whether the caller is an approver for the store; record approvers."""
         caller = require_user()
         inbox = Inbox(store_id=caller.store_id, user_id=caller.user_id)
         approves = caller.decides and not caller.roles.isdisjoint(APPROVERS)

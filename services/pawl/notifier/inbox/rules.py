@@ -80,7 +80,7 @@ def shown(draft: Draft) -> Draft:
 class ResolvedNeed:
     """A need for a user's action that has been resolved. It applies to notifications created before `time`.
 
-    If `call_id` is set, it is the need to approve that call; otherwise it is the run's own need. `run_ended` also
+    If `call_id` is set, the need was to approve that call; otherwise it was the run's own. `run_ended` also
     resolves the approvals of all the run's calls.
     """
 
@@ -92,7 +92,7 @@ class ResolvedNeed:
 
 
 class PoisonEvent(Exception):
-    """An event that cannot be read, or whose values cannot be stored."""
+    """Raised for an event that cannot be read, or whose values cannot be stored."""
 
 
 def notification_id(event_id: EventId) -> NotificationId:

@@ -43,9 +43,9 @@ _DRAFT: Final = (
 )
 _MESSAGE: Final = ("store_id", "user_id", "number", "read_time", *_DRAFT)
 
-# Adds drafts to their inboxes, with a delivery for each channel that wants them. Known notifications take no number.
-# The counter rows are locked in a fixed order, so that replicas do not deadlock. If another replica adds the same draft
-# concurrently, the statement violates the unique key and has no effect.
+# Adds drafts to their inboxes, with a delivery for each channel that wants them. Known notifications do not use up a
+# number. The counter rows are locked in a fixed order, so that replicas do not deadlock. If another replica adds the
+# same draft concurrently, the statement violates the unique key and has no effect.
 ADD: Final = """
 WITH draft AS (
     SELECT DISTINCT ON (d.store_id, d.user_id, d.notification_id) d.*
@@ -273,10 +273,10 @@ class PostgresStore(DatabaseAdapter):
     async def add(self, drafts: Sequence[Draft]) -> int:
         """Add drafts to their inboxes in one transaction; return how many were new.
 
-        Durable on return. Idempotent: a known notification has no effect and does not take a number.
+        Durable on return. Idempotent: adding a known notification has no effect and does not use up a number.
 
         Raises:
-            PoisonEvent: a draft's values can never be stored. None of the drafts was stored.
+            PoisonEvent: a draft's values can never be stored. None of the drafts were stored.
         """
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
@@ -333,7 +333,7 @@ class PostgresStore(DatabaseAdapter):
         """Mark notifications as read and return them, in the order of `ids`. Idempotent.
 
         Raises:
-            NotificationNotFound: one of them is not in the inbox. None is marked.
+            NotificationNotFound: one of them is not in the inbox. None are marked.
         """
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:
@@ -374,7 +374,7 @@ class PostgresStore(DatabaseAdapter):
                 await connection.execute(_DELETE_CHANNEL_EVENTS, [row["event_id"] for row in rows])
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete notifications older than this; return how many. Also deletes other old rows, such as approvers."""
+        """Delete notifications older than this; return their number. Also deletes other old rows, such as approvers."""
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(FORGET_CODES)
@@ -394,7 +394,7 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
-        """Record that an inbox's user approves the store's calls and has just been seen."""
+        """Record that an inbox's user is an approver for the store and has just been seen."""
         await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
@@ -406,7 +406,7 @@ class PostgresStore(DatabaseAdapter):
 
 
 def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequence[object]]:
-    """Return the arguments of ADD. Bodies sent to channels have links if there is a `public_url`."""
+    """Return the arguments for ADD. Bodies sent to channels have links if there is a `public_url`."""
     columns: list[Sequence[object]] = [
         [draft.inbox.store_id for draft in drafts],
         [draft.inbox.user_id for draft in drafts],

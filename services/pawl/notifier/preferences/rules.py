@@ -100,13 +100,13 @@ def _check_quiet(quiet: QuietTimes) -> None:
 
 
 def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
-    """Return when the current quiet hours end; None if `now` is not within quiet hours."""
+    """Return when the quiet hours that include `now` end; None if there are none."""
     if not quiet.hours:
         return None
     try:
         zone = _zone(quiet.time_zone)
     except (ValueError, OSError, KeyError):
-        zone = _zone("")  # Another machine knew the time zone; this one does not.
+        zone = _zone("")  # The machine that checked it knew the time zone, but this one does not.
     until = now
     while until - now < _QUIET_MAX:
         spans = _spans(quiet.hours, zone, until)
@@ -130,7 +130,7 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return when clocks show a time. `fold` selects one of two occurrences; a skipped time gives the jump itself."""
+    """Return when clocks show a time. `fold` selects one of two occurrences. For a skipped time, return the jump."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once

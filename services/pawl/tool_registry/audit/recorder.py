@@ -75,7 +75,7 @@ class AuditTrail:
         )
 
     def of_call(self, context: CallContext, kind: AuditKind, tool_name: str, tool_version: int) -> AuditDraft:
-        """Return an entry for a call with the current time, but no verdict or digests."""
+        """Return an entry for a call, with the current time but without a verdict or digests."""
         return AuditDraft(
             store_id=context.store_id,
             kind=kind,

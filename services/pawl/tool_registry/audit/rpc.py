@@ -60,7 +60,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     ) -> AsyncIterator[pb.VerifyAuditResponse]:
         store_id = require_user().store_id
         if bool(request.known_seq) != bool(request.known_hash) or request.known_seq > _SEQ_MAX:
-            raise InvalidField("known_seq and known_hash must be given together", field="known_seq")
+            raise InvalidField("known_seq and known_hash must be set together", field="known_seq")
         known = Head(seq=request.known_seq, hash=request.known_hash.lower()) if request.known_seq else None
         async for found in verify(self._log, store_id, known):
             yield found

@@ -1,4 +1,4 @@
-"""A store's audit chain: proposals, decisions, starts and results, each entry linked to the previous one.
+"""Defines a store's audit chain of proposals, decisions, starts and results. Each entry is linked to the previous one.
 
 Entries hold digests of arguments and results, never the content. Each digest is keyed with its conversation's secret.
 Destroying the secret makes the digests meaningless but leaves the chain intact.
@@ -194,7 +194,9 @@ class Verifier:
         """Check the next entry; return the problem, if any."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
-            return Problem(seq=expected, kind="GAP", explanation=f"entry {expected} is missing, {entry.seq} comes next")
+            return Problem(
+                seq=expected, kind="GAP", explanation=f"entry {expected} is missing: the next one is {entry.seq}"
+            )
         if entry_hash(entry.draft, entry.seq, entry.prev_hash) != entry.hash:
             return Problem(seq=entry.seq, kind="HASH_MISMATCH", explanation=f"entry {entry.seq} was changed")
         if entry.prev_hash != self.verified.hash:

@@ -77,7 +77,7 @@ def _check(parsed: ast.Expression) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             _bounded(node.value)
         if isinstance(node, ast.keyword | ast.Starred):
-            raise ToolError("functions only take positional arguments")
+            raise ToolError("functions take only positional arguments")
 
 
 def _to_json(value: Any) -> int | float | bool | str:

@@ -17,7 +17,7 @@ from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
-# Per listed result.
+# Limit on each listed result.
 RESULT_CHARACTERS_MAX: Final = 500
 # Maximum number of ended jobs in the list. The most recent ones are listed.
 ENDED_MAX: Final = 10

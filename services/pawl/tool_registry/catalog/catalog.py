@@ -71,12 +71,12 @@ class ArgumentsSchema:
     # See `schema.weigh`.
     weight: float
     recursion: bool
-    # None if the schema is too expensive to use outside of a helper process.
+    # None if the schema is too expensive to use outside a helper process.
     validator: jsonschema_rs.Draft202012Validator | None
 
     @property
     def size(self) -> int:
-        """Estimated size for the cache, including the weight: a short pattern can compile to a lot of memory."""
+        """Estimated size for the cache. Includes the weight, because a short pattern can compile to a lot of memory."""
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
 
@@ -105,7 +105,7 @@ class CatalogTool:
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """Schema of the version that would run the call, if it is not this version."""
+        """Schema of the version that would run the call, unless it is this one."""
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
         return self.loaded.schema
@@ -207,7 +207,7 @@ class Catalog:
     async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
         """Return the canonical arguments if the version that would run accepts them, otherwise all violations.
 
-        Cheap checks run in this process. Others run in a helper process, which limits their cost whatever the input.
+        Cheap checks run in this process. Others run in a helper process, which limits their cost for any input.
 
         Raises:
             Overloaded: the store has too many checks queued.

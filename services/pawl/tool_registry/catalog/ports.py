@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class TooCostly(Exception):
-    """Processing untrusted input exceeded the CPU or memory limit."""
+    """Raised when processing untrusted input exceeds the CPU or memory limit."""
 
 
 class Helper(Protocol):

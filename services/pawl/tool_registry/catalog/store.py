@@ -136,7 +136,7 @@ class PostgresToolRepository(DatabaseAdapter):
         return [_version(row) for row in rows]
 
     async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
-        """Return a version, whether current or not. `store_id` is empty for loaded tools."""
+        """Return a version, which need not be the current one. `store_id` is empty for loaded tools."""
         if not can_exist(name, version):
             return None
         row = await self._database.fetchrow(_VERSION, store_id, name, version)

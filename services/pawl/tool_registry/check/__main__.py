@@ -102,7 +102,7 @@ def _findings(tool: Tool[..., Any]) -> Iterator[tuple[str, str]]:
     schema = tool.definition.arguments_schema
     for name, part in schema.get("properties", {}).items():
         if "description" not in part and "description" not in _target(schema, part):
-            text = f"parameter {name} has no description (Args: of the docstring, or a text in Annotated)"
+            text = f"parameter {name} has no description (from Args: in the docstring, or a string in Annotated)"
             yield WARNING, text
     if tool.process is not None and not _is_found(tool):
         yield (

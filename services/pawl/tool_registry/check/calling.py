@@ -1,4 +1,4 @@
-"""Checks and runs a single tool call the way the registry does, without a registry."""
+"""Checks and runs a single tool call as the registry would, but without a registry."""
 
 from __future__ import annotations
 

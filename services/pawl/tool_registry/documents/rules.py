@@ -1,4 +1,4 @@
-"""Defines documents: texts that the model can list, read and search."""
+"""Defines documents, which the model can list, read and search."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_document(name: str, text: str, language: str) -> None:
     """Check that a document may be stored.
 
     Raises:
-        InvalidField: the `field` metadata names the invalid field.
+        InvalidField: a field is invalid; the `field` metadata names it.
         TooLarge: the text exceeds TEXT_BYTES_MAX.
     """
     check_name(name)
@@ -72,7 +72,7 @@ def check_document(name: str, text: str, language: str) -> None:
         raise InvalidField("text: must not contain NUL characters", field="text")
     size = len(text.encode())
     if size > TEXT_BYTES_MAX:
-        raise TooLarge(f"the text has {size} bytes, the limit is {TEXT_BYTES_MAX}")
+        raise TooLarge(f"the text is {size} bytes, over the limit of {TEXT_BYTES_MAX}")
 
 
 def check_name(name: str) -> None:

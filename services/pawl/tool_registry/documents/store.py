@@ -24,7 +24,7 @@ from pawl.tool_registry.documents.rules import (
 
 _COLUMNS: Final = """d.owner_id, d.name, d.language, d.text_bytes, d.text_sha256,
     extract(epoch FROM d.created_at)::float8 AS create_time, extract(epoch FROM d.updated_at)::float8 AS update_time"""
-# A lexeme containing spaces, which never occurs in a text.
+# A lexeme containing spaces, which never occurs in any text.
 _OWNER_WORD: Final = "'owner ' || {store} || ' ' || {owner}"
 
 _LOCK_STORE: Final = "SELECT pg_advisory_xact_lock(hashtextextended('tool_registry.documents ' || $1, 0))"
@@ -117,7 +117,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
                 raise TooLarge(f"a store can have at most {DOCUMENTS_MAX} documents; delete some first")
             if room["bytes"] + len(content) > STORE_BYTES_MAX:
                 raise TooLarge(
-                    f"a store's documents can have at most {STORE_BYTES_MAX} bytes in total; delete some first"
+                    f"a store's documents can be at most {STORE_BYTES_MAX} bytes in total; delete some first"
                 )
             (written,) = await connection.fetch(_WRITE, *key, language, len(content), digest)
             await connection.execute(_CLEAR_PARTS, *key)

@@ -72,16 +72,16 @@ class AttemptParts:
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
-        """Let a call's next attempt start, now that the silent one has ended."""
+        """Let the call's next attempt start, now that the silent one has ended."""
         for key in [key for key, each in self.silent.items() if each is task]:
             del self.silent[key]
 
 
 class Attempt:
-    """Runs a job in its own task, which continues after the outcome for as long as the tool's code is running.
+    """Runs a job in its own task, which continues after the outcome is known for as long as the tool's code is running.
 
-    Callers get the outcome immediately, but the resource keys stay locked until a thread that could not be stopped has
-    ended.
+    Callers get the outcome immediately, but the resource keys stay locked until all of the tool's code has ended,
+    including a thread that could not be stopped.
     """
 
     def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
@@ -91,7 +91,7 @@ class Attempt:
         self._cancelled = threading.Event()
         self._secrets: set[str] = set()
         self._secret_names: frozenset[str] = frozenset()
-        # Empty until the tool takes a token. From then on, the call can also be completed from outside.
+        # Completion token. Empty until the tool takes it; from then on, the call can also be completed from outside.
         self.completion_token = ""
         self._token = secrets.token_hex(16)
         self._loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ class Attempt:
 
     @property
     def never_started(self) -> bool:
-        """True if no attempt of the call can have taken effect. AT_MOST_ONCE calls have only one attempt."""
+        """True if no attempt at the call can have taken effect. AT_MOST_ONCE calls have only one attempt."""
         return not self.has_run and (self._job.effect is EffectClass.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:
@@ -152,22 +152,22 @@ class Attempt:
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """A silent attempt of this call in this process whose thread is still running."""
+        """An earlier attempt at this call that went silent but whose code is still running in this process."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 
     async def _wait_for_earlier(self) -> None:
-        """Wait for an earlier attempt's thread. Running alongside it could act twice and use up threads."""
+        """Wait until an earlier attempt's code has ended. Running beside it could act twice and use up threads."""
         earlier = self._earlier
         if earlier is None:
             return
-        # Until it ends, it may still take effect, so the outcome is in doubt.
+        # Until the earlier attempt ends, it may still take effect, so the outcome is in doubt.
         self.is_reconciling = self.has_asked_journal = self._job.effect.is_journaled
         await asyncio.wait({earlier})
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Settle a repeated call without waiting for its own locks."""
+        """Set the outcome if the journal already knows the call, without waiting for locks; return whether it does."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
@@ -191,7 +191,7 @@ class Attempt:
         await self._run_tool()
 
     async def _reconcile(self) -> bool:
-        """Ask the tool about an earlier execution; return whether that settled the call."""
+        """Ask the tool whether an earlier execution took effect; return whether that determined the call's outcome."""
         reconcile = self._job.tool.reconcile
         if reconcile is None:
             raise TypeError("only RECONCILABLE tools can be reconciled")
@@ -201,7 +201,7 @@ class Attempt:
 
         self.is_reconciling = True
         try:
-            # It may block, just like the tool.
+            # `reconcile` may block, just like the tool.
             tool = replace(self._job.tool, function=asked, signature=WholeArguments(), marks_start=True, process=None)
             found: ReconcileResult = await self._parts.runner.start(tool, {}, self._context()).result()
         except Exception as error:  # noqa: BLE001  # the author's code: if it fails, the outcome is unknown
@@ -353,7 +353,8 @@ class Attempt:
             )
         if not job.effect.is_journaled:
             raise ToolError(
-                f"{job.definition.name} is {job.effect.value}; a completion needs AT_MOST_ONCE or RECONCILABLE"
+                f"{job.definition.name} is {job.effect.value}; "
+                "only AT_MOST_ONCE and RECONCILABLE calls can be completed from outside"
             )
         # The prefix ensures that a token never starts with a dash, which would look like a command-line option.
         token = self.completion_token = self.completion_token or f"cmp_{secrets.token_urlsafe(_TOKEN_BYTES)}"

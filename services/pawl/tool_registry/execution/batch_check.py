@@ -36,8 +36,8 @@ Checked = tuple[Verdict, ExecutionResult | None]
 class BatchCheck:
     """Returns verdicts on batches of calls after writing them to the audit chain.
 
-    A read needs no record of intent, so it may run before its check is written. One write then records both the check
-    and the end.
+    A read need not be recorded before it runs, so it may run before its check is written. One write then records both
+    its check and its end.
     """
 
     admission: Admission
@@ -73,7 +73,7 @@ class BatchCheck:
     ) -> dict[CallId, ExecutionResult]:
         """Start the jobs; return the results that arrive within `_READ_SECONDS` and are small enough in total.
 
-        The checks of jobs in `started` that are still running have not been written yet.
+        Adds the started jobs to `started`. Checks of those that are still running have not been written yet.
 
         Raises:
             DependencyUnavailable: A call's end cannot be written.
@@ -82,7 +82,7 @@ class BatchCheck:
         for call_id, job in jobs.items():
             cached = self.admission.cache.find(job)
             if cached is None:
-                with suppress(PawlError):  # No capacity or time left: it is executed later.
+                with suppress(PawlError):  # No capacity or time left: the job is executed later.
                     started[call_id] = await self.executor.start(job)
             elif _fits(cached, found):
                 found[call_id] = cached
@@ -104,15 +104,15 @@ class BatchCheck:
 
 
 def _is_being_written(job: Job, execution: Execution) -> bool:
-    """Return whether a call has ended but its end and its check are still being written."""
+    """Return whether a call has ended but its check and its end are still being written to the audit chain."""
     return bool(job.proposal.goes_with_end) and not execution.ended.done()
 
 
 def _result(job: Job, execution: Execution) -> ExecutionResult | None:
-    """Return the result of a read that ended; None if it is still running, has a question, or failed to run.
+    """Return a read's result; None if the read is still running, is asking a question, or could not be run.
 
     Raises:
-        DependencyUnavailable: Its end was to be written with its check, and neither was written.
+        DependencyUnavailable: The read's check and end were to be written together, but could not be written.
     """
     if not execution.ended.done():
         return None
@@ -129,6 +129,6 @@ def _fits(result: ExecutionResult, found: Mapping[CallId, ExecutionResult]) -> b
 
 
 def _unwritten(judged: Judged, jobs: Mapping[CallId, Job]) -> tuple[AuditDraft, ...]:
-    """Return the audit entry for a call's check, unless it is written with the call's end."""
+    """Return the audit entry for a call's check; empty if it is written together with the call's end."""
     job = jobs.get(judged.verdict.call_id)
     return (judged.draft,) if job is None else job.proposal.claim(with_end=False)

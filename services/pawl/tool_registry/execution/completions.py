@@ -1,4 +1,4 @@
-"""Completes calls from outside and reports each end, first to the audit chain and then to the waiting run."""
+"""Completes calls from outside, and reports each end first to the audit chain and then to the waiting run."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Completing:
         Raises:
             CompletionNotFound: No call in the store has this token.
             CallNotPending: The call has already ended differently, or its run is being stopped.
-            DeadlinePassed: Its deadline has passed.
-            InvalidJson, InvalidField, TooLarge: The tool could not have returned this.
+            DeadlinePassed: The call's deadline has passed.
+            InvalidJson, InvalidField, TooLarge: The end is not a result or an error that the tool could have returned.
         """
         digest = digest_of(token)
         found = None if len(token) > _TOKEN_CHARACTERS_MAX else await self.store.find(by.store_id, digest)
@@ -84,7 +84,7 @@ class Completing:
         return is_duplicate
 
     async def hold(self, job: Job, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait up to `seconds` for its completion; return its state, or None if it cannot wait. Durable."""
+        """Let a call wait up to `seconds` for its completion; return its state, or None if it may not wait. Durable."""
         held = await self.store.hold(job.key, terms, seconds)
         if held is not None and held.outcome is not Outcome.AWAITING_COMPLETION:
             self.wake()
@@ -110,7 +110,7 @@ class Completing:
         secrets = self._secrets_of(terms)
         if end.error:
             if len(end.error) > ERROR_CHARACTERS_MAX:
-                raise InvalidField(f"error: must have at most {ERROR_CHARACTERS_MAX} characters", field="error")
+                raise InvalidField(f"error: must be at most {ERROR_CHARACTERS_MAX} characters", field="error")
             return end, ended_badly(Outcome.FAILED, "TOOL_ERROR", hide(secrets, end.error))
         value = loads(end.content, bytes_max=terms.result_bytes_max)
         return CallEnd(content=dumps_canonical(value)), succeeded(dumps_canonical(without(secrets, value)), 0.0)

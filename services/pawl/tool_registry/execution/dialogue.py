@@ -1,4 +1,4 @@
-"""Keeps a running tool's questions to its user and the answers, in order."""
+"""Keeps a running tool's questions to its user, and their answers, in order."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class CancelCause(StrEnum):
     SILENT = "SILENT"
 
 
-# Causes unrelated to the call: this process cannot continue it, but another process can.
+# Causes unrelated to the call: this process cannot continue the execution, but another one can.
 PROCESS_CAUSES: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT})
 
 
@@ -58,13 +58,13 @@ class Execution:
 
     @property
     def will_restart(self) -> bool:
-        """True if it ends here but another process will run it again or reconcile it."""
+        """True if the execution ends here but another process will run the call again or reconcile it."""
         cause = self.cancelled.result() if self.cancelled.done() else None
         return cause in PROCESS_CAUSES and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)
 
     @property
     def is_abandoned(self) -> bool:
-        """True if it was cancelled because its callers left. A new caller needs a new execution."""
+        """True if the execution was cancelled because its callers left. A new caller needs a new execution."""
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
 
     def seconds(self) -> float:
@@ -104,7 +104,7 @@ class Execution:
             self.ended.exception()  # Marked as retrieved, in case there are no callers.
 
     async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Yield progress, at most ten times a second, then the result or the tool's question.
+        """Yield progress at most ten times a second, then the result or the tool's question.
 
         Raises:
             PawlError: There is no result, for a reason unrelated to the tool.
@@ -154,7 +154,7 @@ class LeaseWatch:
         self._seen_at = 0.0
 
     def see(self, ends: Mapping[str, datetime], *, asked_at: float, now: float) -> None:
-        """Record a database read that was sent at `asked_at` and answered by `now` (monotonic seconds)."""
+        """Record the leases from a database read sent at `asked_at` and answered by `now` (monotonic seconds)."""
         since = self._since if asked_at - self._seen_at <= self.lease_seconds * _GAP_PART else {}
         self._since = {
             holder: known if (known := since.get(holder)) is not None and known[0] == end else (end, now)

@@ -36,8 +36,8 @@ _WAITING_PER_RUNNING: Final = 10
 _POLL_SECONDS: Final = 0.1
 # A lease that has missed this many renewals is treated as expired.
 _IDLE_RENEWALS: Final = 2
-# How long a call that was started early, or its result, is kept for its run, which executes the call after writing the
-# step.
+# How long a call that was started early (or its result) is kept for its run, which executes the call after it has
+# written the step.
 KEPT_SECONDS: Final = 10.0
 _KEPT_MAX: Final = 100
 # How long an async tool may take to clean up after it was cancelled.
@@ -145,7 +145,7 @@ class Executor:
                 yield item
 
     def keep(self, execution: Execution) -> None:
-        """Keep a running call or its result for the next caller.
+        """Keep a running call, or its result, for the next caller.
 
         At most `_KEPT_MAX` results are kept, each for `KEPT_SECONDS`.
         """
@@ -315,7 +315,7 @@ class Executor:
         return result
 
     async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> float:
-        """Wait until there is an outcome or the attempt must end; return the number of seconds left.
+        """Wait until there is an outcome, or the attempt must end; return how many seconds of the timeout are left.
 
         The clock stops while a question is open.
         """
@@ -385,7 +385,7 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Audit how a tool ended after its call already had a result: the tool may have taken effect since."""
+        """Wait for a tool whose call already has a result, and audit how it ended: it may have taken effect since."""
         await asyncio.wait({attempt.task})
         late = attempt.late_end
         if late is not None and late.outcome not in OPEN:
@@ -452,7 +452,7 @@ class Executor:
                 self._running[key].dialogue.give(answers)
 
     def _fence(self) -> None:
-        """Cancel executions that another process may now repeat because the lease has expired."""
+        """Cancel the executions that another process may now repeat, because this process's lease has expired."""
         for execution in self._running.values():
             if execution.has_started and execution.job.is_askable:
                 execution.cancel(CancelCause.LEASE_LOST)
@@ -474,7 +474,7 @@ def _needs_lease(job: Job) -> bool:
 
 
 def _expire_kept(execution: Execution) -> None:
-    """Cancel a kept call that was never executed: its run was cancelled, or its worker died."""
+    """Cancel a kept call that was never executed, because its run was cancelled or its worker died."""
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

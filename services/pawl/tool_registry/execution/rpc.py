@@ -64,7 +64,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
 
     async def CheckCalls(self, request: pb.CheckCallsRequest, context: Context) -> pb.CheckCallsResponse:
         if len(request.calls) > CALLS_MAX:
-            raise InvalidField(f"calls: at most {CALLS_MAX}, got {len(request.calls)}", field="calls")
+            raise InvalidField(f"calls: must have at most {CALLS_MAX} items, got {len(request.calls)}", field="calls")
         proposed = [
             (convert.call_context_from(request.context, call.call_id), convert.proposed_from(call))
             for call in request.calls

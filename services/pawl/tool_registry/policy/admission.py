@@ -69,11 +69,11 @@ class Admission:
     1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments fit, that no
        earlier call of the batch is identical, and that no rule denies it. The verdict says what must happen first,
        often an approval. `reads_of` returns a read-only batch's jobs if they may start immediately.
-    2. `admit`: the run requests execution. All checks are repeated, and an approval must match this exact call.
-    3. `check_rules`: rules that changed since still allow the call. Skipped for calls that have already started.
-    4. `cached`: a cached result of a READ_ONLY tool is returned instead.
-    5. `begin`: the journal has no earlier start. The attempt already holds the call's resource locks.
-    6. `permit`: the rate limits allow the call, and the audit chain records it. Then the tool is called.
+    2. `admit`: the run requests execution. Repeats all checks; an approval must match this exact call.
+    3. `check_rules`: checks that the current rules still allow the call, unless it has already started.
+    4. `cached`: returns a cached result of a READ_ONLY tool instead of running the call, if there is one.
+    5. `begin`: checks that the journal has no earlier start. The attempt already holds the call's resource locks.
+    6. `permit`: applies the rate limits and records the start in the audit chain. Then the tool is called.
 
     If `store_calls_per_minute` is 0, calls are not limited.
     """
@@ -95,8 +95,8 @@ class Admission:
     async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
         """Return a verdict for each call in a batch, in order. Nothing is written to the audit chain yet.
 
-        Refuses a call that would repeat an earlier call's effect within the batch, which is nearly always a model
-        error.
+        Refuses a call that would repeat the effect of an earlier call in the batch, because that is nearly always the
+        model's mistake.
         """
         first: dict[tuple[str, bytes], int] = {}
         judged = []
@@ -107,7 +107,7 @@ class Admission:
             else:
                 key = (fitting.definition.name, fitting.accepted.canonical)
                 if key in first:
-                    # Must come before the rules, which would count a use.
+                    # Must come before the rules are applied, because that would count a use.
                     verdict = _duplicate(fitting, first[key], proposed[first[key] - 1][0].call_id)
                 else:
                     verdict = await self._judged(fitting, call)
@@ -215,7 +215,7 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Add the tool's own count of affected items.
+        """Return the call with the tool's own count of affected items added.
 
         Raises:
             InvalidArguments: the tool's `bulk_count` takes too long.
@@ -313,7 +313,7 @@ class Admission:
         return ApprovalRequired(f"the grant that covers {job.definition.name} has been used up")
 
     async def cached(self, job: Job) -> ExecutionResult | None:
-        """Return a cached result for the same READ_ONLY call after recording the hit in the audit chain.
+        """Return a cached result for the same READ_ONLY call, or None. A hit is first recorded in the audit chain.
 
         Raises:
             DependencyUnavailable: the audit chain cannot be written.
@@ -327,7 +327,7 @@ class Admission:
         """Record the start of an attempt in the journal, or return the call's known state.
 
         Raises:
-            InvalidArguments, DependencyUnavailable: same as `PostgresExecutionJournal.begin`.
+            InvalidArguments, DependencyUnavailable: `PostgresExecutionJournal.begin` raised it.
         """
         try:
             return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)
@@ -338,10 +338,10 @@ class Admission:
     async def permit(self, job: Job, token: str) -> ExecutionResult | None:
         """Apply rate limits and record the start; return a result if the call must not start.
 
-        All attempts of one call are counted once. A READ_ONLY call's start is recorded together with its end.
+        All attempts at one call count once. A READ_ONLY call's start is recorded together with its end.
 
         Raises:
-            DependencyUnavailable: the call must not start.
+            DependencyUnavailable: the start could not be counted or recorded, so the call must not start.
         """
         try:
             rates = self._rates(job) if job.attempt == _FIRST_ATTEMPT else []
@@ -375,7 +375,7 @@ class Admission:
         self.cache.put(job, result)
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete expired results, unused rates, and allowed calls older than the given age."""
+        """Delete expired results, unused rates, and records of allowed calls that are older than the given age."""
         self.cache.sweep()
         await self.limits.forget()
         await self.rules.repository.forget(older_than_seconds)

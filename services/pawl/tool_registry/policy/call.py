@@ -142,9 +142,9 @@ class FittingCall:
 
 @dataclass(slots=True, kw_only=True)
 class Proposal:
-    """Audit entries for checking a call that is already running.
+    """Audit entries for the check of a call that is already running.
 
-    They are written once, either together with the call's end or before it.
+    They are written once: either together with the call's end, or on their own before it.
     """
 
     drafts: tuple[AuditDraft, ...] = ()
@@ -152,9 +152,9 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Return the entries to the writer that claims them first, and an empty tuple to the other one.
+        """Return the entries if this writer is the first to claim them, otherwise an empty tuple.
 
-        The first writer gets them on every later call too.
+        The first writer gets the entries again each time it claims them.
         """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
@@ -195,7 +195,7 @@ class Job:
     rate_per_minute: int
     # 0 means the result is not cached.
     cache_seconds: float
-    # Empty unless the call runs before its check is recorded.
+    # Empty unless the call runs before its check has been recorded.
     proposal: Proposal = field(default_factory=Proposal)
 
     @classmethod
@@ -244,8 +244,8 @@ class Job:
     def only_reads(self) -> bool:
         """True if running the call is harmless even if its result is never read.
 
-        Such a call has no effect, is invisible outside the registry, does not count against any limit and does not need
-        a lock. The verdict decides whether it needs an approval.
+        Such a call has no effect, is invisible outside the registry, does not count against any limit, and needs no
+        lock. Whether the call needs an approval is up to the verdict.
         """
         is_own_code = not (self.is_of_store or self.tool.is_external or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)

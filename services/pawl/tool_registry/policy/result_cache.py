@@ -1,6 +1,6 @@
 """Caches the results of READ_ONLY tools.
 
-Each process has its own cache in memory, so a hit does not need a database query, but each replica calls the tool once.
+Each process has its own cache in memory. A hit therefore needs no database query, but each replica calls the tool once.
 A new process starts with an empty cache, because it may run newer tool code. Keys contain the store and user, so users
 never share results.
 """

@@ -169,7 +169,7 @@ class Rules:
         return [await self._listed(rule) for rule in rules]
 
     async def deciding(self, store_id: StoreId, call: RuledCall) -> Rule | None:
-        """Return the rule that decides on a call, or None. Does not count a use.
+        """Return the rule that decides on a call, or None. Does not count as a use.
 
         Raises:
             TooMuchToMatch: matching the rules and arguments would take too many steps.

@@ -1,4 +1,4 @@
-"""Checks a call's arguments: parses, fits and validates them, and makes them canonical."""
+"""Checks a call's arguments: parses, coerces and validates them, and makes them canonical."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Explains why a call may not run: `reason` for programs, `message` for the model."""
+    """Explains why a call may not run: `reason` is for programs, `message` for the model."""
 
     reason: str
     message: str
@@ -58,7 +58,7 @@ def check_arguments(
     try:
         written = loads(raw, bytes_max=ARGUMENTS_BYTES_MAX) if raw.strip() else {}
     except TooLarge:
-        return refused(name, f"have {len(raw)} bytes, the limit is {ARGUMENTS_BYTES_MAX}")
+        return refused(name, f"are {len(raw)} bytes, over the limit of {ARGUMENTS_BYTES_MAX}")
     except InvalidJson as error:
         return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
     if not isinstance(written, dict):
@@ -81,7 +81,7 @@ def check_untrusted(
 ) -> tuple[bytes, str] | Refused:
     """Run `check_arguments` and `fits_newest` in a helper process, which caches compiled schemas.
 
-    Schemas are JSON. If the arguments are accepted, their canonical form and the note are returned.
+    Schemas are passed as JSON. If the arguments are accepted, their canonical form and the note are returned.
     """
     definition = ToolDefinition(name=name, description="", arguments_schema=_decode(schema))
     checked = check_arguments(definition, _compiled(schema, recursion=recursion), raw)
@@ -123,7 +123,7 @@ def _accepted(name: str, fitted: Fitted) -> Accepted | Refused:
     except InvalidJson as error:  # JSON parsed from a string can exceed the depth limit
         return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
     if len(canonical) > ARGUMENTS_BYTES_MAX or not isinstance(fitted.value, dict):
-        return refused(name, f"have more than {ARGUMENTS_BYTES_MAX} bytes, defaults included")
+        return refused(name, f"are over the limit of {ARGUMENTS_BYTES_MAX} bytes, including defaults")
     return Accepted(arguments=fitted.value, canonical=canonical, note=_note(fitted.adjustments))
 
 

@@ -66,7 +66,7 @@ _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """Definition of a tool. A timeout of 0 means the tool has none of its own; a result size of 0 means the maximum."""
+    """Definition of a tool. A timeout of 0 means that the tool has none of its own; a result size of 0, the maximum."""
 
     name: str
     description: str
@@ -140,7 +140,7 @@ def check_own_name(name: str) -> None:
     """Reject names reserved for tools of a source.
 
     Raises:
-        InvalidField: the name contains a dot. Such names are kept free for the tools of sources that are added later.
+        InvalidField: the name contains a dot. Such names are reserved for tools of sources that may be added later.
     """
     if "." in name:
         raise InvalidField("name: must not contain a dot, which only names of source tools have", field="name")
@@ -150,7 +150,7 @@ def check_definition(definition: ToolDefinition) -> None:
     """Validate every field except the schema, which `rules.schema` checks.
 
     Raises:
-        InvalidField: the `field` metadata names the first invalid field.
+        InvalidField: a field is invalid; the `field` metadata names the first such field.
     """
     require(
         can_exist(definition.name),
@@ -160,7 +160,7 @@ def check_definition(definition: ToolDefinition) -> None:
     require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
         "description",
-        f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
+        f"must be 1 to {DESCRIPTION_BYTES_MAX} bytes",
     )
     require(CONTROL.search(definition.description) is None, "description", "must not contain control characters")
     for field, most in _TIMEOUTS.items():
@@ -250,7 +250,7 @@ def is_restricted(definition: ToolDefinition) -> bool:
 
 
 def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
-    """Return whether `new` admits any user that `old` does not. Empty means all users."""
+    """Return whether `new` includes anyone that `old` does not. An empty value includes all users."""
     return bool(old) and (not new or not set(new) <= set(old))
 
 
@@ -286,20 +286,20 @@ OPTION_CHARACTERS_MAX: Final = 500
 
 
 def check_question(question: Question) -> str:
-    """Return the problem with a tool's question, or an empty string."""
+    """Return the problem with a tool's question; empty if there is none."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
-        return f"a question must have 1 to {QUESTION_CHARACTERS_MAX} characters"
+        return f"a question must be 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
-        return f"the reason for a question must have at most {QUESTION_CHARACTERS_MAX} characters"
+        return f"the reason for a question must be at most {QUESTION_CHARACTERS_MAX} characters"
     if len(question.options) > OPTIONS_MAX or any(len(o) > OPTION_CHARACTERS_MAX for o in question.options):
-        return f"a question must have at most {OPTIONS_MAX} options of {OPTION_CHARACTERS_MAX} characters"
+        return f"a question must have at most {OPTIONS_MAX} options, each of at most {OPTION_CHARACTERS_MAX} characters"
     return ""
 
 
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
     """Return the index of the first answer to this exact question, starting at `position`.
 
-    Other answers come before it if the tool asked something else in an earlier run.
+    The answers before it are to other questions, which an earlier execution of the tool asked.
     """
     return next(
         (number for number in range(position, len(answers)) if answers[number].question == question.question), None

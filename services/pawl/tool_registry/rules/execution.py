@@ -30,7 +30,7 @@ def inverse_call(tool_name: str, arguments: bytes, summary: str) -> InverseCall:
         ValueError: the arguments exceed the limit that applies to every call.
     """
     if len(arguments) > ARGUMENTS_BYTES_MAX:
-        raise ValueError(f"an inverse's arguments have {len(arguments)} bytes, the limit is {ARGUMENTS_BYTES_MAX}")
+        raise ValueError(f"an inverse's arguments are {len(arguments)} bytes, over the limit of {ARGUMENTS_BYTES_MAX}")
     return InverseCall(tool_name=tool_name, arguments=arguments, summary=summary[:SUMMARY_CHARACTERS_MAX])
 
 

@@ -1,4 +1,4 @@
-"""Fits arguments to a schema without losing information, using defaults and lossless coercion.
+"""Makes arguments fit a schema without losing information, by adding defaults and coercing values.
 
 Models write "440" for 440, 5.0 for 5, "true" for true, or a string for a list. A value with exactly one possible
 reading is coerced, and the change is reported.

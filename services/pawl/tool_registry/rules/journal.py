@@ -1,4 +1,4 @@
-"""Decides what to do when a requested call already has an entry in the execution journal.
+"""Decides what to do when the requested call already has an entry in the execution journal.
 
 An entry is written before the effect and completed after it. Its writer holds a lease. An open entry whose writer has
 no lease belongs to a process that died during the call.
@@ -40,7 +40,7 @@ class Entry:
     unknowns: int
     # This process wrote the entry.
     is_own: bool
-    # This process knows that it did not run the tool after writing the entry.
+    # This process knows that it wrote the entry but did not run the tool.
     is_unexecuted: bool
     is_holder_alive: bool
     result: ExecutionResult | None
@@ -49,8 +49,8 @@ class Entry:
 def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step:
     """Return what to do for a call that has a journal entry.
 
-    `unknowns_resolved` is how many of its unknown outcomes an operator found not to have happened. The caller must not
-    be running the call; an open entry from its own process is then one that it lost track of.
+    `unknowns_resolved` is how often an operator has decided that an unknown outcome of the call meant no effect. This
+    process must not be running the call, so an open entry of its own is one that it has lost track of.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH

@@ -13,7 +13,7 @@ _HOPS_MAX: Final = 16
 
 
 def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any:
-    """Return the target of a reference such as `#/$defs/task`, or `default`. Other references are not followed."""
+    """Return the target of a pointer such as `#/$defs/task`; `default` if there is none, or for other references."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):
@@ -35,7 +35,7 @@ def parts(reference: str) -> list[str]:
 
 
 def resolve(root: Mapping[str, Any], schema: Any) -> Any:
-    """Return `schema`, or its target if it is a `$ref`, merging in annotations next to the `$ref`."""
+    """Return `schema` or, if it is a `$ref`, its target with the annotations next to the `$ref` merged in."""
     for _ in range(_HOPS_MAX):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str):

@@ -18,11 +18,11 @@ from pawl.tool_registry.rules.definition import (
     is_laxer,
 )
 
-# Source of front-end tools.
+# Source name of front-end tools.
 FRONT_END: Final = "store"
 # Source kind of worker tools.
 WORKER: Final = "worker"
-# Source of tools sent with a run.
+# Source name of tools sent with a run.
 OWN: Final = "run"
 OWN_TOOLS_MAX: Final = 64
 # Maximum total size of a store's definitions in one run. Messages between services can hold more.
@@ -41,7 +41,7 @@ OPT_IN: Final = frozenset({"remember", "recall", "forget"})
 
 
 def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
-    """Return the tools of a run that does not name any."""
+    """Return the tools that a run gets if it does not name any."""
     return [entry for entry in entries if entry.store_id or entry.definition.name not in OPT_IN]
 
 
@@ -135,7 +135,7 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
     """Return the only version of a tool that was sent with a run.
 
-    It is newer than every rule, so no rule allows its calls: no rule's author could have known about it.
+    It counts as newer than every rule, so no rule allows its calls: no rule's author could have known the tool.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 
@@ -146,7 +146,7 @@ def own_label(tool_name: str, definition_sha256: str) -> str:
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Check the tools sent with a run. `Catalog` makes the checks that RegisterTool also makes.
+    """Check the tools sent with a run, except for what RegisterTool also checks, which `Catalog` does.
 
     Raises:
         InvalidField: there are too many tools, two have the same name, or one restricts its callers.
@@ -165,7 +165,7 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
         names.add(definition.name)
         if definition.allowed_user_ids or definition.allowed_roles:
             raise InvalidField(
-                f"front_end_tools: {definition.name!r} is for its run only: remove allowed_user_ids and allowed_roles",
+                f"front_end_tools: {definition.name!r} is only for its run: remove allowed_user_ids and allowed_roles",
                 field="front_end_tools",
             )
 

@@ -1,4 +1,4 @@
-"""Builds resource keys, which name what calls use. Calls that share a key run one at a time."""
+"""Builds resource keys, which name the resources that calls use. Calls that share a key run one at a time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def check_template(template: str, schema: Mapping[str, Any]) -> str:
-    """Return the problem with a template such as `path:{path}`, or an empty string."""
+    """Return the problem with a template such as `path:{path}`; empty if there is none."""
     if not 1 <= len(template) <= TEMPLATE_CHARACTERS_MAX:
-        return f"a template must have 1 to {TEMPLATE_CHARACTERS_MAX} characters"
+        return f"a template must be 1 to {TEMPLATE_CHARACTERS_MAX} characters"
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
         return f"{template!r} has an unmatched brace"
     names = _PLACEHOLDER.findall(template)
@@ -36,8 +36,8 @@ def resource_keys(templates: tuple[str, ...], arguments: Mapping[str, JsonValue]
 
     A placeholder is replaced by the argument with that name: strings unchanged, any other value as canonical JSON. Each
     item in an array yields its own key. A template whose argument is absent or null yields no keys. Long keys are
-    hashed. A template that would yield more than KEYS_MAX keys, or has over a thousand items, yields only itself as a
-    key.
+    hashed. A template that would yield more than KEYS_MAX keys, or whose argument has over a thousand items, yields
+    only itself as a key.
     """
     keys: set[str] = set()
     for template in templates:

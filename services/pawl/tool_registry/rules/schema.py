@@ -57,7 +57,7 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
     try:
         schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
     except TooLarge:
-        raise InvalidSchema(f"{name} has {len(schema_json)} bytes, the limit is {SCHEMA_BYTES_MAX}") from None
+        raise InvalidSchema(f"{name} is {len(schema_json)} bytes, over the limit of {SCHEMA_BYTES_MAX}") from None
     except InvalidJson as error:
         raise InvalidSchema(f"{name} is not strict JSON: {error.message}") from None
     if not isinstance(schema, dict):
@@ -82,7 +82,7 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
     _check_growth(root, recursion=recursion)
     patterns = _patterns(root)
     if len(patterns) > PATTERNS_MAX:
-        raise InvalidSchema(f"the arguments schema has {len(patterns)} patterns, the limit is {PATTERNS_MAX}")
+        raise InvalidSchema(f"the arguments schema has {len(patterns)} patterns, over the limit of {PATTERNS_MAX}")
     try:
         return jsonschema_rs.Draft202012Validator(
             root,
@@ -117,7 +117,7 @@ def _check_shape(schema: Mapping[str, Any]) -> None:
     except InvalidJson as error:
         raise InvalidSchema(f"the arguments schema is not strict JSON: {error.message}") from None
     if size > SCHEMA_BYTES_MAX:
-        raise InvalidSchema(f"the arguments schema has {size} bytes, the limit is {SCHEMA_BYTES_MAX}")
+        raise InvalidSchema(f"the arguments schema is {size} bytes, over the limit of {SCHEMA_BYTES_MAX}")
     if schema.get("type") != "object":
         raise InvalidSchema('the arguments schema must have "type": "object"')
     dialect = schema.get("$schema", _DIALECT)
@@ -133,7 +133,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
         if not isinstance(node, dict | list):
             return 0
         if len(open_nodes) > EXPANDED_DEPTH_MAX:
-            raise InvalidSchema(f"the arguments schema is deeper than {EXPANDED_DEPTH_MAX}, references counted")
+            raise InvalidSchema(f"the arguments schema is deeper than {EXPANDED_DEPTH_MAX}, counting references")
         if id(node) in open_nodes:
             if recursion:
                 return 0
@@ -150,7 +150,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
             open_nodes.discard(id(node))
             if size > EXPANDED_NODES_MAX:
                 raise InvalidSchema(
-                    f"the arguments schema has more than {EXPANDED_NODES_MAX} parts, references counted"
+                    f"the arguments schema has more than {EXPANDED_NODES_MAX} parts, counting references"
                 )
             sizes[id(node)] = size
         return sizes[id(node)]
@@ -159,7 +159,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
 
 
 def weigh(root: Mapping[str, Any]) -> float:
-    """Return the worst-case amount of work per byte of arguments, in arbitrary units.
+    """Return the worst-case work per byte of arguments, in arbitrary units.
 
     Infinite if the work can grow faster than the product of schema size and argument size.
     """
@@ -187,7 +187,7 @@ def weigh(root: Mapping[str, Any]) -> float:
             elif keyword == "dependentRequired" and isinstance(value, dict):
                 weight += _MISSING * sum(len(names) for names in value.values() if isinstance(names, list))
             elif keyword == "default":
-                # A default can be inserted more times than it is written.
+                # A default that is written once can be inserted many times.
                 weight += len(repr(value))
         return weight
 
@@ -195,7 +195,7 @@ def weigh(root: Mapping[str, Any]) -> float:
 
 
 def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
-    """Reject keywords that would make a reference's target differ from the pointer that `_check_growth` follows."""
+    """Reject references other than pointers, because `_check_growth` cannot follow them."""
     target = node.get("$ref")
     if isinstance(target, str) and target != "#" and not target.startswith("#/"):
         kind = "anchors" if target.startswith("#") else "remote references"
@@ -227,7 +227,7 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names most similar to `name`, best matches first. Empty if `name` is long.
+    """Return the known names most similar to `name`, best matches first; empty if `name` is too long.
 
     Comparing is slow, so only the few names that share the most letters are compared, out of the first two thousand.
     """
@@ -297,7 +297,7 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             near = did_you_mean(error.instance, texts) if isinstance(error.instance, str) else ""
             yield _line(error.instance_path, f"{error.message}{near}")
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
-            # For an optional value, report the problem with the value, not that it is not null.
+            # For an optional value, report what is wrong with the value, not that it is not null.
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:
@@ -347,7 +347,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     except InvalidSchema as error:
         return b"", [f"answer: {error.message}"]
     except TooLarge:
-        return b"", [f"answer: has {len(output)} bytes, the limit is {OUTPUT_BYTES_MAX}"]
+        return b"", [f"answer: is {len(output)} bytes, over the limit of {OUTPUT_BYTES_MAX}"]
     except InvalidJson as error:
         return b"", [f"answer: must be JSON without other text: {error.message}"]
     faults = list_violations(schema, validator, value)
@@ -355,7 +355,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
 
 
 def _of_answer(fault: str) -> str:
-    """Reword a violation by the whole value, because `list_violations` attributes it to the arguments."""
+    """Reword a violation that `list_violations` attributes to the arguments as one of the answer."""
     return f"answer: {fault.removeprefix('arguments: ')}" if fault.startswith("arguments: ") else fault
 
 

@@ -16,12 +16,12 @@ class Awaited:
 
 
 class CompletionToken:
-    """The right to complete a call. Once awaited (in a sync tool: created), it survives the end of any process."""
+    """The right to complete a call. Once awaited (in a sync tool: returned), it survives the end of any process."""
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
         # Opaque. Treat it as a secret, because anyone who has it can complete the call.
         self.token = token
-        # Address to post the result to over HTTP. Empty if the deployment has no public URL.
+        # URL to post the result to. Empty if the deployment has no public URL.
         self.url = url
         self._kept = Handover(kept)
 

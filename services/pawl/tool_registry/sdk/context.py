@@ -28,27 +28,27 @@ class ToolError(Exception):
 
 
 class SecretNotFound(ToolError):
-    """The deployment has no secret with this name. The model sees the name, never a value."""
+    """Raised when the deployment has no secret with this name. The model sees the name, never a value."""
 
 
 class QuestionDeclined(ToolError):
-    """The question was declined, withdrawn, or not answered in time."""
+    """Raised when the question was declined, withdrawn, or not answered in time."""
 
 
 class Superseded(ToolError):
-    """Another execution of the call has started since, or its conversation was erased. Do not catch this error."""
+    """Raised when a newer execution of the call has started, or its conversation was erased. Do not catch it."""
 
 
 class ResultTooLarge(ToolError):
-    """The value that the tool returned is too large to transfer from the process that ran it."""
+    """Raised when the tool's return value is too large to transfer from the process that ran it."""
 
 
 class OutcomeUnknown(Exception):
-    """It is unknown whether the call took effect, for example because its process died during the call."""
+    """Raised when it is unknown whether the call took effect, for example because its process died during the call."""
 
 
 class ToolCancelled(Exception):
-    """The call was cancelled or timed out. Raised by `ToolContext.check_cancelled`."""
+    """Raised by `ToolContext.check_cancelled` if the call was cancelled or has timed out."""
 
 
 def _no_secret(name: str) -> str:
@@ -68,7 +68,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """The context of a call. A tool receives it in the parameter annotated with this class.
+    """The context of a call. A tool receives it in the parameter that is annotated with this class.
 
     Safe to use from any thread. Every field has a default, so that tests can create one.
     """
@@ -103,12 +103,12 @@ class ToolContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every execution of this call, and different for every other call."""
+        """The same for every execution of this call, but different for any other call."""
         return self.call_id
 
     @property
     def cancelled(self) -> bool:
-        """True if the result is no longer needed. A sync tool should check this regularly."""
+        """True if the result is no longer needed. Sync tools should check this regularly."""
         return self._cancelled.is_set()
 
     def check_cancelled(self) -> None:
@@ -117,7 +117,7 @@ class ToolContext:
             raise ToolCancelled
 
     def wait_cancelled(self, timeout_seconds: float) -> bool:
-        """Wait; use this instead of `time.sleep` in a sync tool. Returns True early if the call is cancelled."""
+        """Wait like `time.sleep`, for sync tools. Returns True as soon as the call is cancelled, otherwise False."""
         return self._cancelled.wait(timeout_seconds)
 
     def mark_started(self) -> None:
@@ -159,7 +159,7 @@ class ToolContext:
         return self._token()
 
     def secret(self, name: str) -> str:
-        """Return a secret by name: the store's own, or otherwise the deployment's common one.
+        """Return a secret by name: the store's own if there is one, otherwise the deployment's common one.
 
         Its value is removed from everything the tool returns and reports.
 
@@ -219,5 +219,5 @@ def checkpoint_content(value: Any) -> bytes:
     except (TypeError, ValueError, RecursionError, InvalidJson) as error:
         raise ToolError(f"a checkpoint must be JSON: {error}") from None
     if len(content) > CHECKPOINT_BYTES_MAX:
-        raise ToolError(f"the checkpoint has {len(content)} bytes, the limit is {CHECKPOINT_BYTES_MAX}: save less")
+        raise ToolError(f"the checkpoint is {len(content)} bytes, over the limit of {CHECKPOINT_BYTES_MAX}: save less")
     return content

@@ -33,11 +33,11 @@ _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """What happened to a tool after its call was ended from outside."""
+    """What happened to a tool whose call was ended from outside."""
 
     NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"
-    # It runs elsewhere, and whether it stops is unknown.
+    # The tool runs elsewhere, and it is unknown whether it stops.
     ASKED_TO_STOP = "ASKED_TO_STOP"
     STILL_RUNNING = "STILL_RUNNING"
 
@@ -62,7 +62,7 @@ def unusable_text(definition: ToolDefinition, reason: str) -> str:
 
 def too_large_text(definition: ToolDefinition, count: int) -> str:
     limit = definition.result_bytes_max or RESULT_BYTES_MAX
-    return f"{definition.name} returned {count} bytes, the limit is {limit}: ask for less"
+    return f"{definition.name} returned {count} bytes, over the limit of {limit}: ask for less"
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
@@ -71,7 +71,7 @@ def unexpected_text(definition: ToolDefinition, error: str) -> str:
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return a suffix for errors of interrupted tools."""
+    """Return the suffix for an interrupted tool's error, saying whether the tool may have taken effect."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 

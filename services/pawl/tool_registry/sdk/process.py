@@ -43,7 +43,7 @@ def check_process(name: str, function: Callable[..., Any], context: ExecutionCon
 
     Raises:
         ToolDefinitionError: the limits are invalid, a new process could not find the function, or the registry does not
-            run it.
+            run the function.
     """
     if not isinstance(limits, ProcessLimits):
         raise ToolDefinitionError(f"{name}: process must be ProcessLimits(...)")

@@ -10,7 +10,7 @@ from pawl.tool_registry.sdk.context import ToolError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """A finding about an earlier execution, created by the functions below."""
+    """A finding about an earlier execution. Created by the functions below."""
 
     finding: Literal["HAPPENED", "FAILED", "DID_NOT_HAPPEN", "CANNOT_SAY"]
     result: Any = None

@@ -63,14 +63,14 @@ _OF_PYDANTIC: Final = ("pydantic", "annotated_types")
 
 
 class ToolDefinitionError(TypeError):
-    """A function cannot become a tool. The message says why and what to write instead."""
+    """Raised when a function cannot become a tool. The message says why, and what to write instead."""
 
 
 def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspect.Parameter, Any]]:
     """Yield the parameters of a function with their types. The return type does not matter.
 
     Raises:
-        ToolDefinitionError: a parameter cannot be passed by name, has no type, or its type cannot be resolved.
+        ToolDefinitionError: a parameter cannot be passed by name, has no type, or has a type that cannot be resolved.
     """
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -137,7 +137,7 @@ def text_of(hint: Any) -> str:
 
 
 def is_of_pydantic(hint: Any) -> bool:
-    """Return whether pydantic must handle a type, as it must its own models and constraints, and datetime types."""
+    """Return whether a type needs pydantic, as pydantic's own models and constraints, `datetime` and `time` do."""
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
     if hint in (datetime, time):
@@ -152,7 +152,7 @@ def is_of_pydantic(hint: Any) -> bool:
 
 
 def shown(hint: Any) -> str:
-    """Return a type approximately as its author wrote it."""
+    """Return a type roughly as its author wrote it."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
 
 
@@ -211,7 +211,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     the docstring or from a string in Annotated.
 
     Raises:
-        ToolDefinitionError: a parameter has no type, its type has no JSON Schema, or its default does not fit.
+        ToolDefinitionError: a parameter has no type, a type without a JSON Schema, or a default that does not fit.
     """
     name = getattr(function, "__name__", "tool")
     description, documented = read_docstring(function)
@@ -271,7 +271,7 @@ def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
         model = pydantic.TypeAdapter(hint)
         model.json_schema()
     except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
-        # Only this part of pydantic's message helps the author.
+        # Only this part of pydantic's message is useful to the author.
         advice = str(error).partition("\n")[0].rstrip(".")
         instead = advice.replace("Please use", "write") if advice.startswith("Please use") else f"write {_USABLE}"
         raise ToolDefinitionError(f"{place}: {shown(hint)} has no JSON Schema; {instead}") from None

@@ -172,7 +172,7 @@ def tool(
     reconcile: Reconcile | None = None,
     process: ProcessLimits | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Turn a sync or async function into a tool. docs/guides/tools.md lists the options; the defaults are cautious.
+    """Turn a sync or async function into a tool. docs/guides/tools.md lists the options, whose defaults are cautious.
 
     Raises:
         ToolDefinitionError: the function or an option is invalid.

@@ -16,7 +16,7 @@ _WITH_TEXT: Final = (str, list, dict)
 
 
 def plain(value: Any) -> JsonValue:
-    """Return the JSON form of a tool's return value: dataclasses, structs, models, dates, enums and so on.
+    """Convert a tool's return value to plain JSON values. Supports dataclasses, structs, models, dates, enums, etc.
 
     Raises:
         TypeError: a value has no JSON form.

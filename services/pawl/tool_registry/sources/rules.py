@@ -37,7 +37,7 @@ class DiscoveredTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A tool that cannot be registered. `name` is the source's own name for it."""
+    """A tool that cannot be registered. `name` is the source's own name for the tool."""
 
     name: str
     reason: str
@@ -51,7 +51,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """How a tool differs from the approved one. None on the side where it does not exist."""
+    """How a tool differs from the approved one. A side is None if the tool does not exist there."""
 
     tool_name: str
     approved: ToolDefinition | None

@@ -38,7 +38,7 @@ class Source:
     config: SourceConfig
     create_time: float = 0.0
     state: SourceState = SourceState.READY
-    # Human-readable; empty if there is no problem.
+    # Human-readable message; empty if there is no problem.
     problem: str = ""
 
     @property

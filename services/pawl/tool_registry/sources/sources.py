@@ -44,7 +44,7 @@ class Connector(ToolSource, Protocol):
     """Connects one kind of source, and runs its tools."""
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source in the form to store, without unused parts.
+        """Return the source as it is stored, without unused parts.
 
         Raises:
             InvalidField: The configuration is invalid.
@@ -99,7 +99,8 @@ class Sources:
     async def add(self, source: Source, *, may_replace: bool, roles: Collection[str]) -> ListedSource:
         """Connect a source and register its tools. Idempotent.
 
-        The source is written before its tools, so if the process crashes in between, `check` shows the missing tools.
+        The source is written before its tools. If the process crashes after writing only the source, `check` shows the
+        missing tools.
 
         Raises:
             PermissionDenied: A program requires the operator role and a deployment that allows it; other sources
@@ -130,11 +131,11 @@ class Sources:
         return replace(await self._get(source.store_id, source.name), left_out=found.left_out)
 
     async def remove(self, store_id: StoreId, name: str, *, roles: Collection[str]) -> None:
-        """Remove a source and its tools. The source is removed last, so that a removal can be repeated after a crash.
+        """Remove a source and its tools. The source is removed last, so that the removal can be repeated after a crash.
 
         Raises:
             SourceNotFound: The source does not exist.
-            PermissionDenied: As for `add`.
+            PermissionDenied: Same as for `add`.
         """
         listed = await self._get(store_id, name)
         _require_changer(listed.source, roles)
@@ -176,7 +177,7 @@ class Sources:
 
         Raises:
             SourceNotFound: The source does not exist.
-            PermissionDenied: As for `add`.
+            PermissionDenied: Same as for `add`.
             SourceUnreachable: The source does not answer, or answers incorrectly.
             SourceChanged: The definitions have changed since the check.
             InvalidSchema, InvalidField, ToolExists: Same as for `add`.
@@ -204,7 +205,7 @@ class Sources:
         found = under_policies(source, discovery.tools)
         if len(found) > TOOLS_MAX:
             raise InvalidField(
-                f"policies: {source.name} has {len(found)} tools, the limit is {TOOLS_MAX}; exclude some",
+                f"policies: {source.name} has {len(found)} tools, over the limit of {TOOLS_MAX}; exclude some",
                 field="policies",
             )
         fit: list[DiscoveredTool] = []

@@ -46,7 +46,7 @@ class AuditSecrets:
         self._kept: dict[_Key, tuple[float, bytes]] = {}
 
     async def seal(self, drafts: Sequence[AuditDraft]) -> Sequence[AuditDraft]:
-        """Return the entries with keyed digests. For erased conversations, a random key is used."""
+        """Return the entries with keyed digests. For an erased conversation, a random key is used."""
         wanted = {(draft.store_id, draft.key_id): None for draft in drafts}
         found = await self._of(wanted)
         return [sealed(draft, found[draft.store_id, draft.key_id]) for draft in drafts]
@@ -64,7 +64,7 @@ class AuditSecrets:
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the secrets, creating missing ones. A destroyed secret is returned as None."""
+        """Return the conversations' secrets, creating missing ones. A destroyed secret is returned as None."""
         columns = [list(column) for column in zip(*keys, strict=True)]
         found = await self._found(columns)
         if new := [key for key in keys if key not in found]:
@@ -124,7 +124,8 @@ _MOVE_HEADS: Final = """
 UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
 FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
 """
-# Two parts, each with its index's condition, and a subquery per report, because a join may read the whole table.
+# Each half repeats its index's condition, and each report has its own subquery, because a join may scan the whole
+# table.
 _REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
 _SAME_REPORT: Final = " AND ".join(f"a.{each} = r.{each}" for each in _REPORTED.split(", "))
 _KNOWN_REPORTS: Final = f"""
@@ -188,11 +189,11 @@ class PostgresAuditLog:
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         """Append entries to their chains, in order; return the stores whose chains do not accept entries.
 
-        Those chains were tampered with, so nothing is appended to them; all other stores' entries are written. A
+        A chain that was tampered with accepts no entries; all other stores' entries are written. A
         decision that is already recorded (same call, kind and user) is skipped.
 
         Raises:
-            DependencyUnavailable: it is unknown whether the entries were written.
+            DependencyUnavailable: the entries may or may not have been written.
         """
         return await self._append(await self._secrets.seal(drafts))
 
@@ -206,7 +207,7 @@ class PostgresAuditLog:
             try:
                 await self._append_locked(sorted(heads), drafts)
             except asyncpg.UniqueViolationError:
-                # Another replica wrote the same report, or a row was inserted at the next entry's position.
+                # Another replica wrote the same report, or a row already exists at the next entry's position.
                 continue
             return frozenset()
         if len(heads) == 1:
@@ -237,7 +238,7 @@ class PostgresAuditLog:
         return list(map(_entry, rows))
 
     async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[audit_pb2.ToolFigures]:
-        """Return statistics per tool, sorted by name; with `by_agent`, per agent and tool."""
+        """Return statistics for each tool or, with `by_agent`, for each agent and tool, sorted by name."""
         rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
         return [audit_pb2.ToolFigures(**row) for row in rows]
 

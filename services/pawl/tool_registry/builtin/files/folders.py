@@ -31,7 +31,7 @@ from pawl.tool_registry.builtin.files.rules import (
 from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
 
-# How long repeating a change returns the first outcome.
+# How long a repeated change returns the first outcome.
 RECORD_SECONDS: Final = 30 * 86400.0
 _LOCK_POLL_SECONDS: Final = 0.01
 _PRUNE_EVERY: Final = 100
@@ -44,7 +44,7 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     kind: str
     path: str
-    # The moved file's or folder's; 0 for other changes.
+    # Inode of the file or folder to move; 0 for other changes.
     inode: int
     outcome: bytes
 
@@ -61,7 +61,7 @@ class FileFolders:
         """Return the content of a file.
 
         Raises:
-            ToolError: The file does not exist, or cannot be read.
+            ToolError: The file does not exist or cannot be read.
         """
         with self._root(store_id) as root:
             content = FileView(root, self._limits).read(path)
@@ -129,7 +129,7 @@ class FileFolders:
 
     @contextmanager
     def _state(self, store_id: StoreId, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
-        """Hold the store's lock. If the process ends, the lock is released."""
+        """Hold the store's lock, which is released even if the process dies."""
         with (
             handles.opened_root(self._folder) as all_stores,
             handles.opened_folder(all_stores, [store_id + _STATE], make=True) as state,
@@ -154,17 +154,17 @@ class FileFolders:
         elif change.kind == "put":
             if len(change.content) > limits.file_bytes_max:
                 raise ToolError(
-                    f"a file may have at most {limits.file_bytes_max} bytes, this one has {len(change.content)}"
+                    f"the file would be {len(change.content)} bytes, over the limit of {limits.file_bytes_max}"
                 )
             old = FileView(root, limits).entry(change.path)
             size += len(change.content) - (old.size_bytes if old else 0)
             if size > limits.store_bytes_max:
-                raise ToolError(f"the store's files would have {size} bytes, the limit is {limits.store_bytes_max}")
+                raise ToolError(f"the store's files would be {size} bytes, over the limit of {limits.store_bytes_max}")
         if count + _missing(root, change.target) > limits.entries_max:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records on one change in a hundred, chosen by key so that every store is pruned."""
+        """Delete old records during one change in a hundred. The key decides which, so that every store is pruned."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
@@ -175,7 +175,7 @@ class FileFolders:
 
 
 class FileView:
-    """A store's files, while its lock is held. Methods raise ToolError if something cannot be read."""
+    """A store's files, while its lock is held. Methods raise ToolError if a path cannot be read."""
 
     def __init__(self, root: int, limits: FileLimits) -> None:
         self._root = root
@@ -205,7 +205,7 @@ class FileView:
         return None
 
 
-# Decides on a change; may raise a ToolError to refuse.
+# Decides what to change; may raise a ToolError to refuse.
 Plan: TypeAlias = Callable[[FileView], Planned]
 
 
@@ -254,7 +254,7 @@ def _record(folder: int, name: str) -> bytes | None:
 
 
 def _make(root: int, state: int, change: FileChange, key: str, outcome: bytes) -> None:
-    """Record a change, then make it."""
+    """Record a change as pending, then make it."""
     *above, name = change.target.split("/")
     with (
         handles.as_tool_errors(change.path),
@@ -304,7 +304,7 @@ def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
 
 
 def _recover(root: int, state: int, done: int) -> None:
-    """Settle a change that a process left unfinished. Nothing has changed since."""
+    """Finish or discard a change that a process left unfinished. Assumes that the files have not changed since."""
     raw = _record(state, _PENDING)
     if raw is not None:
         pending = msgspec.msgpack.decode(raw, type=_Pending)

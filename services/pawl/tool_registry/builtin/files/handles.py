@@ -82,7 +82,7 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise ToolError(f"{name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
         if found.st_size > bytes_max:
-            raise ToolError(f"{name!r} has {found.st_size} bytes, the limit is {bytes_max}")
+            raise ToolError(f"{name!r} is {found.st_size} bytes, over the limit of {bytes_max}")
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(bytes_max)
     finally:
@@ -99,7 +99,7 @@ def write_file(folder: int, name: str, content: bytes) -> None:
 
 
 def stat_of(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of the file with this name without following links; None if it does not exist."""
+    """Return the status of the file with this name, without following links; None if there is no such file."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

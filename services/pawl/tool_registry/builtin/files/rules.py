@@ -20,7 +20,7 @@ def path_problem(path: str) -> str:
     Two different valid paths never name the same file, so paths can be used in resource keys unchanged.
     """
     if not path or len(path) > PATH_CHARACTERS_MAX:
-        return f"a path must have between 1 and {PATH_CHARACTERS_MAX} characters"
+        return f"a path must be between 1 and {PATH_CHARACTERS_MAX} characters long"
     if path.startswith("/"):
         return "a path is relative to the store's folder and must not start with a slash"
     if not unicodedata.is_normalized("NFC", path):
@@ -43,7 +43,7 @@ def _name_problem(name: str) -> str:
     if name != name.strip(" "):
         return "a part of a path must not start or end with a space"
     if len(name.encode()) > NAME_BYTES_MAX:
-        return f"a part of a path may have at most {NAME_BYTES_MAX} bytes"
+        return f"a part of a path must be at most {NAME_BYTES_MAX} bytes"
     return ""
 
 

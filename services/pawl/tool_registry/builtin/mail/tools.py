@@ -75,7 +75,7 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
 
 
 def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str) -> EmailMessage:
-    """Return the message. A line break in a value cannot inject a header.
+    """Return the message. Line breaks in values cannot inject headers.
 
     Raises:
         ToolError: An address or the subject is not allowed in a header.
@@ -153,7 +153,7 @@ class OutboxFolder:
         self._folder = folder
 
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        # Both are ids, so the path stays inside the folder.
+        # Both parts are ids, so the path stays inside the folder.
         path = self._folder / call.store_id / f"{call.call_id}.eml"
         try:
             await asyncio.to_thread(_write, path, message.as_bytes())

@@ -29,7 +29,7 @@ _BLANK_LINES: Final = re.compile(r"\n\s*\n\s*")
 
 
 class NotText(Exception):
-    """The content is not text."""
+    """Raised when the content is not text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Page:
 
     title: str
     text: str
-    # Text and URL of each link to another page, in order; at most LINKS_MAX links.
+    # The text and URL of each link to another page, in order, up to LINKS_MAX links.
     links: tuple[tuple[str, str], ...]
 
 

@@ -75,7 +75,7 @@ class PostgresCompletions:
         self._instance_id = instance_id
 
     async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
-        """Store the token of a call running here, replacing any earlier one; return False if it no longer runs here."""
+        """Store the token of a call, replacing any earlier one; return False if the call no longer runs here."""
         data = msgspec.msgpack.encode(terms)
         opened = await self._database.fetchval(
             _OPEN, key.store_id, key.call_id, self._instance_id, digest, data, urgent=True

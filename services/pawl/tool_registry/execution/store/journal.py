@@ -45,8 +45,8 @@ UPDATE tool_registry.executions SET
 WHERE store_id = $1 AND call_id = $2
 """
 RESULT: Final = "outcome, content, is_error, error_reason, note, duration_seconds"
-# Here and in the next two, `outcome IS NULL` makes the planner use the key. With `ended_at IS NULL` and no statistics
-# yet, it scans all running calls.
+# Here and in the next two statements, `outcome IS NULL` makes the planner use the key. With `ended_at IS NULL`, it
+# would scan all running calls while there are no statistics.
 _END: Final = f"""
 UPDATE tool_registry.executions SET
     ended_at = now(), ({RESULT}, inverse) = ($4, $5, $6, $7, $8, $9, $10),
@@ -159,7 +159,7 @@ class PostgresExecutionJournal:
         """Return a call's known state, as `begin` does; None if `begin` would start it.
 
         Raises:
-            InvalidArguments: same as `begin`.
+            InvalidArguments: the call was started with another tool or other arguments.
         """
         row = await self._database.fetchrow(_READ, *self._reading(call.key), urgent=True)
         if row is None:
@@ -176,7 +176,7 @@ class PostgresExecutionJournal:
         """Return a started call's result, or report that another process is running it.
 
         Call it only from a process that is not running the call: if the entry has no end and no live process is running
-        it, its outcome is UNKNOWN.
+        the call, the outcome is UNKNOWN.
         """
         row = await self._database.fetchrow(_READ, *self._reading(key), urgent=True)
         return None if row is None else self._state(row)
@@ -214,7 +214,7 @@ class PostgresExecutionJournal:
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Durably request that a call end. A call that has not started can no longer start.
 
-        Returns the same as `find`, but None for a call that was cancelled before it started.
+        Returns the same as `find`, except that it returns None for a call that was cancelled before it started.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)

@@ -1,4 +1,4 @@
-"""Stores locks on resource keys as rows in PostgreSQL, so that holding a lock does not occupy a connection."""
+"""Stores locks on resource keys as rows in PostgreSQL, so that holding a lock does not take up a connection."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pawl.tool_registry.execution.execution import LeaseWatch
 
 
 def has_lease(instance: str, unrenewed: str, ends: str) -> str:
-    """Return an SQL condition that holds while an instance is alive.
+    """Return an SQL condition that is true while an instance is alive.
 
-    It also holds if a lease has expired only by the database clock; see `LeaseWatch`. The parameters `unrenewed` and
-    `ends` take the result of `LeaseWatch.unrenewed`.
+    It is also true if a lease has expired only according to the database clock; see `LeaseWatch`. The parameters
+    `unrenewed` and `ends` take the result of `LeaseWatch.unrenewed`.
     """
     return f"""EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (
@@ -33,7 +33,7 @@ def has_lease(instance: str, unrenewed: str, ends: str) -> str:
 _POLL_SECONDS: Final = (0.02, 0.05, 0.1, 0.2)
 _RELEASE_RETRY_SECONDS: Final = 1.0
 
-# Takes all keys or none, in order, so that two processes that want the same keys do not deadlock.
+# Takes all keys or none, in a fixed order, so that two processes that want the same keys do not deadlock.
 _ACQUIRE: Final = f"""
 WITH taken AS (
     INSERT INTO tool_registry.resource_locks AS l (store_id, resource_key, holder, instance_id)
@@ -58,7 +58,7 @@ _log = logs.get_logger(__name__)
 
 
 class _Busy(Exception):
-    """Another process holds one of the keys."""
+    """Raised when another process holds one of the keys."""
 
 
 class PostgresResourceLocks:
@@ -66,7 +66,7 @@ class PostgresResourceLocks:
 
     A lock lasts as long as its process's lease.
 
-    Within a process, callers queue, so that at most one caller per key polls the database. Between processes, the first
+    Within a process, callers queue, so that at most one caller per key polls the database. Among processes, the first
     to poll gets the lock.
     """
 
@@ -83,7 +83,7 @@ class PostgresResourceLocks:
 
         Safe to cancel. Not fair between processes. The locks are held while the process has its lease.
         """
-        # The same call may come back while its locks are still being released.
+        # Unique, because the same call may come back while its earlier locks are still being released.
         holder, is_acquired = f"{holder}/{next(self._numbers)}", False
         async with AsyncExitStack() as stack:
             for key in keys:

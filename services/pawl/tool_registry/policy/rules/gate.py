@@ -39,7 +39,7 @@ def may_be_count_path(path: str) -> bool:
 
 
 def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
-    """Return how many values a path selects. An array counts its items; any other value counts as 1.
+    """Return how many values a path selects. An array counts as the number of its items, any other value as 1.
 
     `[*]` selects an array's items. A missing value counts as 0.
     """
@@ -61,7 +61,7 @@ def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> 
 def approval_cause(definition: ToolDefinition, items: int) -> str:
     """Return why a call that affects `items` items needs approval; empty if it does not.
 
-    Questions to a user are never gated, because answering them is the decision. Delegating to an agent never counts as
+    Questions to a user are never gated, because the user decides by answering. Delegating to an agent never counts as
     bulk, because the agent's own calls are gated.
     """
     if definition.context is ExecutionContext.HUMAN:
@@ -85,7 +85,7 @@ class Rate:
 
 @dataclass(eq=False)
 class Exceeded(Exception):
-    """A rate limit is exhausted. A call may start after `wait_seconds`."""
+    """Raised when a rate limit is exhausted. A call may start after `wait_seconds`."""
 
     rate: Rate
     wait_seconds: float

@@ -1,4 +1,4 @@
-"""Matches rules' argument patterns in bounded time, considering every way a tool may read a value.
+"""Matches rules' argument patterns in bounded time, considering every way in which a tool may read a value.
 
 `HTTP://Host.:80/a` and `http://host/a` name the same thing. A DENY or ASK rule applies if any reading of a value
 matches; an ALLOW rule applies only if all readings match.
@@ -73,12 +73,12 @@ class ArgumentKind(StrEnum):
 
 
 class TooMuchToMatch(Exception):
-    """Matching a store's rules against a call's arguments would take too many steps."""
+    """Raised when matching a store's rules against a call's arguments would take too many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """An argument that also acts as another tool's argument: moving a file reads and deletes it."""
+    """An argument that also acts as another tool's argument. For example, moving a file also reads and deletes it."""
 
     argument: str
     tool_name: str
@@ -88,7 +88,7 @@ class Act:
 
 
 def argument_kinds(schema: Mapping[str, Any]) -> dict[str, ArgumentKind]:
-    """Return the declared kinds of top-level arguments. For an array, return the kind of its items."""
+    """Return the declared kinds of the top-level arguments. An array has the kind of its items."""
     kinds: dict[str, ArgumentKind] = {}
     for name, part in _properties(schema):
         for each in _alternatives(schema, part):
@@ -105,7 +105,7 @@ def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:
-    """Return the entries in `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` for everything below it."""
+    """Return the acts in `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` for everything below it."""
     found = []
     for name, part in _properties(schema):
         declared = part.get(_ACTS_AS) if isinstance(part, dict) else None
@@ -367,7 +367,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
     if end < place or not (_is_at(text, 0, first.split("?"), work) and _is_at(text, end, last.split("?"), work)):
         return False
     for piece in middle:
-        # The leftmost match is always best: it leaves the most text for the rest of the glob.
+        # The leftmost match is always best, because it leaves the most text for the rest of the glob.
         place = _find(text, piece, place, end, work) + len(piece)
         if place < len(piece):
             return False
@@ -398,7 +398,7 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
 
 
 def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
-    """Return whether the parts match at a position, with one arbitrary character between each pair."""
+    """Return whether the parts match at a position, with any one character between each two of them."""
     for part in parts:
         work.spend(1)
         if not text.startswith(part, place):

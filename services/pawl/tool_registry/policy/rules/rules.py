@@ -23,14 +23,14 @@ from pawl.values import Category
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
 GLOB_CHARACTERS_MAX: Final = 1000
-# All of a rule's patterns in total.
+# Limit on the total size of a rule's patterns.
 PATTERN_BYTES_MAX: Final = 4096
 REASON_BYTES_MAX: Final = 1024
 # Longest lifetime of an ALLOW for a pattern of tools.
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
 # Maximum number of store-wide rules in force. The same limit applies to all users' rules in total.
 RULES_MAX: Final = 1000
-# One user's rules in force, excluding store-wide rules.
+# Maximum number of one user's rules in force, excluding store-wide rules.
 RULES_OF_USER_MAX: Final = 100
 
 
@@ -55,7 +55,7 @@ def may_approve(roles: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule. Times are seconds since 1970; 0 means never."""
+    """A decision made in advance. Times are seconds since 1970; 0 means never."""
 
     store_id: StoreId
     rule_id: str
@@ -105,7 +105,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """The attributes of a call that rules match on."""
+    """The attributes of a call that rules are matched against."""
 
     user_id: UserId
     conversation_id: ConversationId
@@ -157,7 +157,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Yield the call as it appears to rules for each tool that it acts as."""
+    """For each tool that the call acts as, yield the call as the rules for that tool see it."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -258,7 +258,7 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
     if not rule.is_of_store and not call.user_may_approve:
-        return False  # The author has lost the right to approve, so the rule has too.
+        return False  # The author may no longer approve calls, so neither may the rule.
     if call.tool_create_time > rule.create_time:
         return False  # Its author did not know this tool. A later tool of the same name can have the same version.
     if rule.is_for_one_tool:
@@ -267,9 +267,9 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 
 
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
-    """Check the limits on rules in force. Users' rules do not count against the whole store's limit.
+    """Check the limits on rules in force. Users' rules do not count towards the limit on store-wide rules.
 
-    Each count is the number of rules in force: the whole store's, all its users', and the rule author's.
+    Each argument counts rules in force: store-wide rules, all users' rules, and the author's own rules.
 
     Raises:
         InvalidField: a limit is reached.
@@ -288,7 +288,7 @@ def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
     Raises:
-        InvalidField: the `field` metadata names the first invalid field.
+        InvalidField: a field is invalid; the `field` metadata names the first such field.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)
@@ -298,7 +298,7 @@ def check_rule(rule: Rule, now: float) -> None:
         "must name the run, conversation or agent for the scopes RUN, CONVERSATION and AGENT, and be empty otherwise",
     )
     _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
-    _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"at most {PATTERNS_MAX} patterns")
+    _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"must have at most {PATTERNS_MAX} patterns")
     for pattern in rule.arguments:
         _require(bool(pattern.argument), "arguments", "each pattern must name an argument")
         _require(
@@ -309,18 +309,16 @@ def check_rule(rule: Rule, now: float) -> None:
         _require(
             1 <= len(pattern.glob or "*") <= GLOB_CHARACTERS_MAX and not set(pattern.glob or "") & set("[]"),
             "arguments",
-            f"a glob must have 1 to {GLOB_CHARACTERS_MAX} characters and no brackets",
+            f"a glob must be 1 to {GLOB_CHARACTERS_MAX} characters without brackets",
         )
     size = sum(
         len(dumps_canonical([each.argument, each.glob or ""])) + len(each.equals or b"") for each in rule.arguments
     )
-    _require(
-        size <= PATTERN_BYTES_MAX, "arguments", f"the patterns must have at most {PATTERN_BYTES_MAX} bytes in total"
-    )
+    _require(size <= PATTERN_BYTES_MAX, "arguments", f"the patterns must be at most {PATTERN_BYTES_MAX} bytes in total")
     for pattern in rule.arguments:
         text = pattern.glob or (pattern.equals or b"").decode()
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
-    _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"at most {REASON_BYTES_MAX} bytes")
+    _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"must be at most {REASON_BYTES_MAX} bytes")
     _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW

@@ -1,6 +1,6 @@
 """Stores rate limits in PostgreSQL, using the generic cell rate algorithm on the database clock.
 
-A row holds the time at which its rate would be fully available again. A call advances it by the interval of one call,
+A row holds the time at which its rate will be fully available again. A call advances it by the interval of one call,
 unless that would put it more than a minute ahead. A row that is already further ahead was written before the clock was
 set back and counts as unused.
 """

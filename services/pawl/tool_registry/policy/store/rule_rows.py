@@ -182,7 +182,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete the records of calls that were allowed before that. The rules keep their use counts."""
+        """Delete records of allowed calls that are older than this. The rules keep their use counts."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 

@@ -45,7 +45,7 @@ def check_base_url(field: str, url: str) -> None:
     """Check that paths can be appended to a URL.
 
     Raises:
-        InvalidField: Paths cannot be appended to it.
+        InvalidField: Paths cannot be appended to the URL.
     """
     require("?" not in url and "#" not in url, field, "must not have a query or a fragment")
     try:
@@ -55,7 +55,7 @@ def check_base_url(field: str, url: str) -> None:
 
 
 def endpoint_tool(name: str, endpoint: HttpEndpointConfig) -> DiscoveredTool:
-    """Return an endpoint's single tool: AT_MOST_ONCE, and SENSITIVE or, for DELETE, DESTRUCTIVE.
+    """Return an endpoint's single tool, which is AT_MOST_ONCE and SENSITIVE (for DELETE: DESTRUCTIVE).
 
     Raises:
         InvalidField, InvalidSchema: The configuration is invalid.

@@ -51,10 +51,10 @@ _IDEMPOTENCY: Final = "idempotency-key"
 def read_operations(document: Document, source_name: str, config: OpenApiConfig) -> Discovery:
     """Return a tool for each operation, sorted by name, and the operations that cannot become tools.
 
-    All tools are AT_MOST_ONCE and SENSITIVE, or DESTRUCTIVE for DELETE, because the document is not trusted.
+    All tools are AT_MOST_ONCE and SENSITIVE (for DELETE: DESTRUCTIVE), because the document is not trusted.
 
     Raises:
-        UnusableDocument: Same as `chosen_operations`.
+        UnusableDocument: The document has no operations, has too many, or lacks the chosen ones.
     """
     tools: dict[str, DiscoveredTool] = {}
     left_out: list[LeftOut] = []
@@ -88,7 +88,7 @@ def chosen_operations(document: Document, operation_ids: Collection[str]) -> lis
     if not chosen:
         raise UnusableDocument("there are no operations")
     if len(chosen) > OPERATIONS_MAX:
-        raise UnusableDocument(f"there are {len(chosen)} operations, the limit is {OPERATIONS_MAX}; choose fewer")
+        raise UnusableDocument(f"there are {len(chosen)} operations, over the limit of {OPERATIONS_MAX}; choose fewer")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Extracts tools, or only the part that they need, from an OpenAPI document; runs in a helper process."""
+"""Extracts from an OpenAPI document its tools, or just the part that they need. Runs in a helper process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.tool_registry.sources.http.rules.openapi_document import (
 )
 from pawl.tool_registry.sources.rules import Discovery
 
-# A source's definitions in total.
+# Limit on the total size of a source's definitions.
 TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024
 
 _OF_OPERATION: Final = ("operationId", "summary", "description", "parameters", "requestBody", "servers")
@@ -31,12 +31,14 @@ def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discover
     """Return the result of `read_operations`.
 
     Raises:
-        UnusableDocument: The document is invalid, lacks the operations, or they are too large.
+        UnusableDocument: The document is invalid, the operations do not exist, or they are too large.
     """
     found = read_operations(read_document(data), source_name, config)
     size = sum(len(encode_definition(tool.definition)) + len(tool.binding) for tool in found.tools)
     if size > TOOLS_BYTES_MAX:
-        raise UnusableDocument(f"its tools have {size} bytes, the limit is {TOOLS_BYTES_MAX}; choose fewer operations")
+        raise UnusableDocument(
+            f"its tools are {size} bytes in total, over the limit of {TOOLS_BYTES_MAX}; choose fewer operations"
+        )
     return found
 
 
@@ -44,7 +46,7 @@ def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
     """Return a document with only the chosen operations (all, if none are chosen) and what they refer to.
 
     Raises:
-        UnusableDocument: The document is invalid, lacks the operations, or the result is too large to store.
+        UnusableDocument: The document is invalid, the operations do not exist, or the result is too large to store.
     """
     document = read_document(data)
     kept: dict[str, Any] = {"openapi": document.root["openapi"], "servers": document.root.get("servers", [])}
@@ -59,7 +61,7 @@ def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
     written = msgspec.json.encode(kept, order="sorted")
     if len(written) > KEPT_BYTES_MAX:
         raise UnusableDocument(
-            f"its operations need {len(written)} bytes, the limit is {KEPT_BYTES_MAX}; choose fewer operations"
+            f"its operations are {len(written)} bytes, over the limit of {KEPT_BYTES_MAX}; choose fewer operations"
         )
     return written
 

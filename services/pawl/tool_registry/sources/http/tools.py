@@ -54,7 +54,7 @@ class HttpTools:
     """The Connector for sources of kind `http`.
 
     A tool's binding contains its whole request, so no state is kept between calls. The binding determines where secrets
-    are sent, so approving a tool's definition also approves that.
+    are sent, so approving a tool also approves where its secrets go.
     """
 
     def __init__(self, egress: Egress, helper: Helper) -> None:
@@ -62,7 +62,7 @@ class HttpTools:
         self._helper = helper
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source in the form to store. A document that is too large is reduced to its chosen operations."""
+        """Return the source as it is stored. A document that is too large is reduced to its chosen operations."""
         check_config(source.config)
         document = source.config.open_api
         if len(document.document) <= KEPT_BYTES_MAX:
@@ -153,7 +153,7 @@ class HttpTools:
             method=binding.method,
             headers=_headers(binding, built, context),
             body=built.body,
-            # The call has its own timeout, and this one must not be shorter.
+            # The call has its own timeout, so the request's must not be shorter.
             timeout_seconds=ASYNC_TIMEOUT_SECONDS_MAX,
             bytes_max=RESULT_BYTES_MAX,
         )

@@ -15,11 +15,11 @@ _INTERNAL_ERROR: Final = -32603
 
 
 class Fault(Exception):
-    """An attempt at a call did not produce a result. The message says why."""
+    """Raised when an attempt at a call does not produce a result. The message says why."""
 
 
 class Lost(Fault):
-    """The connection ended during the attempt. `never_ran` is set if the server cannot have run the call."""
+    """Raised when the connection ends during the attempt. `never_ran` is set if the server cannot have run the call."""
 
     def __init__(self, problem: str, *, never_ran: bool = False) -> None:
         super().__init__(problem)
@@ -27,7 +27,7 @@ class Lost(Fault):
 
 
 class Refused(Fault):
-    """The server answered with a protocol error."""
+    """Raised when the server answers with a protocol error."""
 
     def __init__(self, message: str, *, code: int = 0) -> None:
         super().__init__(message)
@@ -35,18 +35,18 @@ class Refused(Fault):
 
 
 class TooLarge(Fault):
-    """The server sent too much to read, and this was its only call."""
+    """Raised when the server sends too much to read and this is its only call."""
 
 
 class Garbled(Fault):
-    """The server's response is not a valid result."""
+    """Raised when the server's response is not a valid result."""
 
 
 def check_retry(definition: ToolDefinition, fault: Fault, attempts: int) -> None:
-    """Return if the call should be retried after a fault; otherwise raise its final error.
+    """Return if the call should be retried after a fault; otherwise raise the call's final error.
 
     Raises:
-        ToolError, ResultTooLarge, OutcomeUnknown: The call has ended.
+        ToolError, ResultTooLarge, OutcomeUnknown: The call has ended and is not retried.
     """
     name = definition.name
     may_repeat = definition.effect in {EffectClass.READ_ONLY, EffectClass.IDEMPOTENT}

@@ -33,7 +33,7 @@ FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
 class Calls:
     """Makes calls over kept connections.
 
-    If the server dies during a call, READ_ONLY and IDEMPOTENT calls are retried; other calls' outcome is unknown.
+    If the server dies during a call, READ_ONLY and IDEMPOTENT calls are retried; the outcome of other calls is unknown.
     """
 
     def __init__(

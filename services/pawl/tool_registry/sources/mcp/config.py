@@ -1,4 +1,4 @@
-"""Validates the configuration of MCP sources; see the messages of pawl.tool.v1.SourceConfig."""
+"""Validates the configuration of MCP sources; see the messages in pawl.tool.v1.SourceConfig."""
 
 from __future__ import annotations
 
@@ -51,19 +51,23 @@ def _check_stdio(config: McpStdioConfig) -> None:
     require(bool(config.command[0].strip()), f"{where}.command", "must start with a program")
     for field, names in (("environment", config.environment), ("secret_environment", config.secret_environment)):
         holds = len(names) <= _ENTRIES_MAX and all(_is_variable(name, value) for name, value in names.items())
-        require(holds, f"{where}.{field}", f"at most {_ENTRIES_MAX} variables, without NUL")
+        require(holds, f"{where}.{field}", f"must have at most {_ENTRIES_MAX} variables, without NUL")
     for field, paths in (("readable_paths", config.readable_paths), ("writable_paths", config.writable_paths)):
         holds = len(paths) <= _ENTRIES_MAX and all(_is_argument(path) and _is_absolute(path) for path in paths)
-        require(holds, f"{where}.{field}", f"at most {_ENTRIES_MAX} absolute paths, without ..")
+        require(holds, f"{where}.{field}", f"must have at most {_ENTRIES_MAX} absolute paths, without ..")
     memory, processes = config.memory_bytes_max, config.processes_max
-    require(not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"at least {_MEMORY_BYTES_MIN}")
+    require(
+        not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"must be at least {_MEMORY_BYTES_MIN}"
+    )
     require(memory < 2**62, f"{where}.memory_bytes_max", "must be below 2**62")
-    require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"at most {_PROCESSES_MAX}")
+    require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"must be at most {_PROCESSES_MAX}")
 
 
 def _check_http(config: McpHttpConfig) -> None:
     where = "config.mcp_http"
-    require(len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", f"at most {_TEXT_CHARACTERS_MAX} characters")
+    require(
+        len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", f"must be at most {_TEXT_CHARACTERS_MAX} characters"
+    )
     try:
         read_target(config.url)
     except EgressRefused as refused:

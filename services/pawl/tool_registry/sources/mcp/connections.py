@@ -38,13 +38,13 @@ Fingerprint: TypeAlias = tuple[bytes, tuple[tuple[str, str], ...]]
 
 @dataclass(slots=True, kw_only=True)
 class SourceConnections:
-    """One source's connections, by user. The connection that all users share has the key None."""
+    """One source's connections, by user. A connection shared by all users has the key None."""
 
     fingerprint: Fingerprint
     clock: Clock
     sessions: dict[UserId | None, Session] = field(default_factory=dict)
     problem: str = ""
-    # When the next connection may be opened, by the monotonic clock.
+    # When the next connection may be opened, in monotonic seconds.
     not_before: float = 0.0
     failures: int = 0
 
@@ -53,7 +53,7 @@ class SourceConnections:
         self.problem, self.not_before, self.failures = "", 0.0, 0
 
     def ended(self, owner: UserId | None, session: Session) -> None:
-        """Remove a connection. If it broke, back off: do not wait the first time, then wait 1, 2, 4 ... 60 s."""
+        """Remove a connection. If it broke, back off: the next one may open after 0 s, then after 1, 2, 4 ... 60 s."""
         if self.sessions.get(owner) is session:
             del self.sessions[owner]
         if session.problem:

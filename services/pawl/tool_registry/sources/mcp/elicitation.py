@@ -1,4 +1,4 @@
-"""Shows MCP servers' questions (elicitation) to a user, and parses the answers."""
+"""Shows MCP servers' questions (elicitation) to users, and parses their answers."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number"
 
 
 class UnanswerableQuestion(Exception):
-    """A user cannot answer the question. The message says why."""
+    """Raised when a user cannot answer the question. The message says why."""
 
 
 class InvalidAnswer(Exception):
-    """The answer does not match the question. The message says what would."""
+    """Raised when the answer does not match the question. The message says what would match."""
 
 
 class Reader:
@@ -91,7 +91,7 @@ class Reader:
 
 
 async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a user a server's question, again if the first answer does not match; return the response to the server.
+    """Ask a user a server's question, once more if the first answer does not match; return the response to the server.
 
     The response is `decline` if the user does not answer, or if the second answer does not match either. Deterministic,
     so a call can run again with the answers it already has.
@@ -131,7 +131,7 @@ class _Form:
     schema: dict[str, Any]
     # The schema to show; empty if it contains secrets or is too large.
     schema_json: bytes
-    # Of the schema.
+    # The schema's weight; see `schema.weigh`.
     weight: float = 0.0
     has_content: bool = True
 

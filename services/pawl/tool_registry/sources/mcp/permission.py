@@ -20,8 +20,8 @@ from pawl.tool_registry.sources.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESS
 class Programs:
     """The deployment's rules for programs.
 
-    If there are no `rules`, stores may start any program, which is meant for single-user machines. A program that has
-    no folders of its own may then read everything that the user may. No program may access `private` paths.
+    If there are no `rules`, stores may start any program, which is meant for single-user machines. A program for which
+    no folders are listed may then read everything that the user may. No program may access `private` paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None
@@ -29,7 +29,7 @@ class Programs:
     is_confined: bool = True
 
     def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
-        """Return the order to start one of a store's servers.
+        """Return the order with which the sandbox starts one of a store's servers.
 
         Raises:
             PermissionDenied: The deployment does not allow it. The message says why.

@@ -1,4 +1,4 @@
-"""Runs an MCP server as a program on this machine: starts it, limits it, and always cleans up."""
+"""Runs an MCP server as a program on this machine: starts it, limits it, and cleans up after it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def brackets_in(data: bytes) -> int:
 
 
 class ProgramProblem(Exception):
-    """A program did not start, or was killed. The human-readable message never contains secrets."""
+    """Raised when a program does not start, or is killed. The human-readable message never contains secrets."""
 
 
 class Program:

@@ -15,7 +15,7 @@ _BINARY_NOTE: Final = "The bytes are left out, because models read text only."
 
 
 def result_json(result: mcp.types.CallToolResult) -> JsonValue:
-    """Return a tool's result: a single text unchanged, or just the structured content if the text repeats it.
+    """Return a tool's result: a single text unchanged, or only the structured content if the text repeats it.
 
     Binary content is described by type and size; its bytes are left out.
     """
@@ -64,7 +64,7 @@ def _binary(data: str, mime_type: str) -> dict[str, JsonValue]:
 
 
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
-    """Return whether the text content repeats the structured content, as the specification recommends.
+    """Return whether the text repeats the structured content, as the specification recommends for servers.
 
     Many servers wrap a plain value in an object and also send the plain value as text.
     """

@@ -40,7 +40,7 @@ _SET_NO_NEW_PRIVS: Final = 38
 _SET_SECCOMP: Final = 22
 _FILTER: Final = 2
 _CAPBSET_DROP: Final = 24
-# Lower ones concern files; root may need them to access other users' files.
+# Lower capabilities concern files; root may need them to access other users' files.
 _FIRST_DROPPED_CAPABILITY: Final = 5
 _CAPABILITIES_MAX: Final = 64
 
@@ -125,7 +125,7 @@ class Order:
 
 
 class StartProblem(Exception):
-    """The program cannot be started as ordered. The message is human-readable."""
+    """Raised when the program cannot be started as ordered. The message is human-readable."""
 
 
 def main() -> None:
@@ -280,7 +280,7 @@ def _ruleset(order: Order) -> int | None:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Return whether a path is inside a folder, or is that folder. Both must be resolved."""
+    """Return whether a path is inside a folder or is the folder itself. Both paths must be resolved."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -290,7 +290,7 @@ def _refuse_inside(path: str, private: Sequence[str]) -> None:
 
 
 def _allow_except(rules: int, path: str, rights: int, private: Sequence[str], *, must_exist: bool = False) -> None:
-    """Allow reading a file, or a folder and its current contents, except for private paths.
+    """Allow reading a file, or a folder with its current contents, except for private paths.
 
     Landlock does not support exceptions. In a folder that contains a private path, each other entry is therefore
     allowed individually, and the folder itself may only be listed.
@@ -304,7 +304,7 @@ def _allow_except(rules: int, path: str, rights: int, private: Sequence[str], *,
     _allow(rules, real, _READ_DIR, must_exist=must_exist)
     with contextlib.suppress(OSError), os.scandir(real) as entries:
         for entry in entries:
-            # A link's target is handled where it is.
+            # A link's target is handled at its own path.
             if not entry.is_symlink():
                 _allow_except(rules, entry.path, rights, private)
 

@@ -98,7 +98,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """True while it is opening or calls can be made."""
+        """True while the connection is opening or calls can be made."""
         return not self._task.done() and not self._is_stopped and not self._wire.problem
 
     @property
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def problem(self) -> str:
-        """Why it broke or did not open; empty if neither happened."""
+        """Why the connection broke or did not open; empty if neither happened."""
         return self._wire.problem
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ class Session:
                 self._wire.end("it no longer knows the session")
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
-                # Count first, because other calls end while this one waits for the reason.
+                # Count the calls first, because others end while this one waits for the reason.
                 is_alone = len(self._sent) == 1
                 self._wire.news.set()
                 await asyncio.wait({self._task}, timeout=_END_REASON_SECONDS)
@@ -204,7 +204,7 @@ class Session:
     async def _call(
         self, client: mcp.Client, call: Call, params: mcp.types.CallToolRequestParams
     ) -> mcp.types.CallToolResult:
-        """Send the call; send it again with answers while the server asks questions first.
+        """Send the call. While the server responds with questions, send it again with the answers.
 
         The package's own method validates results against the server's schema, whose patterns could take
         exponential time.
@@ -288,9 +288,9 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask the user in the most recent call, because the protocol does not link questions to calls.
+        """Ask in the most recent call, because the protocol does not say which call a question belongs to.
 
-        Declines if the question could appear in another conversation, which other users may be able to read.
+        Declines if the question could end up in the wrong conversation, which other users may be able to read.
         """
         if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
             return mcp.types.ElicitResult(action="decline")
@@ -305,14 +305,14 @@ class Session:
                 text = str(problem)
             case mcp.MCPError() as answer:
                 is_readable = not answer.message.startswith(_UNREADABLE)
-                description = f"it answers {answer.message!r}" if is_readable else "its answer is not MCP"
+                description = f"it answers {answer.message!r}" if is_readable else "its response is not valid MCP"
                 text = self.problem or self._wire.refusal or description
             case EgressRefused() as refused:
                 text = str(refused)
             case httpx2.HTTPError() as failure:
                 text = self._wire.refusal or f"it cannot be reached: {str(failure) or type(failure).__name__}"
             case pydantic.ValidationError():
-                text = "its answer is not MCP"
+                text = "its response is not valid MCP"
             case OSError() as failed:
                 text = f"it cannot be reached: {failed.strerror or type(failed).__name__}"
             case other:
@@ -328,7 +328,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _open_pages(error: mcp.MCPError, call: Call) -> None:
-    """Return if an error asks the user to open pages and the user has done so; otherwise raise the error again."""
+    """Ask the user to open the pages that an error names. Raise the error again unless all were opened."""
     if error.code != mcp.types.URL_ELICITATION_REQUIRED:
         raise error
     try:

@@ -89,13 +89,13 @@ class RateLimit:
 
 
 def parse_cost(data: bytes, messages: int) -> int:
-    """Return the cost of parsing data from a server, in equivalent bytes of plain text."""
+    """Return the cost of parsing data from a server, as the number of bytes of plain text that would cost the same."""
     lines = data.count(b"\n") + data.count(b"\r")
     weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
     return len(data) + weights
 
 
-# From the server, and to it.
+# The stream from the server, and the stream to it.
 Streams: TypeAlias = tuple[Any, Any]
 
 
@@ -103,7 +103,7 @@ Streams: TypeAlias = tuple[Any, Any]
 async def stdio_transport(
     order: Order, *, name: str, secrets: Collection[str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Run a program and return its streams, one message per line. Why they ended is recorded in `wire`.
+    """Run a program and return its streams, with one message per line. `wire` records why they ended.
 
     The package's own transport buffers lines of any length, and does not confine the program.
 
@@ -217,7 +217,7 @@ async def http_transport(
 
 
 async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None:
-    """Limit the rate of new streams, and the wait on a message without a response, which delays all later ones."""
+    """Limit the rate of new streams, and how long a message that has no response may delay all later messages."""
     if request.method == "GET":
         await stream_rate.wait()
     elif not {"id", "method"} <= msgspec.json.decode(request.content or b"{}").keys():
@@ -226,7 +226,7 @@ async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None
 
 
 async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Response) -> None:
-    """Limit the size of a body and the number of brackets in events. The package limits the size of events."""
+    """Limit a body's size and brackets or, in a stream, each event's brackets. The package limits each event's size."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which was not requested", request=response.request)
     # The bodies of errors and redirects are read in full, whatever their type.
@@ -236,7 +236,7 @@ async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Respon
 
 
 async def _note_status(wire: Wire, response: httpx2.Response) -> None:
-    """Record that the server does not know the session or refuses requests. The package forwards only the body."""
+    """Record that the server does not know the session or refuses requests: the package forwards only the body."""
     status, request = response.status_code, response.request
     if status == httpx2.codes.NOT_FOUND and request.method == "POST" and _SESSION_ID in request.headers:
         if _NO_SUCH_METHOD not in await response.aread():
@@ -252,7 +252,7 @@ class _Message(msgspec.Struct):
 
 
 async def _check_id(wire: Wire, response: httpx2.Response) -> None:
-    """Reject JSON that has the wrong request id or none, because the package would wait forever for the right one."""
+    """Reject a JSON response without the right request id, because the package would wait for the right one forever."""
     is_json = response.headers.get("content-type", "").lower().startswith("application/json")
     if response.request.method != "POST" or not response.is_success or not is_json:
         return
@@ -268,7 +268,7 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A body that limits the size of its message or of each event."""
+    """A response body that limits the size of its message or of each event."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ class CallProcess:
                     return answer
 
     async def end(self) -> int | None:
-        """Kill all that is still running; return the worker's wait status, or None if it is unknown. Idempotent."""
+        """Kill what is still running; return the worker's wait status, or None if it is unknown. Idempotent."""
         status = b""
         with contextlib.suppress(OSError, RuntimeError):
             self._control_writer.write_eof()

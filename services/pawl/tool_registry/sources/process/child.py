@@ -39,11 +39,11 @@ def main() -> None:
 
 
 def _warm_up(times: int = 1) -> None:
-    """Create a first tool in advance, because it takes a hundred times as long as the next one."""
+    """Create a tool in advance, because the first one takes a hundred times as long as the next."""
 
 
 def _close_all_but(numbers: list[int]) -> None:
-    """Close inherited file descriptors. How many there are depends on the registry's event loop."""
+    """Close all inherited file descriptors but these. How many there are depends on the registry's event loop."""
     first = 3
     for number in (*sorted(numbers), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, number)

@@ -1,4 +1,4 @@
-"""Runs helper processes that handle untrusted data and are killed if that takes too long."""
+"""Runs helper processes, which handle untrusted data and are killed if that takes too long."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class _Turn:
 class Helpers:
     """Implements the Helper port with processes that run the registry's own code, one job at a time each.
 
-    A store runs one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow jobs,
-    always leave one process free for others, so no store waits for another store's data, and no call waits for a page.
-    A job whose callers have left still runs until it ends or reaches its CPU limit.
+    A store runs one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow ones,
+    always leave one process free. No store therefore waits for another store's data, and no call waits for a page.
+    A job whose caller has left still runs until it ends or reaches its CPU limit.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
@@ -94,7 +94,7 @@ class Helpers:
 
     def _note_slow(self, store_id: StoreId, *, is_long: bool) -> None:
         if is_long:
-            return  # Long jobs already leave a process free, and do not indicate slow calls.
+            return  # Long jobs already leave a process free, and do not mean that calls are slow.
         now = asyncio.get_running_loop().time()
         self._slow_until = {store: until for store, until in self._slow_until.items() if until > now}
         self._slow_until[store_id] = now + _SLOW_FOR_SECONDS
@@ -164,10 +164,10 @@ class _Process:
         return cls(process)
 
     async def ask(self, request: bytes, seconds: float) -> bytes | None:
-        """Return the answer; None if the process has ended.
+        """Return the helper's answer; None if the process has ended.
 
         Raises:
-            TimeoutError: The answer is late.
+            TimeoutError: The answer did not arrive in time.
         """
         writer, reader = self._process.stdin, self._process.stdout
         assert writer is not None  # noqa: S101  # it was started with pipes

@@ -34,7 +34,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answers the oldest request, with a secret or the confirmation that a checkpoint was saved.
+    """Answers the oldest open request with a secret, or confirms that a checkpoint was saved.
 
     On failure, `error` names one of ERRORS.
     """
@@ -93,7 +93,7 @@ _to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decod
 
 
 class GarbledMessage(Exception):
-    """The bytes received are not a message, which means that the tool wrote to the channel."""
+    """Raised when the bytes received are not a message, which means that the tool wrote to the channel."""
 
 
 def frame(message: ToProcess | ToRegistry) -> bytes:

@@ -54,7 +54,7 @@ _FRAMES_MAX: Final = 8
 _FRAME_CHARACTERS_MAX: Final = 300
 # Memory beyond the limit that the worker may use to report that the limit was reached.
 _REPORT_BYTES: Final = 32 * 1024 * 1024
-# Address space beyond the limit, for library code and for what threads reserve but do not use.
+# Address space beyond the limit, for library code and for memory that threads reserve but do not use.
 _MAPPED_BYTES: Final = 512 * 1024 * 1024
 _STATM: Final = Path("/proc/self/statm")
 
@@ -91,7 +91,7 @@ class _RegistryLine:
             threading.Thread(target=target, daemon=True).start()
 
     def progress(self, fraction: float | None, message: str) -> None:
-        """Schedule progress to be sent; the newest report wins."""
+        """Schedule progress to be sent; only the newest report is kept."""
         self._newest = ReportProgress(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
         self._has_news.set()
 
@@ -145,7 +145,7 @@ class _RegistryLine:
 
 def _settle(asked: Future[Any], answer: Answered) -> None:
     if not asked.set_running_or_notify_cancel():
-        return  # The tool no longer waits.
+        return  # The tool is no longer waiting.
     if answer.error:
         asked.set_exception(ERRORS[answer.error](answer.text))
     else:
@@ -172,7 +172,7 @@ def _set_limit(kind: int, soft: int, reserve: int = 0) -> None:
 
 
 def _use_reserve() -> None:
-    """Raise the soft limits to the hard ones in order to report that the limit was reached."""
+    """Raise the soft limits to the hard ones, so that the worker can report that a limit was reached."""
     for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
         _, hard = resource.getrlimit(kind)
         with contextlib.suppress(OSError, ValueError):

@@ -23,7 +23,7 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return a folder's package, and the error that its `__init__.py` raised, if any.
+    """Return a folder's package and the error that its `__init__.py` raised, if any.
 
     The package name is the same in every process. If `__init__.py` fails, the package is empty, so that the modules
     next to it can still be imported.
@@ -87,8 +87,8 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
     unique package names: they never shadow an installed module, and their modules import each other with
     `from . import other`.
 
-    Any error of a module's own code is caught, so one broken module does not affect others. A tool found in several
-    modules belongs to the first one.
+    Any error raised by a module's own code is caught, so one broken module does not affect others. A tool found in
+    several modules belongs to the first one.
     """
     seen: set[int] = set()
     for entry in entries:

@@ -23,11 +23,11 @@ _log = logs.get_logger(__name__)
 
 
 class TakesTooLong(Exception):
-    """A tool's preview or bulk count did not finish in time."""
+    """Raised when a tool's preview or bulk count does not finish in time."""
 
 
 class ToolCrashed(Exception):
-    """A tool raised something that is not an Exception: it tried to exit the process, or cancelled itself."""
+    """Raised when a tool tries to exit the process or cancels itself, instead of raising an Exception."""
 
 
 class Threads:
@@ -173,7 +173,7 @@ class PythonRunner:
 
 
 async def uncancelled(ended: asyncio.Future[T]) -> T:
-    """Wait for something that cannot be stopped. A cancellation takes effect once it has ended."""
+    """Wait for something that cannot be stopped. If this is cancelled, it still waits for the end before it raises."""
     while not ended.done():
         try:
             await asyncio.wait({ended})

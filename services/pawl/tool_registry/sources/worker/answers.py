@@ -33,7 +33,7 @@ def check_hello(hello: pb.WorkerHello) -> None:
         ("held_calls", len(hello.held_calls), CALLS_MAX),
     ):
         if count > most:
-            raise InvalidField(f"hello.{field}: at most {most}, got {count}", field=f"hello.{field}")
+            raise InvalidField(f"hello.{field}: must not exceed {most}, got {count}", field=f"hello.{field}")
     check_id(hello.group_name, "hello.group_name")
     check_id(hello.worker_id, "hello.worker_id")
     for call in hello.held_calls:
@@ -60,7 +60,7 @@ def check_frame(frame: pb.AttachWorkerRequest) -> None:
 
 def _check_epoch(epoch: int) -> None:
     if epoch > _EPOCH_MAX:
-        raise InvalidField(f"lease_epoch: at most {_EPOCH_MAX}, got {epoch}", field="lease_epoch")
+        raise InvalidField(f"lease_epoch: must be at most {_EPOCH_MAX}, got {epoch}", field="lease_epoch")
 
 
 def progress_of(report: pb.WorkerProgress) -> Progress:
@@ -76,7 +76,7 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the size that is stored. Content over the limit can still be recognized."""
+    """Truncate a result to the size that is stored. Content over the limit stays one byte too long as a sign."""
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):
@@ -109,7 +109,7 @@ def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 
 
 def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
-    """Return a worker's finding about an earlier execution; raise a ToolError if it cannot be passed on."""
+    """Return a worker's finding about an earlier execution; raise a ToolError if the finding cannot be passed on."""
     match result.WhichOneof("outcome"):
         case "content_json":
             return happened(_parsed(entry, result))
@@ -120,7 +120,7 @@ def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
 
 
 def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
-    """Return the late outcome of a call that had already ended, and its value as canonical JSON."""
+    """Return the outcome in a result that arrived after its call had ended, and the value as canonical JSON."""
     match result.WhichOneof("outcome"):
         case "content_json":
             try:
@@ -145,5 +145,5 @@ def _parsed(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 def _inverse(inverse: call_pb2.Inverse) -> Inverse:
     arguments: Any = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or not can_exist(inverse.tool_name):
-        raise ValueError("inverse: needs a tool name, and a JSON object as arguments")
+        raise ValueError("inverse: must have a tool name, and a JSON object as arguments")
     return Inverse(tool_name=inverse.tool_name, arguments=arguments, summary=inverse.summary)

@@ -70,7 +70,7 @@ class PendingCall:
         self._progress: Progress | None = None
 
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
-        """Write the call and return the worker's answer.
+        """Write the call to the database, and return the worker's answer.
 
         Safe to cancel: the worker is asked to stop, and this returns once it has. If the call `continues` in another
         process, the worker keeps it.
@@ -97,7 +97,7 @@ class PendingCall:
         except Exception as error:
             if not self._effect.is_journaled:
                 raise
-            raise OutcomeUnknown from error  # The worker may continue with it.
+            raise OutcomeUnknown from error  # The worker may continue with the call.
         finally:
             if not self._continues():
                 await self._settle()
@@ -133,7 +133,7 @@ class PendingCall:
         return None
 
     def _is_loss_confirmed(self, view: CallView) -> bool:
-        """Return whether to treat a worker as lost if the database lists it as lost.
+        """Return whether a worker that the database lists as lost may be treated as lost.
 
         If the database clock jumps forward, all workers appear lost until their processes renew the leases, which they
         do at every poll. They cannot do so while the database is unavailable, so a long gap between polls restarts the
@@ -226,7 +226,7 @@ class PendingCall:
             _log.warning("worker.call_not_settled", call=self.key.call_id, error=type(error).__name__)
 
     async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Query with retries. Raises the errors of `until_answered`. The call's deadline ends this by cancellation."""
+        """Query with retries. Raises the errors of `until_answered`. At the call's deadline, this is cancelled."""
         return await self._retry.until_answered(ask, call=self.key.call_id)
 
 

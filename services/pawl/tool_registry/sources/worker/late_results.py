@@ -25,7 +25,7 @@ class LateResults:
         self._writing: dict[tuple[CallKey, int], asyncio.Task[None]] = {}
 
     def record(self, key: CallKey, draft: AuditDraft, result: pb.WorkerResult) -> None:
-        """Start writing a late result. `draft` is its audit entry, still lacking the outcome."""
+        """Start writing a late result. `draft` is its audit entry, still without the outcome."""
         which = (key, result.lease_epoch)
         if which not in self._writing:
             task = asyncio.create_task(self._write(key, draft, result))

@@ -32,7 +32,7 @@ class WorkerLink:
         self, worker: Attached, *, calls_max: int, last_frame_at: float, register: Callable[[], Awaitable[object]]
     ) -> None:
         self.worker = worker
-        # Registers the worker's tools again, as on attaching.
+        # Registers the worker's tools again, as it did when the worker attached.
         self.register = register
         self.last_frame_at = last_frame_at
         # Lease epochs by call id, including for calls that the worker kept across a reconnect.
@@ -66,7 +66,7 @@ class WorkerLink:
 
     @contextmanager
     def reserved(self, slots: int) -> Iterator[None]:
-        """Reserve slots for calls that are being written or claimed. Send them inside the context."""
+        """Reserve slots for calls that are being written or claimed. Send the calls inside the context."""
         self._reserved += slots
         try:
             yield
@@ -104,7 +104,7 @@ class WorkerLink:
         self.end_if_drained()
 
     def drain(self, error: PawlError | None) -> None:
-        """Stop sending new calls, and end the stream with `error` (if any) once the worker holds none."""
+        """Stop sending new calls, and end the stream with `error` (if any) once the worker holds no calls."""
         self.is_draining = True
         self._ends_with = self._ends_with or error
         self.end_if_drained()

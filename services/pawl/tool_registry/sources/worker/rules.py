@@ -22,7 +22,7 @@ class WorkerKey(NamedTuple):
 
 
 class Purpose(StrEnum):
-    """Whether a worker is to run a call or report whether it took effect."""
+    """Whether a worker should run a call, or report whether it took effect."""
 
     RUN = "RUN"
     RECONCILE = "RECONCILE"
@@ -79,5 +79,5 @@ class NewsKind(StrEnum):
     CANCEL = "CANCEL"
 
 
-# Arguments: kind, store, and a group name or call id.
+# Called with the kind, the store, and a group name or call id.
 Listener = Callable[[NewsKind, StoreId, str], None]

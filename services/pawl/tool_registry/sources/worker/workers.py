@@ -221,7 +221,7 @@ class WorkerHub:
             Cancelled: The worker attached again.
             DeadlineExceeded: The worker sent nothing for three leases.
             Overloaded: The worker does not read its stream.
-            ShuttingDown: This process is ending; attach again.
+            ShuttingDown: This process is shutting down; attach again.
         """
         if self._is_stopping:
             raise ShuttingDown
@@ -329,7 +329,7 @@ class WorkerHub:
                     break
 
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
-        """Claim calls. If the stream ends partway, put them back, because nothing was sent."""
+        """Claim calls. If this is cancelled, the claimed calls are still sent or, if the stream has ended, put back."""
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
             return await shield(claim)
@@ -421,7 +421,7 @@ class WorkerHub:
                 link.end(Cancelled("the worker attached again to another replica"))
 
     async def _register_successors(self) -> None:
-        """Register attached workers' tools if they replace definitions that no live worker has."""
+        """Register attached workers' tools if they replace definitions that no live worker has any more."""
         links = [link for link in self._links.values() if not link.is_draining]
         unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
         for link in reversed(links):  # The worker that attached last is considered the newest.

@@ -43,7 +43,7 @@ _DOTS: Final = frozenset({"", ".", ".."})
 
 
 class UnusableArgument(Exception):
-    """An argument cannot be sent in the request. The error's text is shown to the model."""
+    """Raised when an argument cannot be sent in the request. The error's text is shown to the model."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     placements: list[Placement]
     # The argument that is sent as the body; empty if there is none.
     body_argument: str = ""
-    # JSON, FORM or MULTIPART.
+    # Media type of the body: JSON, FORM or MULTIPART.
     body_type: str = "application/json"
     # Form fields with a non-default encoding.
     body_fields: list[Placement] = []
@@ -105,7 +105,11 @@ def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mappin
         InvalidField: A header is invalid.
     """
     names = [*headers, *secret_headers]
-    require(len(names) <= _HEADERS_MAX, f"{field}.headers", f"at most {_HEADERS_MAX}, secret ones included")
+    require(
+        len(names) <= _HEADERS_MAX,
+        f"{field}.headers",
+        f"must have at most {_HEADERS_MAX} entries, including secret ones",
+    )
     require(len({name.lower() for name in names}) == len(names), f"{field}.headers", "names must be unique")
     for name in headers:
         require(may_be_header(name), f"{field}.headers", f"{name[:100]!r} is not an allowed header")
@@ -121,7 +125,7 @@ def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
     """Return a call's request.
 
     Raises:
-        UnusableArgument: An argument cannot be sent, or would change the path.
+        UnusableArgument: An argument cannot be sent, or would change the URL's path.
     """
     left = {name: value for name, value in arguments.items() if value is not None}
     body = left.pop(binding.body_argument, None) if binding.body_argument else None
@@ -230,7 +234,7 @@ def _encoded(value: Any) -> str:
 
 
 def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
-    """Encode in the style `simple`, which equals `form` without `explode`."""
+    """Encode a value in the style `simple`, which is the same as `form` without `explode`."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ _NOTHING: Final = object()
 
 
 class UnusableDocument(Exception):
-    """The document, or a part of it, cannot be used. The message says why."""
+    """Raised when the document, or a part of it, cannot be used. The message says why."""
 
 
 class Document:
@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """Restricts YAML to JSON types: there are no dates, and only true and false are booleans, as in YAML 1.2."""
+    """Restricts YAML to JSON's types: it has no dates, and only true and false are booleans, as in YAML 1.2."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -78,10 +78,10 @@ def read_document(data: bytes) -> Document:
     """Parse a document.
 
     Raises:
-        UnusableDocument: It is neither JSON nor YAML, is too large or too deep, or has an unsupported version.
+        UnusableDocument: The data is neither JSON nor YAML, is too large or too deep, or has an unsupported version.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
-        raise UnusableDocument(f"it has {len(data)} bytes, the limit is {DOCUMENT_BYTES_MAX}")
+        raise UnusableDocument(f"it is {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}")
     root = _read_json(data) if data.lstrip()[:1] == b"{" else _read_yaml(data)
     if not isinstance(root, dict):
         raise UnusableDocument("it is not an object")

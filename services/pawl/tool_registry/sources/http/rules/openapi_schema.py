@@ -26,7 +26,7 @@ class SchemaReader:
     """Converts one operation's schemas, and collects referenced schemas in `definitions`.
 
     Anything beyond types, limits and structure (examples, XML, discriminators, conditions) is left out, because the
-    service validates it. A recursive reference becomes an unconstrained schema.
+    service checks it anyway. A recursive reference becomes an unconstrained schema.
 
     Raises:
         UnusableDocument: A reference is missing or external, or the schemas are too large.
@@ -141,7 +141,7 @@ def _is_read_only(part: Any) -> bool:
 
 
 def _is_usable(keyword: str, value: Any) -> bool:
-    """Return whether a keyword's value is valid and can be checked in linear time. Others are left to the service."""
+    """Return whether a keyword's value is valid and can be checked in linear time. The service checks the others."""
     try:
         compile_schema({"type": "object", "properties": {"a": {keyword: value}}})
     except InvalidSchema:

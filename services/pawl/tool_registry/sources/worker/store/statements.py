@@ -22,7 +22,7 @@ _WORKER_HAS_LEASE: Final = """EXISTS (
     AND w.expires_at > clock_timestamp())"""
 _LOST: Final = f"(c.is_lost OR NOT {_WORKER_HAS_LEASE})"
 _IS_LOST: Final = f"(c.state = 'HELD' AND {_LOST})"
-# Ensures lookups by key: with `=` and no statistics yet, the planner would read all calls in that state.
+# Forces lookups by key: with `=`, the planner would read all calls in that state while there are no statistics.
 _IS_HELD: Final = "c.state NOT IN ('WAITING', 'DONE')"
 _IS_WAITING: Final = "c.state NOT IN ('HELD', 'DONE')"
 _ASKER_HAS_LEASE: Final = """EXISTS (

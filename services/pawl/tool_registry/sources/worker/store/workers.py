@@ -49,7 +49,7 @@ class WorkerCall:
     seconds: float
     # Unique for each execution.
     token: str
-    # Audit entry for a late result, still lacking the outcome. None for a reconciliation.
+    # Audit entry for a late result, still without the outcome. None for a reconciliation.
     late: AuditDraft | None
 
     @property
@@ -91,11 +91,11 @@ class PostgresWorkerRepository:
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return attachments that offer a tool in another definition, if no live worker has its current definition."""
+        """Return the attachments with another definition of a tool whose current definition no live worker has."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
-        """Return whether the group once registered `definition_hash` and another live worker has the current one."""
+        """Return whether the group once registered `definition_hash`, and another live worker has the current one."""
         hashes = (definition_hash, current_hash)
         return bool(
             await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
@@ -104,7 +104,7 @@ class PostgresWorkerRepository:
     async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
         """Store a worker's stream, replacing any earlier one; return the calls it holds, with their epochs.
 
-        Calls that it should hold but that are not in `held` become lost. Atomic.
+        Calls that the worker should hold but that are not in `held` become lost. Atomic.
         """
         tools = worker.tools
         async with self._database.transaction() as connection:
@@ -165,7 +165,7 @@ class PostgresWorkerRepository:
         return epoch
 
     async def adopt(self, call: WorkerCall) -> bool:
-        """Take over a call from a dead process's execution, in its current state. Return False if there is none."""
+        """Take over a call, in its current state, from a dead process's execution. Return False if there is none."""
         rows = await self._database.fetch(
             sql.ADOPT,
             call.key.store_id,
@@ -207,7 +207,7 @@ class PostgresWorkerRepository:
     ) -> tuple[pb.ResultStatus.ValueType, AuditDraft | None]:
         """Store a worker's answer and return its status. Repeating an answer gives the same status.
 
-        For a late answer, the audit entry (still lacking the outcome) is also returned, unless it was already written.
+        For a late answer, also returns the audit entry (still without the outcome), unless it was already written.
         """
         key = (*worker, result.call_id, result.lease_epoch)
         rows = await self._database.fetch(sql.FINISH, *key, result.SerializeToString(), self._instance_id)
@@ -228,7 +228,7 @@ class PostgresWorkerRepository:
         return _view(rows[0]) if rows else None
 
     async def reassign(self, call: CallKey, token: str, purpose: Purpose) -> bool:
-        """Make a lost or answered call wait again. Return False if it is neither."""
+        """Make a lost or answered call wait again. Return False if the call is neither."""
         return bool(await self._database.fetch(sql.REASSIGN, call.store_id, call.call_id, token, purpose.value))
 
     async def conclude_lost(self, call: CallKey, token: str) -> bool:
@@ -236,7 +236,7 @@ class PostgresWorkerRepository:
         return bool(await self._database.fetch(sql.CONCLUDE_LOST, call.store_id, call.call_id, token))
 
     async def withdraw(self, call: CallKey, token: str) -> bool:
-        """Close a call that is still waiting, so that no worker gets it. Return False if a worker holds it."""
+        """Close a call that is still waiting, so that no worker gets it. Return False if a worker already holds it."""
         return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
@@ -261,7 +261,7 @@ class PostgresWorkerRepository:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return which of these held calls are cancelled or no longer held by their worker."""
+        """Return those of these held calls that are cancelled or no longer held by their worker."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
