@@ -83,7 +83,7 @@ def test_invalid_agent_files_are_refused_with_a_clear_error(pawl: CommandLine, t
         ("name: a\n---\nname: a", "agent 'a' is defined twice"),
         ("name: a\nname: b", "'name' is defined twice"),
         ("name: a\ntools: {names: [fly]}", "there is no tool 'fly'"),
-        ("name: a\ndelegates_to: [nobody]", "there is no agent 'nobody'"),
+        ("name: a\ndelegates_to: [nobody]", "agent 'nobody' does not exist"),
         (SUMS.replace("type: object, prop", "type: array, prop"), '"type": "object"'),
     ):
         (tmp_path / "bad.yaml").write_text(content)
