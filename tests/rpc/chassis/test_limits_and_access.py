@@ -121,7 +121,7 @@ async def test_no_caller_exceeds_its_quota(serve: Serve, servicer: EchoServicer)
     async with echoing(serve(**limits)) as stub:
         for kind in ("unary", "talk"):
             async with held(servicer, stub, kind, "ann", "ann", "bob", "cy"):
-                for user, whose in (("ann", "per user"), ("bob", "one store")):
+                for user, whose in (("ann", "per user"), ("bob", "per store")):
                     with pytest.raises(Overloaded, match=whose), translating():
                         await stub.call(kind, "one too many", metadata=of("acme", user))
                 assert await stub.call(kind, "room here", metadata=of("other", "ann")) == ["room here"]
@@ -134,7 +134,7 @@ async def test_streaming_requests_fit_into_their_byte_limit(serve: Serve, servic
     async with echoing(serve(**limits)) as stub:
         for kind in ("collect", "talk"):
             async with held(servicer, stub, kind, "ann", "ann", "bob"):
-                for user, whose in (("ann", "2 .* per user"), ("bob", "3 .* one store")):
+                for user, whose in (("ann", "2 .* per user"), ("bob", "3 .* per store")):
                     with pytest.raises(Overloaded, match=whose), translating():
                         await stub.call(kind, "one too many", metadata=of("acme", user))
                 assert await stub.call(kind, "room here", metadata=of("other", "ann")) == ["room here"]
