@@ -317,7 +317,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         """Let all users of your store read a conversation, or make it private again.
 
         With `shows_arguments`, they can also see its calls. With `write`, they can send messages, which start their own
-        runs in it. Without `write`, other users' open runs in it are cancelled. `private` takes effect with other
+        runs in it. Without `write`, other users' open runs in it are cancelled. `private` takes effect on other
         users' next request.
         """
         sharing = conversation_pb2.SHARING_WRITE if write else conversation_pb2.SHARING_READ

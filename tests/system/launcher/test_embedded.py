@@ -90,7 +90,7 @@ async def test_postgres_is_durable_and_local(suite: Suite) -> None:
     assert not list(suite.folder.path.rglob(".s.PGSQL*"))
 
 
-async def test_postgres_requires_a_password_and_the_role_is_no_superuser(suite: Suite) -> None:
+async def test_postgres_requires_a_password_and_its_role_is_not_a_superuser(suite: Suite) -> None:
     """I22"""
     host, port = (suite.endpoints.postgres or "").split(":")
     for user in ("pawl", "postgres"):

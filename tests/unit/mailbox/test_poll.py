@@ -125,7 +125,7 @@ async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServe
         assert (await poll(server))[1], response[:40]
 
 
-async def test_the_mails_of_a_poll_are_limited(server: ImapServer) -> None:
+async def test_a_poll_returns_a_limited_number_of_messages(server: ImapServer) -> None:
     for _ in range(10):
         server.add(MAIL + "a" * MAIL_BYTES_MAX)
     assert await poll(server) == ([1, 2, 3, 4, 5], "", True)

@@ -778,7 +778,7 @@ class ListSourcesResponse(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
-        """Sources by name."""
+        """Sources, sorted by name."""
 
     def __init__(
         self,

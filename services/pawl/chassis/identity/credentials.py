@@ -296,8 +296,8 @@ def gone(
 ) -> Callable[[Principal], bool]:
     """Return a function that tells whether a principal's API key is no longer valid.
 
-    That is the case if the key was removed, belongs to another user, or lost a role that the principal has. Unknown
-    keys count as valid.
+    A key stops being valid when it is removed, is reassigned to another user, or loses a role that the principal has.
+    Unknown keys count as valid.
 
     Raises:
         StartError: The file cannot be used.

@@ -142,7 +142,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
     """Keep the partial text, and return the state that retries, waits for the model server or is about to fail.
 
-    A turn that notices started does not wait for the server, because no user waits for it.
+    A turn started by notices does not wait for the server, because no user is waiting for it.
     """
     opened = state.loop.model_call
     if opened is None:

@@ -48,7 +48,7 @@ def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
 
 
 def folder_of(module_name: str) -> Path | None:
-    """Return the folder whose package contains a module; None for a module that is imported normally."""
+    """Return the tools folder that a module was loaded from; None if it was imported normally."""
     top = module_name.partition(".")[0]
     if not top.startswith(_PREFIX) or top not in sys.modules:
         return None
