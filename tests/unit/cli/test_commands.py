@@ -104,7 +104,7 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "22:00"): "'22:00'",
         ("notify", "preferences", "--quiet", "mon- 22:00-07:00"): "'mon-'",
-        ("notify", "preferences", "--quiet", "22:00-07:00", "--no-quiet"): "not both",
+        ("notify", "preferences", "--quiet", "22:00-07:00", "--no-quiet"): "cannot be combined with",
         ("run", "caf\udce9"): "UTF-8",
         ("schedules", "show", "caf\udce9"): "UTF-8",
         ("--address", "https://pawl.example", "runs"): "without a scheme",

@@ -57,7 +57,7 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
     (
         EVERY,
         InvalidField("set either `cron` or `interval_seconds`", field="definition.cron"),
-        "Give either --cron or --every.",
+        "Set either --cron or --every.",
     ),
     (
         EVERY,

@@ -82,7 +82,7 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
             if parameter.name in ("self", "cls"):
                 raise ToolDefinitionError(f"{name}: a method cannot be a tool; write a function outside the class")
             raise ToolDefinitionError(
-                f"{name}: parameter {parameter.name} has no type; write for example {parameter.name}: str"
+                f"{name}: parameter {parameter.name} has no type: add one, for example {parameter.name}: str"
             )
         hint = _found(function, name, parameter)
         _refuse_undescribable(hint, f"{name}: parameter {parameter.name}")
