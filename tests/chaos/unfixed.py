@@ -20,7 +20,7 @@ def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
     start = folder / "unfixed"
     start.mkdir()
     # Python runs this file before anything else.
-    (start / "sitecustomize.py").write_text("from tests.chaos import unfixed\nunmended.believe_read_only()\n")
+    (start / "sitecustomize.py").write_text("from tests.chaos import unfixed\nunfixed.believe_read_only()\n")
     ours = [str(start), str(Path(__file__).parents[2]), str(Path(pawl.chassis.__path__[0]).parents[1])]
     return {service: {"PYTHONPATH": ":".join(ours)} for service in SERVICES}
 
