@@ -22,7 +22,7 @@ from pawl.errors import (
 from pawl.gateway.login import session
 from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import PUBLIC, WATCH_RUN, find
-from pawl.gateway.web import hosts as door
+from pawl.gateway.web import hosts
 from tests.tables import not_refused, refusal
 
 HOSTS = frozenset({"pawl.example.com", "other.example.com:8443"})
@@ -41,7 +41,7 @@ def test_the_gateway_answers_only_to_its_own_hosts() -> None:
         "other.example.com:8443",
         "pawl.example.com.",
     ]
-    assert [host for host in own if refusal(ForeignHost, lambda host=host: door.check_host(host, HOSTS))] == []  # type: ignore[misc]
+    assert [host for host in own if refusal(ForeignHost, lambda host=host: hosts.check_host(host, HOSTS))] == []  # type: ignore[misc]
     foreign = [
         "",
         "evil.com",
@@ -61,23 +61,23 @@ def test_the_gateway_answers_only_to_its_own_hosts() -> None:
         "[::1].evil.com",
         "localhost, evil.com",
     ]
-    assert not_refused(ForeignHost, lambda host: door.check_host(host, HOSTS), foreign) == []
+    assert not_refused(ForeignHost, lambda host: hosts.check_host(host, HOSTS), foreign) == []
 
 
 @given(st.text(max_size=40))
 def test_any_host_text_is_accepted_or_refused(host: str) -> None:
     try:
-        door.check_host(host, HOSTS)
+        hosts.check_host(host, HOSTS)
     except ForeignHost:
         return
-    assert door.is_loopback(host) or door.host_name(host) in HOSTS or host.lower() in HOSTS
+    assert hosts.is_loopback(host) or hosts.host_name(host) in HOSTS or host.lower() in HOSTS
 
 
 def test_only_the_gateways_own_pages_may_use_sessions() -> None:
     no_origin = {"host": OWN["host"]}
     for own in (OWN, OWN | {"sec-fetch-site": "none"}, no_origin | {"sec-fetch-site": "same-origin"}):
-        door.check_page("POST", own)
-    door.check_page("GET", no_origin)
+        hosts.check_page("POST", own)
+    hosts.check_page("GET", no_origin)
     others = [
         {"origin": "https://evil.com"},
         {"origin": "https://pawl.example.com"},
@@ -90,29 +90,29 @@ def test_only_the_gateways_own_pages_may_use_sessions() -> None:
         {"sec-fetch-site": "same-site"},
     ]
     for method in ("GET", "POST"):
-        check = functools.partial(door.check_page, method)
+        check = functools.partial(hosts.check_page, method)
         assert not_refused(ForeignOrigin, check, [OWN | headers for headers in others]) == []
     with pytest.raises(ForeignOrigin, match="Bearer"):
-        door.check_page("POST", no_origin)
+        hosts.check_page("POST", no_origin)
 
 
 def test_only_json_content_types_are_accepted() -> None:
     forms = [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
-    assert not_refused(InvalidField, door.check_json, forms) == []
+    assert not_refused(InvalidField, hosts.check_json, forms) == []
     for header in ("application/json", "Application/JSON; charset=utf-8"):
-        door.check_json(header)
+        hosts.check_json(header)
 
 
 def test_a_key_is_sent_as_a_bearer_token() -> None:
-    assert [door.bearer(header) for header in ("Bearer abc", "bearer  abc ", None)] == ["abc", "abc", None]
-    assert not_refused(InvalidField, door.bearer, ["", "Basic abc", "Bearer", "Bearer "]) == []
+    assert [hosts.bearer(header) for header in ("Bearer abc", "bearer  abc ", None)] == ["abc", "abc", None]
+    assert not_refused(InvalidField, hosts.bearer, ["", "Basic abc", "Bearer", "Bearer "]) == []
 
 
 def test_every_kind_of_error_has_a_status() -> None:
-    assert set(door.HTTP_STATUS) == set(Kind)
-    assert door.http_status(RunNotFound()) == 404
-    assert door.http_status(TooLarge()) == 413
-    assert door.http_status(ForeignHost()) == 421
+    assert set(hosts.HTTP_STATUS) == set(Kind)
+    assert hosts.http_status(RunNotFound()) == 404
+    assert hosts.http_status(TooLarge()) == 413
+    assert hosts.http_status(ForeignHost()) == 421
 
 
 KEY = "k" * 32
