@@ -1,11 +1,11 @@
 """Write the Python stubs of every .proto file into a directory.
 
 Run by `make proto` and `make proto-check` with the pinned toolchain of
-requirements/proto.txt. The same protos give the same bytes, and whatever the
-target held before and no longer has a source is gone afterwards.
+requirements/proto.txt. The output is deterministic and replaces `pawl` in the
+target.
 
-`pawl.comments` has the first sentence of what the protos say about each field of
-a request, for the help of the command line.
+`pawl.comments` has the first sentence of the comment on each request field, for
+the help of the command line.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ IDs match ^[A-Za-z0-9_-]{1,64}$.
 
 Idempotency: mutations take a `request_id`. Sending the same ID with the same payload takes effect once and
 returns the same answer, for at least 24 hours. The same ID with a different payload returns
-REQUEST_ID_REUSED. If the ID is empty, every request is a new one. For StartRun and SendMessage, IDs are
+REQUEST_ID_REUSED. A request without an ID is always a new request. For StartRun and SendMessage, IDs are
 scoped to the user; for methods that name a run, they are scoped to the run. Deployment defaults filled in
 for absent fields are not part of the payload.
 
@@ -182,7 +182,7 @@ class StartRunRequest(_message.Message):
     """
     conversation_key: _builtins.str
     """Client-chosen key of the conversation, 1 to 200 bytes, instead of a `conversation_id`. The message goes
-    to the caller's conversation with this key. If there is none, Pawl creates exactly one, even for
+    to the caller's conversation with this key. If it does not exist, Pawl creates it, exactly once even for
     concurrent requests. Pawl stores a hash of the key. Removing the conversation frees the key.
     """
     agent: _builtins.str
@@ -197,8 +197,8 @@ class StartRunRequest(_message.Message):
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
         """Additional parts of the message: at most 32 texts, images and documents in any order. Together with
-        `text`, at most 1 MiB, of which at most 256 KiB may be text. A repeated request takes effect once, even
-        if its documents have changed in the meantime, as long as they still exist.
+        `text`, at most 1 MiB in total, including at most 256 KiB of text. A repeated request takes effect once,
+        even if its documents have changed in the meantime, as long as they still exist.
         """
 
     @_builtins.property
@@ -367,7 +367,9 @@ class LeaseCallResponse(_message.Message):
     """Lease duration in seconds. Renew the lease after a third of this time."""
     @_builtins.property
     def call(self) -> _call_pb2.Call:
-        """The call with its lease. If it is OFFERED, try again later; otherwise it is settled or about to be."""
+        """The call with its lease. If it was not granted: retry later if the call is OFFERED; otherwise the call is
+        settled or about to be.
+        """
 
     def __init__(
         self,
@@ -1250,7 +1252,7 @@ class ListPendingResponse(_message.Message):
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
         """Runs that are waiting for tokens (WAIT_KIND_BUDGET), without pending calls. `token_budget` is their
-        limit, and `usage` is what they have used. Another user's run has only these and store, user, run and
+        limit, and `usage` their consumption so far. Another user's run has only these and store, user, run and
         state.
         """
 
@@ -1295,9 +1297,9 @@ Global___WatchPendingRequest: _TypeAlias = WatchPendingRequest  # noqa: Y015
 
 @_typing.final
 class WatchPendingResponse(_message.Message):
-    """Response from WatchPending: some of what is waiting; empty in a heartbeat (sent after 15 s of silence). The
-    first responses list everything that is waiting, and the last of them sets `complete`; later responses list
-    changes.
+    """Response from WatchPending: part of the list, or changes to it; empty in a heartbeat (sent after 15 s of
+    silence). The first responses contain the list, and the last of them sets `complete`. Later responses
+    contain changes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

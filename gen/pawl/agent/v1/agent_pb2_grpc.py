@@ -197,7 +197,7 @@ class AgentServiceServicer(object):
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
         - INVALID_ARGUMENT / MALFORMED_REQUEST
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata has `run_id` and `resume_after_seq`.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
         - DEADLINE_EXCEEDED: No frame for 45 s.
         - CANCELLED: The client opened another stream.
         - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -211,13 +211,13 @@ class AgentServiceServicer(object):
     def WatchRun(self, request, context):
         """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
         after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-        bytes. A single gap replaces any deleted events.
+        bytes. If events have been deleted, a single gap replaces them.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata says where to
-        resume.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata has
+        `resume_after_seq`. Also if the client does not read for 60 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,8 +226,8 @@ class AgentServiceServicer(object):
     def LeaseCall(self, request, context):
         """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
         but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-        `offer_epoch` above 1 means that another client may already have run the call: repeat only what is safe
-        to repeat. Idempotent.
+        `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
+        is safe. Idempotent.
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
@@ -238,7 +238,7 @@ class AgentServiceServicer(object):
 
     def SubmitToolResults(self, request, context):
         """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-        any of the user's clients. Each result gets its own receipt; a bad one does not stop the others.
+        any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
         Idempotent by request ID and call.
 
         All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
@@ -256,12 +256,12 @@ class AgentServiceServicer(object):
         final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
         questions that have an `answer_schema_json`. Idempotent by request ID.
 
-        Users with the approver or admin role can decide on gated calls of all runs in their store; users without
-        roles can decide on those of their own runs. For a call that needs several approvals, each approver must
-        be a different user with a different credential. The user who started or steered the run, and the
-        credential that started it, cannot approve such a call. The local key of `pawl up` is exempt: it
-        represents everyone with access to the machine. Only the user who started the run can answer its
-        questions. A delegate key without `decides_for_users` can do neither.
+        Users with the approver or admin role can decide on gated calls in all runs of their store; users without
+        roles, only in their own runs. For a call that needs several approvals, each approver must be a different
+        user with a different credential. The user who started or steered the run, and the credential that
+        started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
+        access to the machine. Only the user who started the run can answer its questions. A delegate key without
+        `decides_for_users` can do neither.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -283,7 +283,7 @@ class AgentServiceServicer(object):
 
     def DecideCalls(self, request, context):
         """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-        own receipt; a bad one does not stop the others. Idempotent by request ID and call.
+        own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
 
         All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -350,7 +350,7 @@ class AgentServiceServicer(object):
 
     def TopUpRun(self, request, context):
         """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-        counts once, whatever the run's state. Idempotent by request ID.
+        counts once, regardless of the run's state. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -407,7 +407,7 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetUndoReport(self, request, context):
-        """Returns what an undo has done so far, call by call. Read-only.
+        """Returns the progress of an undo, call by call. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -419,7 +419,7 @@ class AgentServiceServicer(object):
 
     def GetRun(self, request, context):
         """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-        are not. Can wait until the run needs input or has ended. Read-only.
+        are not. Optionally waits until the run needs input or has ended. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -471,7 +471,7 @@ class AgentServiceServicer(object):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata says where to resume.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -519,7 +519,7 @@ class AgentServiceServicer(object):
 
     def WhoAmI(self, request, context):
         """Returns the caller and its permissions, and the deployment's version, model and limits. Any credential
-        may call it, whatever its role. Read-only.
+        may call it, regardless of role. Read-only.
 
         Errors: only the common ones.
         """

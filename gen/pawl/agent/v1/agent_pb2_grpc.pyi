@@ -12,7 +12,7 @@ IDs match ^[A-Za-z0-9_-]{1,64}$.
 
 Idempotency: mutations take a `request_id`. Sending the same ID with the same payload takes effect once and
 returns the same answer, for at least 24 hours. The same ID with a different payload returns
-REQUEST_ID_REUSED. If the ID is empty, every request is a new one. For StartRun and SendMessage, IDs are
+REQUEST_ID_REUSED. A request without an ID is always a new request. For StartRun and SendMessage, IDs are
 scoped to the user; for methods that name a run, they are scoped to the run. Deployment defaults filled in
 for absent fields are not part of the payload.
 
@@ -87,7 +87,7 @@ class AgentServiceStub:
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
     - INVALID_ARGUMENT / MALFORMED_REQUEST
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata has `run_id` and `resume_after_seq`.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
     - DEADLINE_EXCEEDED: No frame for 45 s.
     - CANCELLED: The client opened another stream.
     - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -97,26 +97,26 @@ class AgentServiceStub:
     WatchRun: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]
     """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
     after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-    bytes. A single gap replaces any deleted events.
+    bytes. If events have been deleted, a single gap replaces them.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata says where to
-      resume.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata has
+      `resume_after_seq`. Also if the client does not read for 60 s.
     """
     LeaseCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
     but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-    `offer_epoch` above 1 means that another client may already have run the call: repeat only what is safe
-    to repeat. Idempotent.
+    `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
+    is safe. Idempotent.
 
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
     """
     SubmitToolResults: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SubmitToolResultsRequest, _agent_pb2.SubmitToolResultsResponse]
     """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-    any of the user's clients. Each result gets its own receipt; a bad one does not stop the others.
+    any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
     Idempotent by request ID and call.
 
     All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
@@ -130,12 +130,12 @@ class AgentServiceStub:
     final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
     questions that have an `answer_schema_json`. Idempotent by request ID.
 
-    Users with the approver or admin role can decide on gated calls of all runs in their store; users without
-    roles can decide on those of their own runs. For a call that needs several approvals, each approver must
-    be a different user with a different credential. The user who started or steered the run, and the
-    credential that started it, cannot approve such a call. The local key of `pawl up` is exempt: it
-    represents everyone with access to the machine. Only the user who started the run can answer its
-    questions. A delegate key without `decides_for_users` can do neither.
+    Users with the approver or admin role can decide on gated calls in all runs of their store; users without
+    roles, only in their own runs. For a call that needs several approvals, each approver must be a different
+    user with a different credential. The user who started or steered the run, and the credential that
+    started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
+    access to the machine. Only the user who started the run can answer its questions. A delegate key without
+    `decides_for_users` can do neither.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -153,7 +153,7 @@ class AgentServiceStub:
     """
     DecideCalls: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideCallsRequest, _agent_pb2.DecideCallsResponse]
     """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-    own receipt; a bad one does not stop the others. Idempotent by request ID and call.
+    own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
 
     All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -204,7 +204,7 @@ class AgentServiceStub:
     """
     TopUpRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]
     """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-    counts once, whatever the run's state. Idempotent by request ID.
+    counts once, regardless of the run's state. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -245,7 +245,7 @@ class AgentServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetUndoReport: _grpc.UnaryUnaryMultiCallable[_undo_pb2.GetUndoReportRequest, _undo_pb2.GetUndoReportResponse]
-    """Returns what an undo has done so far, call by call. Read-only.
+    """Returns the progress of an undo, call by call. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -253,7 +253,7 @@ class AgentServiceStub:
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]
     """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-    are not. Can wait until the run needs input or has ended. Read-only.
+    are not. Optionally waits until the run needs input or has ended. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -289,7 +289,7 @@ class AgentServiceStub:
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata says where to resume.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
     """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]
     """Lists the messages of a conversation in order. For another user's shared conversation, reasoning, parts
@@ -321,7 +321,7 @@ class AgentServiceStub:
     """
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_whoami_pb2.WhoAmIRequest, _whoami_pb2.WhoAmIResponse]
     """Returns the caller and its permissions, and the deployment's version, model and limits. Any credential
-    may call it, whatever its role. Read-only.
+    may call it, regardless of role. Read-only.
 
     Errors: only the common ones.
     """
@@ -359,7 +359,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
     - INVALID_ARGUMENT / MALFORMED_REQUEST
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata has `run_id` and `resume_after_seq`.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
     - DEADLINE_EXCEEDED: No frame for 45 s.
     - CANCELLED: The client opened another stream.
     - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -369,26 +369,26 @@ class AgentServiceAsyncStub(AgentServiceStub):
     WatchRun: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
     after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-    bytes. A single gap replaces any deleted events.
+    bytes. If events have been deleted, a single gap replaces them.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata says where to
-      resume.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata has
+      `resume_after_seq`. Also if the client does not read for 60 s.
     """
     LeaseCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]  # type: ignore[assignment]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
     but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-    `offer_epoch` above 1 means that another client may already have run the call: repeat only what is safe
-    to repeat. Idempotent.
+    `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
+    is safe. Idempotent.
 
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
     """
     SubmitToolResults: _aio.UnaryUnaryMultiCallable[_agent_pb2.SubmitToolResultsRequest, _agent_pb2.SubmitToolResultsResponse]  # type: ignore[assignment]
     """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-    any of the user's clients. Each result gets its own receipt; a bad one does not stop the others.
+    any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
     Idempotent by request ID and call.
 
     All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
@@ -402,12 +402,12 @@ class AgentServiceAsyncStub(AgentServiceStub):
     final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
     questions that have an `answer_schema_json`. Idempotent by request ID.
 
-    Users with the approver or admin role can decide on gated calls of all runs in their store; users without
-    roles can decide on those of their own runs. For a call that needs several approvals, each approver must
-    be a different user with a different credential. The user who started or steered the run, and the
-    credential that started it, cannot approve such a call. The local key of `pawl up` is exempt: it
-    represents everyone with access to the machine. Only the user who started the run can answer its
-    questions. A delegate key without `decides_for_users` can do neither.
+    Users with the approver or admin role can decide on gated calls in all runs of their store; users without
+    roles, only in their own runs. For a call that needs several approvals, each approver must be a different
+    user with a different credential. The user who started or steered the run, and the credential that
+    started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
+    access to the machine. Only the user who started the run can answer its questions. A delegate key without
+    `decides_for_users` can do neither.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -425,7 +425,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     DecideCalls: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideCallsRequest, _agent_pb2.DecideCallsResponse]  # type: ignore[assignment]
     """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-    own receipt; a bad one does not stop the others. Idempotent by request ID and call.
+    own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
 
     All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -476,7 +476,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     TopUpRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]  # type: ignore[assignment]
     """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-    counts once, whatever the run's state. Idempotent by request ID.
+    counts once, regardless of the run's state. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -517,7 +517,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetUndoReport: _aio.UnaryUnaryMultiCallable[_undo_pb2.GetUndoReportRequest, _undo_pb2.GetUndoReportResponse]  # type: ignore[assignment]
-    """Returns what an undo has done so far, call by call. Read-only.
+    """Returns the progress of an undo, call by call. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -525,7 +525,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]  # type: ignore[assignment]
     """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-    are not. Can wait until the run needs input or has ended. Read-only.
+    are not. Optionally waits until the run needs input or has ended. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -561,7 +561,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata says where to resume.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
     """
     ListMessages: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists the messages of a conversation in order. For another user's shared conversation, reasoning, parts
@@ -593,7 +593,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     WhoAmI: _aio.UnaryUnaryMultiCallable[_whoami_pb2.WhoAmIRequest, _whoami_pb2.WhoAmIResponse]  # type: ignore[assignment]
     """Returns the caller and its permissions, and the deployment's version, model and limits. Any credential
-    may call it, whatever its role. Read-only.
+    may call it, regardless of role. Read-only.
 
     Errors: only the common ones.
     """
@@ -640,7 +640,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
         - INVALID_ARGUMENT / MALFORMED_REQUEST
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata has `run_id` and `resume_after_seq`.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
         - DEADLINE_EXCEEDED: No frame for 45 s.
         - CANCELLED: The client opened another stream.
         - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -656,13 +656,13 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchRunResponse], _abc.AsyncIterator[_agent_pb2.WatchRunResponse]]:
         """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
         after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-        bytes. A single gap replaces any deleted events.
+        bytes. If events have been deleted, a single gap replaces them.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata says where to
-          resume.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata has
+          `resume_after_seq`. Also if the client does not read for 60 s.
         """
 
     @_abc_1.abstractmethod
@@ -673,8 +673,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.LeaseCallResponse, _abc.Awaitable[_agent_pb2.LeaseCallResponse]]:
         """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
         but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-        `offer_epoch` above 1 means that another client may already have run the call: repeat only what is safe
-        to repeat. Idempotent.
+        `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
+        is safe. Idempotent.
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
@@ -687,7 +687,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.SubmitToolResultsResponse, _abc.Awaitable[_agent_pb2.SubmitToolResultsResponse]]:
         """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-        any of the user's clients. Each result gets its own receipt; a bad one does not stop the others.
+        any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
         Idempotent by request ID and call.
 
         All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
@@ -707,12 +707,12 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
         questions that have an `answer_schema_json`. Idempotent by request ID.
 
-        Users with the approver or admin role can decide on gated calls of all runs in their store; users without
-        roles can decide on those of their own runs. For a call that needs several approvals, each approver must
-        be a different user with a different credential. The user who started or steered the run, and the
-        credential that started it, cannot approve such a call. The local key of `pawl up` is exempt: it
-        represents everyone with access to the machine. Only the user who started the run can answer its
-        questions. A delegate key without `decides_for_users` can do neither.
+        Users with the approver or admin role can decide on gated calls in all runs of their store; users without
+        roles, only in their own runs. For a call that needs several approvals, each approver must be a different
+        user with a different credential. The user who started or steered the run, and the credential that
+        started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
+        access to the machine. Only the user who started the run can answer its questions. A delegate key without
+        `decides_for_users` can do neither.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -736,7 +736,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.DecideCallsResponse, _abc.Awaitable[_agent_pb2.DecideCallsResponse]]:
         """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-        own receipt; a bad one does not stop the others. Idempotent by request ID and call.
+        own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
 
         All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -811,7 +811,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.TopUpRunResponse, _abc.Awaitable[_agent_pb2.TopUpRunResponse]]:
         """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-        counts once, whatever the run's state. Idempotent by request ID.
+        counts once, regardless of the run's state. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -876,7 +876,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _undo_pb2.GetUndoReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_undo_pb2.GetUndoReportResponse, _abc.Awaitable[_undo_pb2.GetUndoReportResponse]]:
-        """Returns what an undo has done so far, call by call. Read-only.
+        """Returns the progress of an undo, call by call. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -890,7 +890,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.GetRunResponse, _abc.Awaitable[_agent_pb2.GetRunResponse]]:
         """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-        are not. Can wait until the run needs input or has ended. Read-only.
+        are not. Optionally waits until the run needs input or has ended. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -950,7 +950,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata says where to resume.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
         """
 
     @_abc_1.abstractmethod
@@ -1006,7 +1006,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_whoami_pb2.WhoAmIResponse, _abc.Awaitable[_whoami_pb2.WhoAmIResponse]]:
         """Returns the caller and its permissions, and the deployment's version, model and limits. Any credential
-        may call it, whatever its role. Read-only.
+        may call it, regardless of role. Read-only.
 
         Errors: only the common ones.
         """

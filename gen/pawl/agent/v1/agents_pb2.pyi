@@ -60,7 +60,7 @@ class UpdateAgentResponse(_message.Message):
     """Whether this request created (or would create) the version."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The newest version (or what it would be), with the selected tools."""
+        """The resulting version, with the selected tools."""
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -403,7 +403,7 @@ class UpdateDraftResponse(_message.Message):
     """Whether this request changed (or would change) the draft."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The draft (or what it would be), with the selected tools."""
+        """The resulting draft, with the selected tools."""
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

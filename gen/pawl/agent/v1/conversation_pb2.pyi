@@ -431,9 +431,7 @@ class ImportConversationRequest(_message.Message):
     title: _builtins.str
     """Title, one line of at most 200 characters; empty to use the first line of the first message."""
     conversation_key: _builtins.str
-    """Key of the new conversation, which must not be in use; empty if there is none. See
-    StartRunRequest.conversation_key.
-    """
+    """Optional key of the new conversation, which must not be in use. See StartRunRequest.conversation_key."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryMessage]:
         """The messages in order, 1 to 1000. The first must be from the user, and the last must be an answer or a

@@ -70,7 +70,7 @@ class BackgroundJob(_message.Message):
     """Number of missed iterations; see Run.missed_iterations."""
     @_builtins.property
     def definition(self) -> _run_pb2.Job:
-        """What it does, how often and until when."""
+        """The job's call, interval and end."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -90,7 +90,7 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def waiting(self) -> _waiting_pb2.Waiting:
-        """What it is waiting for; present if it is neither RUNNING nor ended."""
+        """Why it is not making progress; present if it is neither RUNNING nor ended."""
 
     @_builtins.property
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
@@ -214,13 +214,13 @@ class StartJobRequest(_message.Message):
 
     @_builtins.property
     def until(self) -> _run_pb2.JobCondition:
-        """Result that ends the job before its last iteration; absent if there is none. `until` and `when` require
+        """Result that ends the job before its last iteration, if any. `until` and `when` require
         `duration_minutes`.
         """
 
     @_builtins.property
     def when(self) -> _run_pb2.JobMonitor:
-        """Condition to report each time it becomes true; absent if there is none. `firings_max` defaults to 1000."""
+        """Condition to report each time it becomes true, if any. `firings_max` defaults to 1000."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class JobServiceStub:
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-      background; the message says what to do instead.
+      background; the message suggests an alternative.
     - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
     - NOT_FOUND / AGENT_NOT_FOUND
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -126,7 +126,7 @@ class JobServiceAsyncStub(JobServiceStub):
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-      background; the message says what to do instead.
+      background; the message suggests an alternative.
     - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
     - NOT_FOUND / AGENT_NOT_FOUND
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -209,7 +209,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-          background; the message says what to do instead.
+          background; the message suggests an alternative.
         - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
         - NOT_FOUND / AGENT_NOT_FOUND
         - NOT_FOUND / CONVERSATION_NOT_FOUND

@@ -241,7 +241,7 @@ class ClientTool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the tool, as registered or as it came with the run."""
+    """Name of the tool, whether registered or sent with the run."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Versions that the client can run; empty means any."""
@@ -272,7 +272,7 @@ class Welcome(_message.Message):
     client_id: _builtins.str
     """Client ID."""
     offer_lease_seconds: _builtins.float
-    """Seconds for which the client keeps an offer without sending a heartbeat; default 30."""
+    """Seconds that the client keeps an offer without sending a heartbeat; default 30."""
     silence_max_seconds: _builtins.float
     """Seconds of silence before the server closes the stream; default 45."""
     def __init__(
@@ -427,8 +427,8 @@ Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class ToolProgressReport(_message.Message):
-    """Progress of an offered call. Watchers see at most ten reports per call and second; any more only renew the
-    lease.
+    """Progress of an offered call. Watchers see at most ten reports per call and second; further reports only
+    renew the lease.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

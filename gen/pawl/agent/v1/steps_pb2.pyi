@@ -291,7 +291,7 @@ class StepChange(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     APPENDS_FIELD_NUMBER: _builtins.int
     appends: _builtins.bool
-    """Whether `step.content` contains only what was added since the previous response."""
+    """Whether `step.content` contains only the text added since the previous response."""
     @_builtins.property
     def step(self) -> Global___Step:
         """The step in its current state."""

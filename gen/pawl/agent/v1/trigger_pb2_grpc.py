@@ -118,9 +118,9 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTrigger(self, request, context):
-        """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+        """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
         definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-        mailbox is read as for a new trigger. Idempotent.
+        mailbox is treated as in CreateTrigger. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -157,9 +157,9 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseTrigger(self, request, context):
-        """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
-        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
-        changes the note.
+        """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
+        keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
+        call only changes the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -214,8 +214,8 @@ class TriggerServiceServicer(object):
         """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
         user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-        Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-        duplicate and returns the same firing. A refused webhook is verified again.
+        Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+        is a duplicate and returns the same firing. A refused webhook is verified again.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

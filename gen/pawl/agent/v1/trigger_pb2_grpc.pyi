@@ -53,9 +53,9 @@ class TriggerServiceStub:
     - PERMISSION_DENIED
     """
     UpdateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]
-    """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+    """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
     definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-    mailbox is read as for a new trigger. Idempotent.
+    mailbox is treated as in CreateTrigger. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -80,9 +80,9 @@ class TriggerServiceStub:
     Errors: only the common ones.
     """
     PauseTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]
-    """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
-    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
-    changes the note.
+    """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
+    keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
+    call only changes the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -121,8 +121,8 @@ class TriggerServiceStub:
     """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
     user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-    Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-    duplicate and returns the same firing. A refused webhook is verified again.
+    Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+    is a duplicate and returns the same firing. A refused webhook is verified again.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -171,9 +171,9 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - PERMISSION_DENIED
     """
     UpdateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]  # type: ignore[assignment]
-    """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+    """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
     definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-    mailbox is read as for a new trigger. Idempotent.
+    mailbox is treated as in CreateTrigger. Idempotent.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -198,9 +198,9 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     Errors: only the common ones.
     """
     PauseTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]  # type: ignore[assignment]
-    """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
-    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
-    changes the note.
+    """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
+    keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
+    call only changes the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -239,8 +239,8 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
     user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-    Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-    duplicate and returns the same firing. A refused webhook is verified again.
+    Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+    is a duplicate and returns the same firing. A refused webhook is verified again.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -298,9 +298,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.UpdateTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.UpdateTriggerResponse, _abc.Awaitable[_trigger_pb2.UpdateTriggerResponse]]:
-        """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+        """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
         definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
-        mailbox is read as for a new trigger. Idempotent.
+        mailbox is treated as in CreateTrigger. Idempotent.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -343,9 +343,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.PauseTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.PauseTriggerResponse, _abc.Awaitable[_trigger_pb2.PauseTriggerResponse]]:
-        """Pauses a trigger until it is resumed. Meanwhile it refuses webhooks, does not read its mailbox, and keeps
-        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated call only
-        changes the note.
+        """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
+        keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
+        call only changes the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -408,8 +408,8 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
         user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-        Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
-        duplicate and returns the same firing. A refused webhook is verified again.
+        Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+        is a duplicate and returns the same firing. A refused webhook is verified again.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

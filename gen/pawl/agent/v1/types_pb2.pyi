@@ -42,9 +42,7 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     """Refuse the message with CONVERSATION_BUSY."""
 
 class MessagePolicy(_MessagePolicy, metaclass=_MessagePolicyEnumTypeWrapper):
-    """What a message does while its conversation has an active run. If there is no active run, every policy
-    starts one.
-    """
+    """How to handle a message if its conversation has an active run. If it has none, every policy starts a run."""
 
 MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 """The default: QUEUE."""

@@ -97,7 +97,7 @@ class CallUndo(_message.Message):
     state: Global___UndoState.ValueType
     """State of the undo."""
     summary: _builtins.str
-    """What the inverse does, in the tool's own words; empty if there is no inverse."""
+    """Description of the inverse, in the tool's own words; empty if there is no inverse."""
     reason: _builtins.str
     """Why the call was not undone; empty otherwise."""
     undo_call_id: _builtins.str
@@ -158,7 +158,7 @@ class PreviewUndoResponse(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallUndo]:
-        """Calls in the order in which they would be undone, starting with the one that completed last."""
+        """Calls in the order in which they would be undone, last completed call first."""
 
     def __init__(
         self,

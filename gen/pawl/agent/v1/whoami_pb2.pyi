@@ -37,7 +37,7 @@ class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decisio
     """Questions in its own runs, but not gated calls."""
 
 class DecisionRight(_DecisionRight, metaclass=_DecisionRightEnumTypeWrapper):
-    """What a caller can decide with AgentService.Decide."""
+    """Calls and questions that a caller may decide on with AgentService.Decide."""
 
 DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
 """Nothing: the caller may not call Decide, or is a delegate that cannot decide."""
@@ -122,8 +122,8 @@ class CallerInfo(_message.Message):
     """Which calls and questions the caller can decide on."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Current roles, sorted: Pawl's own, and any others that tools may require. A caller without roles can do
-        what a member can.
+        """Current roles, sorted: Pawl's own, and any others that tools may require. A caller without roles has the
+        permissions of a member.
         """
 
     @_builtins.property

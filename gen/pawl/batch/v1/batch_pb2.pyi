@@ -105,8 +105,8 @@ class BatchResponse(_message.Message):
     REPLIES_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
     closing: _builtins.bool
-    """Whether the process is stopping or unhealthy. If so, do not start any more calls, and close your side.
-    Running calls are still answered.
+    """Whether the process is stopping or unhealthy. If so, do not start new calls, and close your side. Running
+    calls are still answered.
     """
     @_builtins.property
     def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reply]:

@@ -5,9 +5,9 @@ Machine-readable error reasons.
 
 Every error of a Pawl service carries a google.rpc.ErrorInfo detail. Its `domain` is "pawl", and its
 `reason` is the name of an ErrorReason without the ERROR_REASON_ prefix, for example "RUN_NOT_FOUND".
-Programs should branch on the reason. The message is human-readable and says what to do next. Each reason
-has a fixed gRPC code, given below. The code UNKNOWN is never returned. Errors raised by gRPC itself have
-no reason: RESOURCE_EXHAUSTED for messages far over the limit, and UNAVAILABLE if the server is
+Programs should branch on the reason. The message is human-readable and explains what to do next. Each
+reason has a fixed gRPC code, given below. The code UNKNOWN is never returned. Errors raised by gRPC itself
+have no reason: RESOURCE_EXHAUSTED for messages far over the limit, and UNAVAILABLE if the server is
 unreachable.
 
 Every method may return UNAUTHENTICATED, MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID, TOO_LARGE,

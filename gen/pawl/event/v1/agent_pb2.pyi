@@ -172,8 +172,8 @@ class AgentCard(_message.Message):
     description: _builtins.str
     """Description, at most 2000 characters."""
     avatar_url: _builtins.str
-    """URL of a picture: https, at most 2000 characters, without credentials; empty if there is none. Pawl never
-    fetches it; clients do.
+    """URL of a picture: https, at most 2000 characters, without credentials; optional. Pawl never fetches it;
+    clients do.
     """
     @_builtins.property
     def example_prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -207,7 +207,7 @@ class _OfferFallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OfferFa
     OFFER_FALLBACK_UNSPECIFIED: _OfferFallback.ValueType  # 0
     """The default: FAIL."""
     OFFER_FALLBACK_FAIL: _OfferFallback.ValueType  # 1
-    """The call is EXPIRED, and the model is told that no client ran it."""
+    """The call is EXPIRED, and the model is informed that no client ran it."""
     OFFER_FALLBACK_BACKEND_TOOL: _OfferFallback.ValueType  # 2
     """The backend tool named in the definition runs with the same arguments and checks."""
     OFFER_FALLBACK_ASK_USER: _OfferFallback.ValueType  # 3
@@ -219,7 +219,7 @@ class OfferFallback(_OfferFallback, metaclass=_OfferFallbackEnumTypeWrapper):
 OFFER_FALLBACK_UNSPECIFIED: OfferFallback.ValueType  # 0
 """The default: FAIL."""
 OFFER_FALLBACK_FAIL: OfferFallback.ValueType  # 1
-"""The call is EXPIRED, and the model is told that no client ran it."""
+"""The call is EXPIRED, and the model is informed that no client ran it."""
 OFFER_FALLBACK_BACKEND_TOOL: OfferFallback.ValueType  # 2
 """The backend tool named in the definition runs with the same arguments and checks."""
 OFFER_FALLBACK_ASK_USER: OfferFallback.ValueType  # 3
@@ -288,7 +288,7 @@ Global___DecisionKind: _TypeAlias = DecisionKind  # noqa: Y015
 
 @_typing.final
 class ApprovalRequest(_message.Message):
-    """What a user is asked to decide, and the decisions so far."""
+    """A request to approve a call, and the decisions so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -306,7 +306,7 @@ class ApprovalRequest(_message.Message):
     it.
     """
     preview: _builtins.str
-    """What the call would do, in the words of the tool; may be empty."""
+    """Description of the call's effect, in the tool's own words; may be empty."""
     cause: _builtins.str
     """Why the call is gated, for example "category SENSITIVE" or "bulk of 5"."""
     approvals_required: _builtins.int
@@ -318,7 +318,7 @@ class ApprovalRequest(_message.Message):
     """Whether the request expired once and was extended (ApprovalExpiryPolicy ESCALATE)."""
     @_builtins.property
     def decision(self) -> Global___Decision:
-        """The final decision; absent until there is one."""
+        """The final decision; absent until it is made."""
 
     @_builtins.property
     def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
@@ -376,7 +376,7 @@ class Series(_message.Message):
     iterations_max: _builtins.int
     """Maximum iterations of the job in total, 1 to 1000000."""
     grant_call_id: _builtins.str
-    """Call with which the series was granted. Used only between services."""
+    """Call whose approval granted the series. Used only between services."""
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
         """Time after which no more iterations start; absent if there is no time limit."""
@@ -412,14 +412,14 @@ class Grant(_message.Message):
     USES_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Call with which it was granted."""
+    """Call whose approval granted it."""
     uses: _builtins.int
     """Iterations started under it, including that call."""
     ended: _builtins.bool
     """Whether it has ended, after which iterations are decided on one by one or granted again."""
     @_builtins.property
     def series(self) -> Global___Series:
-        """What was granted."""
+        """The granted series."""
 
     @_builtins.property
     def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
@@ -643,7 +643,7 @@ class Inverse(_message.Message):
     arguments_json: _builtins.bytes
     """Arguments, canonical JSON."""
     summary: _builtins.str
-    """One human-readable line that says what it does."""
+    """Human-readable description in one line."""
     def __init__(
         self,
         *,

@@ -111,7 +111,7 @@ class Conversation(_message.Message):
     archived: _builtins.bool
     """Whether it is archived. The next message unarchives it."""
     active_run_id: _builtins.str
-    """Run whose turn it is; empty if there is none. It may belong to another user with write access."""
+    """Run whose turn it is, if any. It may belong to another user with write access."""
     queued_run_count: _builtins.int
     """Number of runs that are waiting for their turn."""
     last_message_number: _builtins.int

@@ -80,10 +80,10 @@ Global___RunEvents: _TypeAlias = RunEvents  # noqa: Y015
 
 @_typing.final
 class RunEvent(_message.Message):
-    """An entry in a run's log, as found on streams, in the ledger and on NATS. Guarantees:
+    """An entry in a run's log, as delivered on streams, in the ledger and on NATS. Guarantees:
     - `seq` starts at 1 and has no gaps.
     - Every watcher gets the same bytes for the same seq.
-    - An event is durable before anyone sees it.
+    - An event is durable before any watcher gets it.
     - Exactly one event ends a run. It is the last event, after all output.
 
     Some days after a run ends, Pawl deletes all of its events except the last; watchers then get a `Gap`.
@@ -151,7 +151,7 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def round_started(self) -> Global___RoundStarted:
-        """A model call starts."""
+        """A model call started."""
 
     @_builtins.property
     def round_retrying(self) -> Global___RoundRetrying:
@@ -294,9 +294,8 @@ Global___StarterPaused: _TypeAlias = StarterPaused  # noqa: Y015
 
 @_typing.final
 class StarterFired(_message.Message):
-    """A schedule or trigger fired: a scheduled time came, an event arrived, or someone fired it by hand. The
-    event type is schedule.fired or trigger.fired. A firing that has to wait is reported once it no longer
-    waits.
+    """A schedule or trigger fired: at a scheduled time, for an event, or because a user fired it manually. The
+    event type is schedule.fired or trigger.fired. A firing that has to wait is reported when its wait ends.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -385,7 +384,7 @@ Global___MessageAdded: _TypeAlias = MessageAdded  # noqa: Y015
 
 @_typing.final
 class RoundStarted(_message.Message):
-    """The model is being called."""
+    """A model call started."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -533,14 +532,14 @@ class OutputDelta(_message.Message):
     model_attempt: _builtins.int
     """Attempt; a higher one starts over."""
     text: _builtins.str
-    """More text."""
+    """Text to append."""
     reasoning: _builtins.str
-    """More reasoning."""
+    """Reasoning to append."""
     refusal: _builtins.str
-    """More of a refusal."""
+    """Refusal text to append."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallFragment]:
-        """More of the calls that are being written."""
+        """Pieces of the calls that are being written."""
 
     def __init__(
         self,
@@ -576,7 +575,7 @@ class CallFragment(_message.Message):
     tool_name: _builtins.str
     """Name of the tool, once known."""
     arguments_text: _builtins.str
-    """More of the arguments' text."""
+    """Text of the arguments to append."""
     def __init__(
         self,
         *,

@@ -224,9 +224,9 @@ class Message(_message.Message):
     refusal: _builtins.str
     """The model's refusal, if it refused."""
     first_output_seq: _builtins.int
-    """Seq of the first output event that this message replaces; 0 if there is none."""
+    """Seq of the first output event that this message replaces; 0 if it replaces none."""
     last_output_seq: _builtins.int
-    """Seq of the last output event that this message replaces; 0 if there is none."""
+    """Seq of the last output event that this message replaces; 0 if it replaces none."""
     summarised_to_number: _builtins.int
     """For ROLE_SUMMARY: number of the last message that it replaces."""
     imported: _builtins.bool
@@ -242,7 +242,7 @@ class Message(_message.Message):
     user_id: _builtins.str
     """The run's user."""
     notices_json: _builtins.bytes
-    """For ROLE_NOTICE: what the model gets, as a JSON array of objects."""
+    """For ROLE_NOTICE: content for the model, as a JSON array of objects."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls that it requests, in order."""

@@ -43,7 +43,7 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_NEEDS_ATTENTION: _RunState.ValueType  # 5
     """Needs an operator; see `attention`. Interrupted."""
     RUN_STATE_COMPLETED: _RunState.ValueType  # 10
-    """The model answered without making any more calls. Terminal."""
+    """The model answered without making further calls. Terminal."""
     RUN_STATE_FAILED: _RunState.ValueType  # 11
     """Failed; see `failure`. Partial output is kept. Terminal."""
     RUN_STATE_CANCELLED: _RunState.ValueType  # 12
@@ -67,7 +67,7 @@ RUN_STATE_CANCELLING: RunState.ValueType  # 4
 RUN_STATE_NEEDS_ATTENTION: RunState.ValueType  # 5
 """Needs an operator; see `attention`. Interrupted."""
 RUN_STATE_COMPLETED: RunState.ValueType  # 10
-"""The model answered without making any more calls. Terminal."""
+"""The model answered without making further calls. Terminal."""
 RUN_STATE_FAILED: RunState.ValueType  # 11
 """Failed; see `failure`. Partial output is kept. Terminal."""
 RUN_STATE_CANCELLED: RunState.ValueType  # 12
@@ -112,7 +112,7 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
-    """What a WAITING run is waiting for. A run can wait for several things at once."""
+    """Why a run is WAITING. A run can have several reasons to wait."""
 
 WAIT_KIND_UNSPECIFIED: WaitKind.ValueType  # 0
 """Never sent."""
@@ -343,19 +343,19 @@ class _ApprovalExpiryPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_
     APPROVAL_EXPIRY_POLICY_UNSPECIFIED: _ApprovalExpiryPolicy.ValueType  # 0
     """The default: DENY."""
     APPROVAL_EXPIRY_POLICY_DENY: _ApprovalExpiryPolicy.ValueType  # 1
-    """The call is EXPIRED, and the model is told that nobody approved it."""
+    """The call is EXPIRED, and the model is informed that it was not approved."""
     APPROVAL_EXPIRY_POLICY_ESCALATE: _ApprovalExpiryPolicy.ValueType  # 2
     """The request is escalated once and waits for the same length of time again; after that, same as DENY.
     ApprovalRequest.escalated is set, and tool.awaiting_approval is sent.
     """
 
 class ApprovalExpiryPolicy(_ApprovalExpiryPolicy, metaclass=_ApprovalExpiryPolicyEnumTypeWrapper):
-    """What happens if nobody decides on a gated call within approval_expiry_seconds."""
+    """What happens if a gated call is not decided on within approval_expiry_seconds."""
 
 APPROVAL_EXPIRY_POLICY_UNSPECIFIED: ApprovalExpiryPolicy.ValueType  # 0
 """The default: DENY."""
 APPROVAL_EXPIRY_POLICY_DENY: ApprovalExpiryPolicy.ValueType  # 1
-"""The call is EXPIRED, and the model is told that nobody approved it."""
+"""The call is EXPIRED, and the model is informed that it was not approved."""
 APPROVAL_EXPIRY_POLICY_ESCALATE: ApprovalExpiryPolicy.ValueType  # 2
 """The request is escalated once and waits for the same length of time again; after that, same as DENY.
 ApprovalRequest.escalated is set, and tool.awaiting_approval is sent.
@@ -635,9 +635,11 @@ class RunLimits(_message.Message):
     AGENT_DEPTH_MAX_FIELD_NUMBER: _builtins.int
     PROVIDER_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     rounds_max: _builtins.int
-    """Model rounds, 1 to 1000; default 10. One final call without tools may follow (see RoundLimitPolicy)."""
+    """Maximum model rounds, 1 to 1000; default 10. One final call without tools may follow (see
+    RoundLimitPolicy).
+    """
     calls_per_round_max: _builtins.int
-    """Calls executed per round; default 20. Any more get an error result."""
+    """Maximum calls executed per round; default 20. Further calls get an error result."""
     identical_calls_max: _builtins.int
     """Number of identical calls (same name and canonical arguments) at which the run ends; default 4, at least
     2. The last of them is not executed, and the run fails with STUCK_LOOP.
@@ -655,12 +657,12 @@ class RunLimits(_message.Message):
     model_idle_timeout_seconds: _builtins.float
     """Maximum seconds of silence in a model stream; default 45. Keep-alive comments count as activity."""
     model_attempts_max: _builtins.int
-    """Attempts at one model call, including retries; default 4. Attempts interrupted by a worker crash or
-    handover do not count.
+    """Maximum attempts per model call, including the first; default 4. Attempts interrupted by a worker crash
+    or handover do not count.
     """
     result_bytes_per_round_max: _builtins.int
-    """Bytes of results that the model gets per round; default 51200, at least 1024. The rest is truncated, with
-    a note on how to read it.
+    """Maximum bytes of results that the model gets per round; default 51200, at least 1024. The rest is
+    truncated, with a note on how to read it.
     """
     approval_expiry_seconds: _builtins.float
     """Seconds until an approval request expires and counts as rejected; default 86400."""
@@ -670,18 +672,18 @@ class RunLimits(_message.Message):
     """
     answer_timeout_seconds: _builtins.float
     """Seconds that a question may wait if it has no timeout of its own; default 86400. After that it is
-    EXPIRED, and the model is told that nobody answered.
+    EXPIRED, and the model is informed that it was not answered.
     """
     context_bytes_max: _builtins.int
-    """Bytes of history that the model gets; default 400000, at least 10000. If the history is larger, a summary
-    replaces the oldest turns. A call, its result and its reasoning are kept or dropped together.
+    """Maximum bytes of history that the model gets; default 400000, at least 10000. If the history is larger, a
+    summary replaces the oldest turns. A call, its result and its reasoning are kept or dropped together.
     """
     total_tokens_max: _builtins.int
     """Token budget for all of the run's prompts and outputs; default 0, no budget. Cached tokens and failed
-    attempts count. No model call starts once the budget is used up, or if what is left is too small for its
-    prompt; output is limited to what is left. Pawl reserves tokens for the prompt with all tool
-    descriptions: the model server's previous count, plus one token per three new bytes. A run therefore
-    exceeds its budget by at most the call in flight. See TokenBudgetPolicy.
+    attempts count. No model call starts once the budget is used up, or if the rest is too small for its
+    prompt; output is limited to the rest. Pawl reserves tokens for the prompt with all tool descriptions:
+    the model server's previous count, plus one token per three new bytes. A run therefore exceeds its budget
+    by at most the call in flight. See TokenBudgetPolicy.
     """
     topped_up_tokens_max: _builtins.int
     """Maximum budget after AgentService.TopUpRun; default 0, no maximum."""
@@ -851,7 +853,7 @@ class RunOptions(_message.Message):
     instructions: _builtins.str
     """System prompt, at most 64 KiB; empty means the deployment's."""
     without_tools: _builtins.bool
-    """Offer the model no tools."""
+    """Do not offer tools to the model."""
     round_limit_policy: Global___RoundLimitPolicy.ValueType
     """What happens after the last round."""
     batch_order: Global___BatchOrder.ValueType
@@ -865,7 +867,7 @@ class RunOptions(_message.Message):
     token_budget_policy: Global___TokenBudgetPolicy.ValueType
     """What happens when the token budget is used up."""
     approval_expiry_policy: Global___ApprovalExpiryPolicy.ValueType
-    """What happens if nobody decides on a gated call in time."""
+    """What happens if a gated call is not decided on in time."""
     approvals_required: _builtins.int
     """Number of different users who must approve each gated call, 0 to 5; 0 means one. The highest of this
     number, the tool's and the deployment's applies. If the deployment raises its number, the new one also
@@ -1112,7 +1114,7 @@ Global___PinnedAgent: _TypeAlias = PinnedAgent  # noqa: Y015
 
 @_typing.final
 class Undo(_message.Message):
-    """What a run undoes (AgentService.UndoRun)."""
+    """The target of an undo (AgentService.UndoRun)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1152,7 +1154,7 @@ class RunAbove(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     conversation_id: _builtins.str
-    """Its conversation; for a job, the one that it reports to."""
+    """Its conversation; for a job, the conversation that it reports to."""
     agent_name: _builtins.str
     """Its agent: `default` if it was started without naming one, empty if not recorded."""
     def __init__(
@@ -1258,11 +1260,11 @@ class Job(_message.Message):
 
     @_builtins.property
     def until(self) -> Global___JobCondition:
-        """Result that ends the job before its last iteration; absent if there is none."""
+        """Result that ends the job before its last iteration, if any."""
 
     @_builtins.property
     def when(self) -> Global___JobMonitor:
-        """Condition to report each time it becomes true; absent if there is none."""
+        """Condition to report each time it becomes true, if any."""
 
     def __init__(
         self,
@@ -1311,8 +1313,8 @@ class JobMonitor(_message.Message):
     firings_max: _builtins.int
     """Maximum reports, 1 to 1000; the job ends with the last."""
     hold_seconds: _builtins.float
-    """Seconds for which the condition must hold, in every successful iteration, before it is reported; default
-    0. For `changed`, the new value must stay the same.
+    """Seconds that the condition must hold, in every successful iteration, before it is reported; default 0.
+    For `changed`, the new value must stay the same.
     """
     @_builtins.property
     def condition(self) -> Global___JobCondition:
@@ -1491,7 +1493,7 @@ class Run(_message.Message):
     active_seconds: _builtins.float
     """Active time in seconds."""
     parent_run_id: _builtins.str
-    """Run whose call this run executes; empty if there is none. Cancelling that call cancels this run."""
+    """Run whose call this run executes, if any. Cancelling that call cancels this run."""
     parent_call_id: _builtins.str
     """Call that this run executes."""
     depth: _builtins.int
@@ -1538,8 +1540,8 @@ class Run(_message.Message):
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
-        """What it is waiting for; empty unless WAITING. Wherever `pending_calls` is filled in, this includes what
-        its child runs are waiting for.
+        """Why it is WAITING; otherwise empty. Wherever `pending_calls` is filled in, this includes its child runs'
+        reasons.
         """
 
     @_builtins.property
@@ -1598,7 +1600,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def undo(self) -> Global___Undo:
-        """What the run undoes; absent unless it is an undo. `output_text` is then a report."""
+        """The target of the undo; absent unless the run is an undo. `output_text` is then a report."""
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunAbove]:
@@ -1634,7 +1636,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def agent(self) -> Global___PinnedAgent:
-        """Agent that it was started with, from which `options` and `tools` come. Absent for the deployment's
+        """Agent that it was started with, which provides `options` and `tools`. Absent for the deployment's
         `default`.
         """
 

@@ -32,7 +32,7 @@ class _ScheduleOverlapEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sched
     SCHEDULE_OVERLAP_SKIP: _ScheduleOverlap.ValueType  # 1
     """Does not start a run."""
     SCHEDULE_OVERLAP_QUEUE: _ScheduleOverlap.ValueType  # 2
-    """Waits until the previous run has ended. Only one firing waits; any more are skipped."""
+    """Waits until the previous run has ended. Only one firing waits; further firings are skipped."""
     SCHEDULE_OVERLAP_ALLOW: _ScheduleOverlap.ValueType  # 3
     """Starts the new run immediately. Runs in the same conversation still take turns."""
     SCHEDULE_OVERLAP_CANCEL: _ScheduleOverlap.ValueType  # 4
@@ -48,7 +48,7 @@ SCHEDULE_OVERLAP_UNSPECIFIED: ScheduleOverlap.ValueType  # 0
 SCHEDULE_OVERLAP_SKIP: ScheduleOverlap.ValueType  # 1
 """Does not start a run."""
 SCHEDULE_OVERLAP_QUEUE: ScheduleOverlap.ValueType  # 2
-"""Waits until the previous run has ended. Only one firing waits; any more are skipped."""
+"""Waits until the previous run has ended. Only one firing waits; further firings are skipped."""
 SCHEDULE_OVERLAP_ALLOW: ScheduleOverlap.ValueType  # 3
 """Starts the new run immediately. Runs in the same conversation still take turns."""
 SCHEDULE_OVERLAP_CANCEL: ScheduleOverlap.ValueType  # 4
@@ -70,8 +70,8 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     SCHEDULE_FIRE_OUTCOME_SKIPPED: _ScheduleFireOutcome.ValueType  # 3
     """No run was started, because of the previous run or a later event; see `reason`. Final."""
     SCHEDULE_FIRE_OUTCOME_MISSED: _ScheduleFireOutcome.ValueType  # 4
-    """No run was started, because the catch-up window had passed. Final. Represents all scheduled times before
-    the next firing.
+    """No run was started, because the catch-up window had passed. Final. One entry represents all scheduled
+    times before the next firing.
     """
     SCHEDULE_FIRE_OUTCOME_REFUSED: _ScheduleFireOutcome.ValueType  # 5
     """The run was refused, as StartRun would have done; see `reason`. Final, unless the same event is delivered
@@ -79,7 +79,7 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     """
 
 class ScheduleFireOutcome(_ScheduleFireOutcome, metaclass=_ScheduleFireOutcomeEnumTypeWrapper):
-    """What happened when a schedule or trigger fired."""
+    """Outcome of a firing."""
 
 SCHEDULE_FIRE_OUTCOME_UNSPECIFIED: ScheduleFireOutcome.ValueType  # 0
 """Never sent."""
@@ -90,8 +90,8 @@ SCHEDULE_FIRE_OUTCOME_WAITING: ScheduleFireOutcome.ValueType  # 2
 SCHEDULE_FIRE_OUTCOME_SKIPPED: ScheduleFireOutcome.ValueType  # 3
 """No run was started, because of the previous run or a later event; see `reason`. Final."""
 SCHEDULE_FIRE_OUTCOME_MISSED: ScheduleFireOutcome.ValueType  # 4
-"""No run was started, because the catch-up window had passed. Final. Represents all scheduled times before
-the next firing.
+"""No run was started, because the catch-up window had passed. Final. One entry represents all scheduled
+times before the next firing.
 """
 SCHEDULE_FIRE_OUTCOME_REFUSED: ScheduleFireOutcome.ValueType  # 5
 """The run was refused, as StartRun would have done; see `reason`. Final, unless the same event is delivered
@@ -101,7 +101,7 @@ Global___ScheduleFireOutcome: _TypeAlias = ScheduleFireOutcome  # noqa: Y015
 
 @_typing.final
 class ScheduleDefinition(_message.Message):
-    """What a schedule does, and when."""
+    """Definition of a schedule: the runs to start, and when."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -231,7 +231,7 @@ class ScheduleFire(_message.Message):
     conversation_id: _builtins.str
     """That run's conversation."""
     triggered: _builtins.bool
-    """Whether it was triggered by hand or backfilled, rather than scheduled."""
+    """Whether it was triggered manually or backfilled."""
     run_state: _run_pb2.RunState.ValueType
     """Current state of the run, if it still exists. Only in GetSchedule and GetTrigger."""
     event_id: _builtins.str
@@ -291,10 +291,10 @@ class Schedule(_message.Message):
     failures: _builtins.int
     """Consecutive refused firings or failed runs."""
     cron_text: _builtins.str
-    """The cron expression in words, such as "At 09:00 on Monday through Friday"; empty if there is none."""
+    """The cron expression in words, such as "At 09:00 on Monday through Friday"; empty for an interval."""
     @_builtins.property
     def definition(self) -> Global___ScheduleDefinition:
-        """What it does, and when."""
+        """Its definition."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:

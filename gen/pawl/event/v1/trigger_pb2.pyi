@@ -143,7 +143,7 @@ Global___MailboxSource: _TypeAlias = MailboxSource  # noqa: Y015
 
 @_typing.final
 class TriggerDefinition(_message.Message):
-    """What a trigger does, and which events fire it."""
+    """Definition of a trigger: the runs to start, and which events fire it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,7 +288,7 @@ class Trigger(_message.Message):
     """Why it was refused: `BAD_SIGNATURE: ...` or `WEBHOOK_TOO_OLD: ...`."""
     @_builtins.property
     def definition(self) -> Global___TriggerDefinition:
-        """What it does, and which events fire it."""
+        """Its definition."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:

@@ -126,7 +126,7 @@ class Waiting(_message.Message):
     appear unchanged.
     """
     remedy: _builtins.str
-    """Human-readable sentence that says what would resume it."""
+    """Human-readable sentence that explains how to resume it."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
         """Since when it has been waiting for `reason`."""

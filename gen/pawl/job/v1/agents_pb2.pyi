@@ -78,7 +78,7 @@ class PutAgentResponse(_message.Message):
     """Whether this request created (or would create) the version."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The agent (or what it would be)."""
+        """The resulting version."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class GetAgentQuotaResponse(_message.Message):
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     DAY_END_TIME_FIELD_NUMBER: _builtins.int
     tokens_max: _builtins.int
-    """The agent's daily_tokens_max; 0 if it has none or does not exist."""
+    """The agent's daily_tokens_max; 0 if it has no limit or does not exist."""
     tokens_used: _builtins.int
     """Tokens used today."""
     @_builtins.property
@@ -322,7 +322,7 @@ class PutDraftResponse(_message.Message):
     """Whether this request changed (or would change) it."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The draft (or what it would be)."""
+        """The resulting draft."""
 
     def __init__(
         self,

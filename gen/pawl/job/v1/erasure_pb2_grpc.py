@@ -54,8 +54,7 @@ class ErasureServiceServicer(object):
     """
 
     def ListErasures(self, request, context):
-        """Streams the IDs of what the calling service must erase now; the stream is empty if there is nothing to erase.
-        Read-only.
+        """Streams the IDs of conversations that the calling service must erase now; may be empty. Read-only.
 
         Errors:
         - PERMISSION_DENIED: The service has no data to erase.

@@ -50,7 +50,7 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     """Refuse the message with CONVERSATION_BUSY."""
 
 class MessagePolicy(_MessagePolicy, metaclass=_MessagePolicyEnumTypeWrapper):
-    """What a message does while a run is active; see pawl.agent.v1.MessagePolicy."""
+    """How to handle a message while a run is active; see pawl.agent.v1.MessagePolicy."""
 
 MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 """Rejected with INVALID_ARGUMENT."""
@@ -82,7 +82,7 @@ class _LeaseActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseActi
     """Release the run; any worker can claim it immediately."""
 
 class LeaseAction(_LeaseAction, metaclass=_LeaseActionEnumTypeWrapper):
-    """What a commit does with the lease."""
+    """A commit's effect on the lease."""
 
 LEASE_ACTION_UNSPECIFIED: LeaseAction.ValueType  # 0
 """The default: KEEP."""
@@ -109,7 +109,7 @@ class _CallResolutionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallRe
     CALL_RESOLUTION_RUN_AGAIN: _CallResolution.ValueType  # 2
     """Run the call again."""
     CALL_RESOLUTION_TELL_MODEL: _CallResolution.ValueType  # 3
-    """Tell the model that the call did not take effect."""
+    """The call did not take effect. Report that to the model."""
 
 class CallResolution(_CallResolution, metaclass=_CallResolutionEnumTypeWrapper):
     """Outcome of a call in doubt; see pawl.agent.v1.Resolution."""
@@ -121,7 +121,7 @@ CALL_RESOLUTION_HAPPENED: CallResolution.ValueType  # 1
 CALL_RESOLUTION_RUN_AGAIN: CallResolution.ValueType  # 2
 """Run the call again."""
 CALL_RESOLUTION_TELL_MODEL: CallResolution.ValueType  # 3
-"""Tell the model that the call did not take effect."""
+"""The call did not take effect. Report that to the model."""
 Global___CallResolution: _TypeAlias = CallResolution  # noqa: Y015
 
 class _DecisionRight:
@@ -289,7 +289,7 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def undo(self) -> _run_pb2.Undo:
-        """What the new run undoes; absent unless it is an undo."""
+        """Target of the undo; absent unless the new run is an undo."""
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -938,7 +938,7 @@ class CommitRunRequest(_message.Message):
 
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.WaitKind.ValueType]:
-        """With WAITING: what it is waiting for."""
+        """With WAITING: why it is waiting."""
 
     @_builtins.property
     def failure(self) -> _run_pb2.RunFailure:
@@ -1204,7 +1204,7 @@ class Command(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that sent it, set by the ledger; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that sent it for `user_id`, set by the ledger; empty if there is none."""
+    """User ID of the delegate that sent it for `user_id`, if any; set by the ledger."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -1446,7 +1446,7 @@ class DecisionCommand(_message.Message):
     answer: _builtins.str
     """ANSWER: the answer."""
     edited_preview: _builtins.str
-    """EDIT: what the edited call would do, in the tool's own words."""
+    """EDIT: description of the edited call's effect, in the tool's own words."""
     for_series: _builtins.bool
     """Whether it applies to the series; `digest` is then the series' digest."""
     @_builtins.property
@@ -1640,7 +1640,7 @@ class SendCommandRequest(_message.Message):
     as_operator: _builtins.bool
     """Act as an operator, on any user's run in the store. Always set for resolve and redrive; optional for cancel."""
     decision_right: Global___DecisionRight.ValueType
-    """What the user can decide on; only for decisions. With STORE, the run may belong to any user in the store if
+    """The user's right to decide; only for decisions. With STORE, the run may belong to any user in the store if
     the call is or was gated.
     """
     session_id: _builtins.str
@@ -2187,9 +2187,9 @@ class ListJobsRequest(_message.Message):
     running_jobs_of_store: _builtins.bool
     """List all users' running jobs in the store (open and not being stopped). Other filters are then ignored."""
     stopped_by_command_id: _builtins.str
-    """Also list jobs that this command stopped; empty if there is none. With `running_jobs_of_store`, this is an
-    operator's command, and the list includes ended jobs for as long as the ledger keeps them. With
-    `reports_to_conversation_id`, it is the user's command, and the list has open jobs that nobody else has
+    """If set, also list jobs that this command stopped. With `running_jobs_of_store`, this is an operator's
+    command, and the list includes ended jobs for as long as the ledger keeps them. With
+    `reports_to_conversation_id`, it is the user's command, and the list has open jobs that no other command has
     stopped.
     """
     @_builtins.property

@@ -86,7 +86,7 @@ class GetDueScheduleRequest(_message.Message):
     """Schedule name."""
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
-        """Start of a range of scheduled times, inclusive; absent if there is none."""
+        """Start of an optional range of scheduled times, inclusive."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -179,7 +179,7 @@ class DueSchedule(_message.Message):
     generation: _builtins.int
     """The schedule's generation when it was read."""
     last_run_id: _builtins.str
-    """Run started by the previous firing; empty if there is none."""
+    """Run started by the previous firing, if any."""
     @_builtins.property
     def owner(self) -> Global___ScheduleOwner:
         """The schedule's user and credential."""
@@ -194,7 +194,7 @@ class DueSchedule(_message.Message):
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """The scheduled time after that; absent if there is none."""
+        """The scheduled time after that, if any."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class ClaimSchedulesResponse(_message.Message):
     """Seconds until the next one is due, or until the next poll."""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___DueSchedule]:
-        """Schedules, starting with the one that has been due the longest."""
+        """Schedules, longest overdue first."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class ScheduleLedgerServiceServicer(object):
     """
 
     def GetDueSchedule(self, request, context):
-        """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
+        """Returns the data needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

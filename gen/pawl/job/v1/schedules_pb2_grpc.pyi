@@ -38,7 +38,7 @@ class ScheduleLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ScheduleLedgerServiceAsyncStub: ...
     GetDueSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]
-    """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
+    """Returns the data needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -71,7 +71,7 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetDueSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]  # type: ignore[assignment]
-    """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
+    """Returns the data needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -107,7 +107,7 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.GetDueScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.GetDueScheduleResponse, _abc.Awaitable[_schedules_pb2.GetDueScheduleResponse]]:
-        """Returns what is needed to fire a schedule now, and its scheduled times in a past range. Read-only.
+        """Returns the data needed to fire a schedule now, and its scheduled times in a past range. Read-only.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

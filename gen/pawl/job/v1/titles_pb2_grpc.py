@@ -63,8 +63,8 @@ class TitleServiceServicer(object):
 
     def SetTitle(self, request, context):
         """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-        characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
-        conversation has since been erased or claimed by another caller.
+        characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
+        if the conversation has since been erased or claimed by another caller.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

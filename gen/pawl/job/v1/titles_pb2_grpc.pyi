@@ -41,8 +41,8 @@ class TitleServiceStub:
     """
     SetTitle: _grpc.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]
     """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-    characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
-    conversation has since been erased or claimed by another caller.
+    characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
+    if the conversation has since been erased or claimed by another caller.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -61,8 +61,8 @@ class TitleServiceAsyncStub(TitleServiceStub):
     """
     SetTitle: _aio.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]  # type: ignore[assignment]
     """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-    characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
-    conversation has since been erased or claimed by another caller.
+    characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
+    if the conversation has since been erased or claimed by another caller.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -90,8 +90,8 @@ class TitleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_titles_pb2.SetTitleResponse, _abc.Awaitable[_titles_pb2.SetTitleResponse]]:
         """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-        characters; if there is none, the conversation can be claimed again a minute later. Has no effect if the
-        conversation has since been erased or claimed by another caller.
+        characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
+        if the conversation has since been erased or claimed by another caller.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

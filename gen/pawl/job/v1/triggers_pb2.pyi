@@ -401,7 +401,7 @@ class ClaimEventsResponse(_message.Message):
     """Seconds until the next one is due, or until the next poll."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedEvent]:
-        """Events, starting with the one that has been due the longest."""
+        """Events, longest overdue first."""
 
     def __init__(
         self,

@@ -155,7 +155,7 @@ class ChannelEvent(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """Event ID, the same each time that the event is repeated."""
+    """Event ID, the same each time the event is published."""
     type: _builtins.str
     """`delivery.delivered`, `delivery.dead`, or `channel.disabled` (not by its user)."""
     store_id: _builtins.str
@@ -165,7 +165,7 @@ class ChannelEvent(_message.Message):
     channel_id: _builtins.str
     """Channel ID."""
     delivery_id: _builtins.str
-    """ID of the delivery that ended or disabled the channel; empty if a reader unsubscribed."""
+    """ID of the delivery that ended or disabled the channel; empty if a recipient unsubscribed."""
     tries: _builtins.int
     """Number of attempts."""
     status: _builtins.int

@@ -41,16 +41,16 @@ class ChannelServiceStub:
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
     An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
     from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
-    e-mails an hour; any more have to wait.
+    e-mails an hour; further ones are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
     varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
     Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
-    not accepted any for three days, or when an e-mail's reader unsubscribes. It also disables a channel if the API
-    key that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another
-    key enables it again. Erasing a conversation removes its content from deliveries.
+    not accepted any for three days, or when a recipient unsubscribes. It also disables a channel if the API key
+    that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another key
+    enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     @_typing.overload
@@ -59,8 +59,8 @@ class ChannelServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ChannelServiceAsyncStub: ...
     CreateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]
     """Creates a channel. A user can have 10 channels. A webhook is enabled immediately, and its secret is returned
-    once. An e-mail address is sent a code, as with SendChannelCode. Idempotent by request ID: a repeated request
-    returns the channel without the secret and does not send a code.
+    once. For an e-mail address, Pawl sends a code, as with SendChannelCode. Idempotent by request ID: a repeated
+    request returns the channel without the secret and does not send a code.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
@@ -165,10 +165,9 @@ class ChannelServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     UnsubscribeChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]
-    """Disables an e-mail channel at the request of someone who reads its messages, using the token in the
-    unsubscribe link. Used by gateways (gateway role), whose credential determines the store; the reader does not
-    need a key. The user is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries
-    become DEAD. Idempotent.
+    """Disables an e-mail channel at a recipient's request, using the token in the unsubscribe link. Used by
+    gateways (gateway role), whose credential determines the store; the recipient does not need a key. The user
+    is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token belongs to another store or a previous address.
@@ -190,23 +189,23 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
     An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
     from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
-    e-mails an hour; any more have to wait.
+    e-mails an hour; further ones are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
     varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
     Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
-    not accepted any for three days, or when an e-mail's reader unsubscribes. It also disables a channel if the API
-    key that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another
-    key enables it again. Erasing a conversation removes its content from deliveries.
+    not accepted any for three days, or when a recipient unsubscribes. It also disables a channel if the API key
+    that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another key
+    enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]  # type: ignore[assignment]
     """Creates a channel. A user can have 10 channels. A webhook is enabled immediately, and its secret is returned
-    once. An e-mail address is sent a code, as with SendChannelCode. Idempotent by request ID: a repeated request
-    returns the channel without the secret and does not send a code.
+    once. For an e-mail address, Pawl sends a code, as with SendChannelCode. Idempotent by request ID: a repeated
+    request returns the channel without the secret and does not send a code.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
@@ -311,10 +310,9 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     UnsubscribeChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]  # type: ignore[assignment]
-    """Disables an e-mail channel at the request of someone who reads its messages, using the token in the
-    unsubscribe link. Used by gateways (gateway role), whose credential determines the store; the reader does not
-    need a key. The user is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries
-    become DEAD. Idempotent.
+    """Disables an e-mail channel at a recipient's request, using the token in the unsubscribe link. Used by
+    gateways (gateway role), whose credential determines the store; the recipient does not need a key. The user
+    is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token belongs to another store or a previous address.
@@ -335,16 +333,16 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
     An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
     from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
-    e-mails an hour; any more have to wait.
+    e-mails an hour; further ones are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
     varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
     Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
-    not accepted any for three days, or when an e-mail's reader unsubscribes. It also disables a channel if the API
-    key that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another
-    key enables it again. Erasing a conversation removes its content from deliveries.
+    not accepted any for three days, or when a recipient unsubscribes. It also disables a channel if the API key
+    that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another key
+    enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     @_abc_1.abstractmethod
@@ -354,8 +352,8 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.CreateChannelResponse, _abc.Awaitable[_channel_pb2.CreateChannelResponse]]:
         """Creates a channel. A user can have 10 channels. A webhook is enabled immediately, and its secret is returned
-        once. An e-mail address is sent a code, as with SendChannelCode. Idempotent by request ID: a repeated request
-        returns the channel without the secret and does not send a code.
+        once. For an e-mail address, Pawl sends a code, as with SendChannelCode. Idempotent by request ID: a repeated
+        request returns the channel without the secret and does not send a code.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
@@ -532,10 +530,9 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.UnsubscribeChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.UnsubscribeChannelResponse, _abc.Awaitable[_channel_pb2.UnsubscribeChannelResponse]]:
-        """Disables an e-mail channel at the request of someone who reads its messages, using the token in the
-        unsubscribe link. Used by gateways (gateway role), whose credential determines the store; the reader does not
-        need a key. The user is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries
-        become DEAD. Idempotent.
+        """Disables an e-mail channel at a recipient's request, using the token in the unsubscribe link. Used by
+        gateways (gateway role), whose credential determines the store; the recipient does not need a key. The user
+        is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token belongs to another store or a previous address.

@@ -49,8 +49,8 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     approval is requested, the call is edited, or nobody decides in time.
     """
     NOTIFICATION_KIND_CHANNEL_DISABLED: _NotificationKind.ValueType  # 8
-    """A channel was disabled because its destination is gone, it failed for days, or a reader unsubscribed. There
-    is no run.
+    """A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.
+    There is no run.
     """
     NOTIFICATION_KIND_JOB_ENDED: _NotificationKind.ValueType  # 9
     """A job ended, but its conversation is waiting and cannot report it. `run_id` is the job, and `conversation_id`
@@ -79,8 +79,8 @@ NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
 approval is requested, the call is edited, or nobody decides in time.
 """
 NOTIFICATION_KIND_CHANNEL_DISABLED: NotificationKind.ValueType  # 8
-"""A channel was disabled because its destination is gone, it failed for days, or a reader unsubscribed. There
-is no run.
+"""A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.
+There is no run.
 """
 NOTIFICATION_KIND_JOB_ENDED: NotificationKind.ValueType  # 9
 """A job ended, but its conversation is waiting and cannot report it. `run_id` is the job, and `conversation_id`

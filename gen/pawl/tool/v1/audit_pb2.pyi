@@ -55,7 +55,7 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     """
 
 class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper):
-    """What an entry records about a call."""
+    """Kind of an audit entry."""
 
 AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
 """Never sent. In a filter, means any."""
@@ -117,7 +117,7 @@ class AuditEntry(_message.Message):
     seq: _builtins.int
     """Number in the store's chain, starting at 1."""
     kind: Global___AuditKind.ValueType
-    """What it records."""
+    """Kind of the entry."""
     user_id: _builtins.str
     """The run's user."""
     run_id: _builtins.str
@@ -330,14 +330,14 @@ class VerifyAuditResponse(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     verified_seq: _builtins.int
-    """Number of the last valid entry; 0 if there is none."""
+    """Number of the last valid entry; 0 if none."""
     verified_hash: _builtins.str
     """Its hash. Store both where nobody with write access to the database can reach them."""
     done: _builtins.bool
     """Whether this is the last response."""
     @_builtins.property
     def problem(self) -> Global___AuditProblem:
-        """What is wrong; absent as long as everything is valid."""
+        """The first problem found; absent as long as everything is valid."""
 
     def __init__(
         self,

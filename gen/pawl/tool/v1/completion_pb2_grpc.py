@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class CompletionServiceStub(object):
     """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
     store comes from the credential; any user in the store who has the token may complete the call.
     """
 
@@ -46,7 +46,7 @@ class CompletionServiceStub(object):
 
 class CompletionServiceServicer(object):
     """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
     store comes from the credential; any user in the store who has the token may complete the call.
     """
 
@@ -85,7 +85,7 @@ def add_CompletionServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CompletionService(object):
     """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
     store comes from the credential; any user in the store who has the token may complete the call.
     """
 

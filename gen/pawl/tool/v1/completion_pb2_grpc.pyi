@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class CompletionServiceStub:
     """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
     store comes from the credential; any user in the store who has the token may complete the call.
     """
 
@@ -53,7 +53,7 @@ class CompletionServiceStub:
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
     """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
     store comes from the credential; any user in the store who has the token may complete the call.
     """
 
@@ -74,7 +74,7 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. Whoever holds the token then completes the call before its deadline. The
+    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
     store comes from the credential; any user in the store who has the token may complete the call.
     """
 

@@ -62,7 +62,7 @@ class Document(_message.Message):
     owner: Global___DocumentOwner.ValueType
     """The document's owner."""
     language: _builtins.str
-    """Language of the search index: simple, or one that PostgreSQL supports, such as english or german."""
+    """Language of the search index: simple, or a language that PostgreSQL supports, such as english or german."""
     text_bytes: _builtins.int
     """Size of the text in UTF-8 bytes."""
     text_sha256: _builtins.str

@@ -44,7 +44,7 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     """A child run must execute it."""
 
 class Disposition(_Disposition, metaclass=_DispositionEnumTypeWrapper):
-    """What may happen to a call."""
+    """How a call may proceed."""
 
 DISPOSITION_UNSPECIFIED: Disposition.ValueType  # 0
 """Never sent."""
@@ -214,7 +214,7 @@ class ResolveToolsRequest(_message.Message):
     WITH_OPT_IN_FIELD_NUMBER: _builtins.int
     tools_max: _builtins.int
     """Maximum number of tools; 0 means no limit. Named tools are kept in order. Otherwise the deployment's tools
-    come first, then the user's front-end tools, then those of sources and workers, then other front-end tools,
+    come first, then the user's front-end tools, then tools of sources and workers, then other front-end tools,
     each oldest first.
     """
     skip_missing: _builtins.bool
@@ -898,7 +898,7 @@ class Verdict(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     disposition: Global___Disposition.ValueType
-    """What may happen."""
+    """How the call may proceed."""
     tool_version: _builtins.int
     """Version that was checked; 0 if the tool does not exist."""
     arguments_json: _builtins.bytes
@@ -918,7 +918,7 @@ class Verdict(_message.Message):
     digest: _builtins.str
     """APPROVE: SHA-256, in hex, of store, run, call, tool, version and canonical arguments."""
     preview: _builtins.str
-    """APPROVE: what it would do, in the tool's own words; may be empty."""
+    """APPROVE: description of its effect, in the tool's own words; may be empty."""
     approval_cause: _builtins.str
     """APPROVE: why it is gated."""
     offer_fallback: _call_pb2.OfferFallback.ValueType
@@ -940,8 +940,8 @@ class Verdict(_message.Message):
     async_timeout_seconds: _builtins.float
     """Same as ToolDefinition.async_timeout_seconds."""
     series_digest: _builtins.str
-    """APPROVE: digest with which the series can be granted; empty if each iteration needs approval. RUN and
-    DELEGATE: digest of the grant that covers the call and has already counted it, once.
+    """APPROVE: digest for granting the series; empty if each iteration needs approval. RUN and DELEGATE: digest of
+    the grant that covers the call and has already counted it, once.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1026,7 +1026,7 @@ class ExecuteToolRequest(_message.Message):
     earlier_attempts: _builtins.int
     """Number of earlier executions, including those that may not have started; 0 for the first."""
     timeout_seconds: _builtins.float
-    """Timeout in seconds, at most 86400; 0 means the tool's own, or 10 if it has none."""
+    """Timeout in seconds, at most 86400; 0 means the tool's own, which defaults to 10."""
     approved_digest: _builtins.str
     """Digest of the approval, if any."""
     unknowns_resolved: _builtins.int
@@ -1083,7 +1083,7 @@ class Answer(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     DECLINED_FIELD_NUMBER: _builtins.int
     question: _builtins.str
-    """The question as it was asked."""
+    """The question, exactly as asked."""
     answer: _builtins.str
     """The answer; empty if `declined`."""
     declined: _builtins.bool

@@ -120,8 +120,8 @@ class ExecutionServiceServicer(object):
         """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
         schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
         rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
-        bad call does not stop the others. Idempotent by call ID.
+        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
+        invalid call does not affect the others. Idempotent by call ID.
 
         Errors: only the common ones.
         """
@@ -133,8 +133,7 @@ class ExecutionServiceServicer(object):
         """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
-        long.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
         - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -142,7 +141,7 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckOutput(self, request, context):
-        """Validates a response format's schema and, if there is `output`, an answer. Read-only.
+        """Validates a response format's schema and, if `output` is set, an answer. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,

@@ -54,8 +54,8 @@ class ExecutionServiceStub:
     """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
     schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
     rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
-    bad call does not stop the others. Idempotent by call ID.
+    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
+    invalid call does not affect the others. Idempotent by call ID.
 
     Errors: only the common ones.
     """
@@ -63,12 +63,11 @@ class ExecutionServiceStub:
     """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
-      long.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
     - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]
-    """Validates a response format's schema and, if there is `output`, an answer. Read-only.
+    """Validates a response format's schema and, if `output` is set, an answer. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,
@@ -146,8 +145,8 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
     schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
     rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
-    bad call does not stop the others. Idempotent by call ID.
+    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
+    invalid call does not affect the others. Idempotent by call ID.
 
     Errors: only the common ones.
     """
@@ -155,12 +154,11 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
-      long.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
     - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]  # type: ignore[assignment]
-    """Validates a response format's schema and, if there is `output`, an answer. Read-only.
+    """Validates a response format's schema and, if `output` is set, an answer. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,
@@ -253,8 +251,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
         schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
         rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. One
-        bad call does not stop the others. Idempotent by call ID.
+        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
+        invalid call does not affect the others. Idempotent by call ID.
 
         Errors: only the common ones.
         """
@@ -268,8 +266,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
-          long.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
         - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
 
@@ -279,7 +276,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckOutputRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckOutputResponse, _abc.Awaitable[_execution_pb2.CheckOutputResponse]]:
-        """Validates a response format's schema and, if there is `output`, an answer. Read-only.
+        """Validates a response format's schema and, if `output` is set, an answer. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is invalid or too slow to compile. If there is an answer,

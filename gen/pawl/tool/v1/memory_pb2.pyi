@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Memory(_message.Message):
-    """What an agent remembers about a user."""
+    """A fact that an agent remembers about a user."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

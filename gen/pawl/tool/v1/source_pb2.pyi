@@ -249,8 +249,8 @@ class McpStdioConfig(_message.Message):
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. If neither
         these nor `writable_paths` are set, it can read nothing else, except in a deployment without API keys, where
-        it can read whatever the registry's user may read. The deployment's private folders (keys, secrets, data) are
-        SOURCE_UNREACHABLE.
+        it can read everything that the registry's user may read. The deployment's private folders (keys, secrets,
+        data) are SOURCE_UNREACHABLE.
         """
 
     @_builtins.property
@@ -413,7 +413,7 @@ class OpenApiConfig(_message.Message):
     OPERATION_IDS_FIELD_NUMBER: _builtins.int
     document: _builtins.bytes
     """The document, as JSON or YAML. Set either this or `document_url`. If the document is over 1 MiB, only the
-    selected operations and what they refer to are kept, at most 1 MiB.
+    selected operations and the parts that they refer to are kept, at most 1 MiB.
     """
     document_url: _builtins.str
     """URL of the document, which may be at most 16 MiB."""
@@ -515,9 +515,7 @@ class HttpEndpointConfig(_message.Message):
     arguments_schema_json: _builtins.bytes
     """JSON Schema for the arguments; see ToolDefinition.arguments_schema_json."""
     idempotency_header: _builtins.str
-    """Header that carries the idempotency key; empty if there is none. Required for the effect class
-    IDEMPOTENT.
-    """
+    """Header that carries the idempotency key, if any. Required for the effect class IDEMPOTENT."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Headers sent with every request."""
@@ -560,7 +558,7 @@ class Source(_message.Message):
     state: Global___SourceState.ValueType
     """State at the last check."""
     problem: _builtins.str
-    """Human-readable description of what is wrong; empty if nothing is."""
+    """Human-readable description of the problem; empty if there is no problem."""
     definitions_hash: _builtins.str
     """SHA-256, in hex, of the approved definitions."""
     @_builtins.property

@@ -78,10 +78,10 @@ class ToolDefinition(_message.Message):
     """With BACKEND_TOOL: name of the tool that runs instead."""
     rate_per_minute: _builtins.int
     """BACKEND tools: average executions per minute and store, 0 to 100000; 0 means no limit. After a quiet minute,
-    that many may start at once. Any more get a RATE_LIMITED error result that says when to retry.
+    that many may start immediately. Further calls get a RATE_LIMITED error result that says when to retry.
     """
     cache_seconds: _builtins.float
-    """READ_ONLY BACKEND tools: seconds for which results are cached, per user and arguments, 0 to 86400; default 0.
+    """READ_ONLY BACKEND tools: seconds that results are cached, per user and arguments, 0 to 86400; default 0.
     Results that involved questions to the user are not cached.
     """
     approvals_required: _builtins.int

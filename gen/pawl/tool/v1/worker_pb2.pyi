@@ -38,7 +38,7 @@ class _InvocationPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Inv
     """
 
 class InvocationPurpose(_InvocationPurpose, metaclass=_InvocationPurposeEnumTypeWrapper):
-    """What a worker must do with a call."""
+    """Purpose of an invocation."""
 
 INVOCATION_PURPOSE_UNSPECIFIED: InvocationPurpose.ValueType  # 0
 """Never sent."""
