@@ -149,7 +149,7 @@ class Probe:
             return
 
     async def _form(self) -> None:
-        """Check whether the server follows a response format. It need not, because runs validate answers themselves."""
+        """Check whether the server follows a response format. Optional, because runs validate answers themselves."""
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:

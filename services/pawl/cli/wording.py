@@ -34,7 +34,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "an external result for a call",
 }
-# Reasons for which queued runs wait.
+# Reasons why queued runs wait.
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",
     waiting_pb2.WAIT_REASON_PLACE: "a free slot",

@@ -153,7 +153,7 @@ class AsyncSession:
 
         Raises:
             PawlError: the session has ended; or a replica refused to attach to a run again. The error's metadata then
-                contains its `run_id`. This is raised once, and the run does not get any more frames.
+                contains its `run_id`. This is raised once, and no more frames arrive for the run.
         """
         if not self._incoming:
             self._check_entered()

@@ -72,7 +72,7 @@ class LeaseAction(IntEnum):
 
 
 class Overlap(IntEnum):
-    """What a schedule or a trigger does when it fires while its last run is active."""
+    """Overlap policy of a schedule or trigger that fires while its last run is active."""
 
     SKIP = 1
     QUEUE = 2

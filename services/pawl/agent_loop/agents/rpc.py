@@ -22,7 +22,7 @@ _VERSION_MAX: Final = 2**31 - 1
 
 
 class AgentRegistryServicer:
-    """Serves the agent methods that job-store cannot answer alone."""
+    """Implements the methods that job-store cannot answer alone."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents

@@ -120,7 +120,7 @@ class Messages:
         """Validate a message. Return the ledger's request and, if it cannot be accepted now, the reason.
 
         Raises:
-            PawlError: those errors of `start` that are about the message itself.
+            PawlError: any error of `start` about the message itself.
         """
         text, content = self._content(message)
         labels = check_labels(message.labels)

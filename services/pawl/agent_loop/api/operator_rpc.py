@@ -34,7 +34,7 @@ async def send(ledger: PublicLedger, caller: Principal, run_id: RunId, command: 
 
 
 class OperatorServicer:
-    """Serves operators. The credential determines the store and role."""
+    """Implements OperatorService. The credential determines store and role."""
 
     def __init__(self, ledger: PublicLedger, ids: IdSource) -> None:
         self._ledger = ledger

@@ -35,7 +35,7 @@ WRITE_SECONDS_MAX: Final = 60.0
 
 
 class AgentServicer:
-    """Serves users. The credential determines store and user. The other methods are forwarded to job-store."""
+    """Implements AgentService. The credential determines store and user. Methods not defined here go to job-store."""
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ class Stream:
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[str, int] = {}
         self._attachments: dict[str, asyncio.Task[None]] = {}
-        # Runs whose event of ending or coming to rest was sent after the client's last frame.
+        # Runs whose end or parking was sent to the client after its last frame.
         self._unconfirmed: set[str] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0

@@ -124,7 +124,7 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, has come to rest with events after `after_seq`, or `seconds` have passed.
+        """Return the run once it has ended, is parked with events after `after_seq`, or `seconds` have passed.
 
         Raises:
             RunNotFound

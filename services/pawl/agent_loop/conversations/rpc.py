@@ -15,7 +15,7 @@ from pawl.chassis.rpc.kinds import Context
 
 
 class ConversationServicer:
-    """Serves users. The credential determines store and user."""
+    """Implements ImportConversation. The credential determines store and user."""
 
     def __init__(self, ledger: PublicLedger, ids: IdSource) -> None:
         self._ledger = ledger

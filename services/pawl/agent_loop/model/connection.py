@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
             self._keep_alive = self._parser.should_keep_alive()
 
 
-# Other callers wait meanwhile.
+# Maximum number of connections. Further callers wait for one to become free.
 CONNECTIONS_MAX: Final = 1000
 
 IDLE_MAX: Final = 100

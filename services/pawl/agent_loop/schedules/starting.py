@@ -28,7 +28,7 @@ from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 from pawl.job.v1.schedules_pb2 import ScheduleOwner
 
 TEXT_BYTES_MAX: Final = 16 * 1024
-# Transient errors, unrelated to the run that is to be started.
+# Transient errors, unrelated to the run to start.
 RETRYABLE: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 NO_REQUEST: Final = RequestId("")
 

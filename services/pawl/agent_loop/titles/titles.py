@@ -1,4 +1,4 @@
-"""Has a model write conversation titles."""
+"""Generates conversation titles with a model."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def _file_keys(settings: ServiceSettings, clock: Clock) -> Callable[[], Mapping[
 def gone(
     settings: ServiceSettings, clock: Clock, rows: Callable[[], KeyRows | None] = lambda: None
 ) -> Callable[[Principal], bool]:
-    """Return a function that tells whether a principal's API key is no longer valid.
+    """Return a function that checks whether a principal's API key is no longer valid.
 
     A key stops being valid when it is removed, is reassigned to another user, or loses a role that the principal has.
     Unknown keys count as valid.

@@ -97,7 +97,7 @@ def open_channel(
         response_bytes_max=message_bytes_max,
         translate=translate,
         has_replicas=len(_parts(addresses)) > 1
-        # A name may resolve to several.
+        # A name may resolve to several addresses.
         or not (addresses.startswith(("unix:", "localhost:")) or _ip_version(addresses)),
     )
 

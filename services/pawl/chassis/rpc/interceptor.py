@@ -1,4 +1,4 @@
-"""Handles every RPC of a server in a common way, whatever its kind.
+"""Handles every RPC of a server in a common way, regardless of its kind.
 
 It closes several gaps of grpc.aio:
 

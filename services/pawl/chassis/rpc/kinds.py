@@ -27,12 +27,12 @@ Receive: TypeAlias = "Callable[[Context], Awaitable[bytes]]"
 def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour:
     """Return a coroutine function that takes raw requests, parses them and calls the servicer.
 
-    For methods with one request, `receive` reads it. The function returns the response of a unary method, and writes
+    A method's single request is read with `receive`. The function returns the response of a unary method, and writes
     streamed ones.
 
     Raises (the function):
         TooLarge: A message is over `bytes_max`.
-        MalformedRequest: Bytes are not a message of the method's type.
+        MalformedRequest: A message cannot be parsed.
     """
     parse = parser(handler.request_deserializer, bytes_max)
     call: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream

@@ -30,7 +30,7 @@ NUMBER_MAX: Final = 2**63 - 1
 
 
 class ConversationServicer:
-    """Serves conversations to the user on whose behalf agent-loop calls.
+    """Implements the conversation methods. agent-loop calls them for a user.
 
     `erasing` is None if erasure is unavailable.
     """

@@ -75,7 +75,7 @@ _event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
-    """Stores keys. Readers of changes never miss one."""
+    """Stores API keys. A process that reads `changes` page by page never misses one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

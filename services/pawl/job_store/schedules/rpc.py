@@ -38,7 +38,7 @@ OWNER: Final = _WIRE.struct(Owner, ledger.ScheduleOwner)
 
 
 class ScheduleServicer:
-    """Serves schedules to the user on whose behalf agent-loop calls. agent-loop has validated their runs."""
+    """Implements the schedule methods. agent-loop calls them for a user and has validated the settings of the runs."""
 
     def __init__(self, schedules: Schedules) -> None:
         self._schedules = schedules

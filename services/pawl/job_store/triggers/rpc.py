@@ -48,7 +48,7 @@ _POSITION: Final = _WIRE.struct(MailPosition, trigger_pb2.MailPosition)
 
 
 class TriggerServicer:
-    """Serves triggers to the user on whose behalf agent-loop calls. agent-loop has validated their runs."""
+    """Implements the trigger methods. agent-loop calls them for a user and has validated the settings of the runs."""
 
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers

@@ -36,7 +36,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
-    """Serves the channels of the calling user. `on_due` is called when a delivery becomes due immediately."""
+    """Implements ChannelService. `on_due` is called when a delivery is due immediately."""
 
     def __init__(
         self,

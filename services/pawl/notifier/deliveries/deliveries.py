@@ -32,7 +32,7 @@ _log = logs.get_logger(__name__)
 
 class ChannelSender(Protocol):
     async def send(self, attempt: Attempt) -> Outcome:
-        """Attempt a delivery. Returns within 16 s, whatever the receiver does. Safe to cancel."""
+        """Attempt a delivery. Returns within 16 s, regardless of the receiver. Safe to cancel."""
 
     async def finish(self, attempt: Attempt) -> None:
         """Wait for an attempt's background work, such as a DNS lookup that timed out. Safe to cancel."""

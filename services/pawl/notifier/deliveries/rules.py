@@ -43,7 +43,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 TITLE_CHARACTERS_MAX: Final = 200
 # Counts as the host of every e-mail, because one server sends them all. Webhooks have their own hosts.
 EMAIL_HOST: Final = "mailto:"
-# Maximum number of e-mails to one user in an hour. Any more have to wait.
+# Maximum number of e-mails to one user per hour. Further e-mails are delayed.
 EMAILS_MAX_AN_HOUR: Final = 60
 _EMAIL_PAUSE: Final = timedelta(minutes=5)
 # Type of an e-mail with a confirmation code.

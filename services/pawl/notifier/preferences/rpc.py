@@ -19,7 +19,7 @@ _CHANGE: Final = WIRE.struct(PreferencesChange, pb.UpdatePreferencesRequest)
 
 
 class PreferenceServicer(preference_pb2_grpc.PreferenceServiceServicer):
-    """Serves the preferences of the calling user. `on_change` is called after they change."""
+    """Implements PreferenceService. `on_change` is called after preferences change."""
 
     def __init__(self, repository: PostgresPreferences, *, on_change: Callable[[], None]) -> None:
         self._repository = repository

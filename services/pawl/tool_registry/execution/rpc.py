@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
-    """`answer_problem` checks an answer against its schema for a store; it returns an empty string if it fits."""
+    """`answer_problem` returns why an answer does not match its schema, or an empty string if it does."""
 
     catalog: Catalog
     checks: BatchCheck

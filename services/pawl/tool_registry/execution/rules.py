@@ -12,7 +12,7 @@ ERROR_CHARACTERS_MAX: Final = 4000
 
 
 def digest_of(token: str) -> bytes:
-    """Return the digest that is stored in place of the token."""
+    """Return the digest that is stored instead of the token."""
     return hashlib.sha256(token.encode()).digest()
 
 

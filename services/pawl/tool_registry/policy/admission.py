@@ -327,7 +327,7 @@ class Admission:
         """Record the start of an attempt in the journal, or return the call's known state.
 
         Raises:
-            InvalidArguments, DependencyUnavailable: `PostgresExecutionJournal.begin` raised it.
+            InvalidArguments, DependencyUnavailable: as in `PostgresExecutionJournal.begin`.
         """
         try:
             return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)

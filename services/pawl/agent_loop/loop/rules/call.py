@@ -149,7 +149,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def granted_series(self) -> Series | None:
-        """The series whose grant, given with this call or earlier, covers the call once it may start."""
+        """The series that covers the call if it may start. Its grant was given with this call or an earlier one."""
         if self.approval is None:
             return None
         decision = self.approval.decision

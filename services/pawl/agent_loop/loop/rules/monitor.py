@@ -132,7 +132,7 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     if holds and may and (cursor.is_armed or condition.changed):
         return replace(cursor, fired=cursor.fired + 1, fired_time=now, is_armed=False)
     if holds and condition.changed:
-        # The value still counts as changed after the pause, unless it is then back to what it was before.
+        # The value still counts as changed after the pause, unless it has its earlier value again by then.
         cursor = replace(cursor, when_seen=before)
     return replace(cursor, is_armed=cursor.is_armed or not holds)
 

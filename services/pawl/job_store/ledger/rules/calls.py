@@ -168,7 +168,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
 
 def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
-    """Return how many different people gave the approvals, not counting whoever started the run."""
+    """Return how many different people gave the approvals, not counting those who started the run."""
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in approvals:
         if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:

@@ -137,7 +137,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The active run and the jobs with notices; empty without background state."""
+        """The active run and the jobs with notices; empty if the conversation has no background state."""
         if self.background == NO_BACKGROUND:
             return ()
         notified = (each.run_id for each in self.background.notices)
@@ -409,7 +409,7 @@ class CallRow(CallFields, frozen=True, kw_only=True):
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a conversation.
 
-    `summarised_to` is positive for a summary; `body` is the opaque rest.
+    `summarised_to` is positive for a summary. `body` holds the fields that are opaque to the ledger.
 
     `user_id` is the user of its run if that is not the conversation's user; otherwise empty.
     """

@@ -1,4 +1,4 @@
-"""Reads the log of a run: its events, with a gap in place of those that were removed."""
+"""Reads the log of a run: its events, with a gap instead of removed events."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Programs:
     is_confined: bool = True
 
     def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
-        """Return the order with which the sandbox starts one of a store's servers.
+        """Return the order that starts one of a store's servers in the sandbox.
 
         Raises:
             PermissionDenied: The deployment does not allow it. The message says why.

@@ -229,7 +229,7 @@ async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Respon
     """Limit a body's size and brackets or, in a stream, each event's brackets. The package limits each event's size."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which was not requested", request=response.request)
-    # The bodies of errors and redirects are read in full, whatever their type.
+    # The bodies of errors and redirects are read in full, regardless of their type.
     is_stream = response.is_success and response.headers.get("content-type", "").lower().startswith("text/event-stream")
     if isinstance(response.stream, httpx2.AsyncByteStream):
         response.stream = _Limited(response.stream, response.request, wire, rate_limit, is_stream=is_stream)

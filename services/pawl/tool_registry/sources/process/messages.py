@@ -82,7 +82,7 @@ ToProcess: TypeAlias = Call | Cancel | Answered
 ToRegistry: TypeAlias = GetSecret | SaveCheckpoint | ReportProgress | Returned | Raised
 Answer: TypeAlias = Returned | Raised
 
-# Errors with which a tool's request can be answered.
+# Errors that can answer a tool's request.
 ERRORS: Final[Mapping[str, type[Exception]]] = {
     error.__name__: error for error in (ToolError, SecretNotFound, Superseded, ToolCancelled)
 }

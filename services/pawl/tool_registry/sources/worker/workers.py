@@ -421,7 +421,7 @@ class WorkerHub:
                 link.end(Cancelled("the worker attached again to another replica"))
 
     async def _register_successors(self) -> None:
-        """Register attached workers' tools if they replace definitions that no live worker has any more."""
+        """Register attached workers' tools if no live worker has the current definitions."""
         links = [link for link in self._links.values() if not link.is_draining]
         unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
         for link in reversed(links):  # The worker that attached last is considered the newest.
