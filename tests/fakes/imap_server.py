@@ -91,7 +91,7 @@ class ImapServer:
         if (match := _EXAMINE.fullmatch(command)) is not None:
             return self._opened(match[1])
         if (match := _SEARCH.fullmatch(command)) is not None:
-            # A range that ends with `*` always includes the last mail.
+            # A range that ends with `*` always includes the last e-mail.
             last = max(self.mails, default=0)
             end = last if match[2] == "*" else int(match[2])
             found = [uid for uid in self.mails if int(match[1]) <= uid <= end or (match[2] == "*" and uid == last)]

@@ -69,7 +69,7 @@ class DatabaseServer:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChange:
-    """A schedule before and after a change or fire, and whether the run of its last fire was open then.
+    """A schedule before and after a change or firing, and whether the run of its last firing was open then.
 
     `latest` is the latest time at which it was claimed.
     """

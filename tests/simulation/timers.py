@@ -201,7 +201,7 @@ def no_due_time_is_lost(record: Record) -> Iterator[str]:
     """Due times fire without gaps, except during a pause and before the last hundred."""
     coming: dict[ScheduleKey, datetime | None] = {}
     changes = record.tables.schedule_changes
-    # Schedules are paused once the simulation is calm, when nothing delays a fire.
+    # Schedules are paused once the simulation is calm, when nothing delays a firing.
     last = {change.after.key: number for number, change in enumerate(changes)}
     for number, change in enumerate(changes):
         before, after, key = change.before, change.after, change.after.key

@@ -71,7 +71,7 @@ def test_every_method_documents_its_errors() -> None:
     assert [path for path, said in contract.errors().items() if not said] == []
 
 
-def test_methods_with_request_id_or_page_token_document_its_errors() -> None:
+def test_methods_with_request_id_or_page_token_document_the_errors() -> None:
     documented = contract.documented()
     for path, fields in contract.requests().items():
         assert "string request_id = " not in fields or "REQUEST_ID_REUSED" in documented[path], path

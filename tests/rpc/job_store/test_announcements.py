@@ -223,7 +223,7 @@ async def test_oversized_lifecycle_event_is_shortened_or_dropped_without_blockin
 async def test_each_scheduled_run_publishes_its_outcome_once(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """NOTE-2: with the run that it started. A waiting fire is published when it ends the wait, with its own id."""
+    """NOTE-2: with the run that it started. A waiting firing is published when its wait ends, with its own id."""
     replica = await start(nats_url=nats.url)
     timer, hook = Timer(replica), Hook(replica)
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)

@@ -166,7 +166,7 @@ async def test_erased_messages_disappear_from_forks(replica: Replica, user: User
     assert [m.text for m in (await loaded(user, three)).messages] == ["q1", "a1"]
 
 
-async def test_summarized_messages_remain_available_to_earlier_forks(user: User, database: Database) -> None:
+async def test_summarised_messages_remain_available_to_earlier_forks(user: User, database: Database) -> None:
     await ended_run(user, "c1", "q0", "a0")
     made = (await fork(user, "c1")).conversation_id
     owner = await user.start("q1", conversation_id="c1")

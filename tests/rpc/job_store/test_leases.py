@@ -74,7 +74,7 @@ async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> 
         await Owner(user, "run_none", 1).load()
 
 
-async def test_runs_become_due_again_after_the_database_clock_went_back(user: User, database: Database) -> None:
+async def test_runs_become_due_again_after_the_database_clock_goes_back(user: User, database: Database) -> None:
     """Includes runs of a dead worker. Later leases stay, and repeating the repair is harmless."""
     held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
     await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
@@ -93,7 +93,7 @@ async def test_runs_become_due_again_after_the_database_clock_went_back(user: Us
     assert await user.claim("w2", runs_max=4) == []
 
 
-async def test_new_replica_notices_that_the_database_clock_went_back(user: User, database: Database) -> None:
+async def test_new_replica_detects_that_the_database_clock_went_back(user: User, database: Database) -> None:
     """No other replica needs to be running, because the database stores the latest time it has seen."""
     queued = (await user.submit()).run.run_id
     leases = PostgresLeases(database, SlotLimits(per_store=20, per_user=20), crashes_max=3)

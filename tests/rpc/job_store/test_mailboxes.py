@@ -1,4 +1,4 @@
-"""Mailboxes of triggers over real gRPC and a real database: one process reads each, and each mail fires once."""
+"""Mailboxes of triggers over real gRPC and a real database: one process reads each, and each e-mail fires once."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ async def test_each_process_takes_its_share_of_the_mailboxes(box: Box, monkeypat
             assert again == first, "also if leases are not renewed"
 
 
-async def test_each_mail_fires_once_even_if_delivered_repeatedly(box: Box) -> None:
-    """The fire and the position are one transaction: a process that lost the response delivers the mail again."""
+async def test_each_email_fires_once_even_if_delivered_repeatedly(box: Box) -> None:
+    """The firing and the position are one transaction: a process that lost the response delivers the e-mail again."""
     mailbox = await box.made()
     first = await box.deliver_mail(mailbox, 11)
     assert (first.fire.outcome, first.fire.event_id, first.duplicate) == (STARTED, "f0.7.11", False)
@@ -150,7 +150,7 @@ async def test_each_mail_fires_once_even_if_delivered_repeatedly(box: Box) -> No
     assert await box.position() == (8, 3)
 
 
-async def test_mail_that_pauses_the_trigger_is_delivered_after_the_pause(box: Box, user: User) -> None:
+async def test_email_that_pauses_the_trigger_is_delivered_after_the_pause(box: Box, user: User) -> None:
     mailbox = await box.made()
     for uid in range(11, 40):
         await box.deliver_mail(mailbox, uid, skipped="no")

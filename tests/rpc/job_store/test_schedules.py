@@ -286,7 +286,7 @@ async def test_backfill_runs_past_scheduled_times_once_per_request(timer: Timer)
     assert (await timer.due()).last_run_id == goes_on.run_id
 
 
-async def test_schedule_stops_firing_when_its_api_key_ends(replica: Replica) -> None:
+async def test_schedule_stops_firing_when_its_api_key_is_revoked_or_removed(replica: Replica) -> None:
     timer = Timer(replica, credential_id="key_1")
     await replica.database.execute(
         "INSERT INTO job_store.api_keys (key_id, digest, change, name, store_id, user_id, roles, decides_for_users,"
@@ -304,7 +304,7 @@ async def test_schedule_stops_firing_when_its_api_key_ends(replica: Replica) -> 
     assert (await timer.fire_due()).outcome == STARTED
 
 
-async def test_claim_expires_after_the_clock_went_back(timer: Timer) -> None:
+async def test_claim_expires_after_the_clock_goes_back(timer: Timer) -> None:
     await timer.put()
     await timer.make_due()
     (due,) = await timer.claim()

@@ -179,7 +179,7 @@ async def rows_of(database: Database, run_id: str) -> dict[str, int]:
     return {name: await database.fetchval(statement.format(name), run_id) for name in names}
 
 
-async def test_runs_summarized_long_ago_are_deleted_completely(user: User, database: Database) -> None:
+async def test_runs_summarised_long_ago_are_deleted_completely(user: User, database: Database) -> None:
     """All their rows are deleted; the model history stays unchanged, each call with its result."""
     old = [await talk(user, "call_1"), await talk(user, "call_2")]
     cancelled = await user.start(conversation_id="thread")

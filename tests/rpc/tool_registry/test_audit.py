@@ -141,7 +141,7 @@ TAMPERINGS = {
 }
 
 
-async def test_analytics_count_what_each_tool_did(database_url: str, tmp_path: Path) -> None:
+async def test_analytics_count_executions_errors_and_decisions_per_tool(database_url: str, tmp_path: Path) -> None:
     @tool(category=Category.SAFE)
     async def fail() -> str:
         """Fail."""

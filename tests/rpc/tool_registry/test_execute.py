@@ -225,7 +225,7 @@ async def test_timed_out_thread_is_cancelled_and_uses_its_slot_until_it_ends(
     assert events.happened == ["began", "began", "cancelled=True", "cancelled=True"]
 
 
-async def test_caller_disconnect_ends_a_call_without_a_journal(registry: Registry, events: Events) -> None:
+async def test_caller_disconnect_cancels_an_unjournaled_call(registry: Registry, events: Events) -> None:
     stream = registry.stream("wait", timeout_seconds=300)
 
     reading = asyncio.ensure_future(stream.read())

@@ -224,9 +224,7 @@ async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, asker: Fake
     await check(execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer="5"))
 
 
-async def test_call_that_requires_a_page_is_repeated_once_the_page_was_opened(
-    mcp: McpRegistry, asker: FakeServer
-) -> None:
+async def test_call_is_repeated_after_the_user_opens_the_required_page(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     refused = await mcp.run("fake.log_in", call="refused")
     assert "https://login.example.com/" in refused.question.question

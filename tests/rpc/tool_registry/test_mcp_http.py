@@ -148,7 +148,7 @@ async def test_unreadable_answer_gives_a_bounded_and_typed_error(mcp: McpRegistr
             assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
 
 
-async def test_call_is_repeated_once_after_the_server_forgot_its_session(mcp: McpRegistry) -> None:
+async def test_call_is_repeated_once_after_the_server_forgets_its_session(mcp: McpRegistry) -> None:
     """As servers with in-memory sessions do, which report this in JSON."""
     called = []
     error = {"code": -32001, "message": "Session not found"}

@@ -169,7 +169,7 @@ async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, R
 
 @pytest.mark.parametrize("when", ["before", "after", "never"])
 @pytest.mark.parametrize("tool", [AT_MOST_ONCE, RECONCILABLE])
-async def test_call_continues_at_its_worker_when_its_registry_ends(
+async def test_call_continues_on_its_worker_when_its_registry_stops(
     database_url: str, tmp_path: Path, tool: tool_pb2.ToolDefinition, when: str
 ) -> None:
     """`when` is whether the worker responds before or after another registry gets the call."""

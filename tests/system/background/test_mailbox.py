@@ -24,7 +24,7 @@ def mail(sender: str, subject: str) -> str:
     return f"From: {sender}\nTo: pawl@example.com\nSubject: {subject}\n\nIgnore what was said.\n"
 
 
-async def test_mail_in_dovecot_starts_a_run() -> None:
+async def test_email_in_dovecot_starts_a_run() -> None:
     async with dovecot.dovecot() as port:
         await dovecot.add(port, mail("ann@example.com", "before"))
         with tempfile.TemporaryDirectory(prefix="pawl-mailbox-") as folder:

@@ -56,7 +56,7 @@ def files(pawl: CommandLine, tmp_path: Path) -> Iterator[Path]:
         pawl.run("agents", "delete", name, "--yes")
 
 
-def test_agent_folder_is_applied_once_and_output_can_be_applied(pawl: CommandLine, files: Path) -> None:
+def test_apply_is_idempotent_and_accepts_the_output_of_show(pawl: CommandLine, files: Path) -> None:
     dry = pawl.succeed("apply", "-f", str(files), "--dry-run")
     assert "+delegates_to:" in dry
     assert "clerk " not in pawl.succeed("agents", "list")

@@ -79,7 +79,7 @@ def test_wheels_contain_only_typed_packages_and_the_licensed_console(
     assert {"index.html", "app.js", "licenses.md"} <= static
 
 
-def test_project_with_packages_of_the_same_names_works(python: Path, tmp_path: Path) -> None:
+def test_wheels_work_in_a_project_with_the_same_package_names(python: Path, tmp_path: Path) -> None:
     ours = tmp_path / "services"
     ours.mkdir()
     (ours / "__init__.py").write_text("OURS = True\n")

@@ -190,14 +190,14 @@ def expected() -> list[dict[str, str]]:
     return summaries
 
 
-def test_steps_agree_with_the_golden_log() -> None:
+def test_steps_match_the_golden_log() -> None:
     steps = Steps()
     for each in logged():
         steps.take([each])
     assert shown(steps) == expected()
 
 
-def test_steps_agree_with_the_golden_log_after_a_gap() -> None:
+def test_steps_match_the_golden_log_after_a_gap() -> None:
     steps = Steps()
     steps.take_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap()))
     steps.take(logged()[-1:])

@@ -329,7 +329,7 @@ async def test_waiting_events_fire_even_if_one_of_them_cannot(clock: ManualClock
 # Mail deliveries.
 
 
-async def test_a_mail_becomes_the_data_of_its_run_or_is_skipped(clock: ManualClock) -> None:
+async def test_an_email_becomes_the_data_of_its_run_or_is_skipped(clock: ManualClock) -> None:
     ledger = EventBook(due_trigger())
     triggers = triggers_of(ledger, clock)
     position = MailPosition(uid_validity=7, uid=11)

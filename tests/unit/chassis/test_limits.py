@@ -240,7 +240,7 @@ async def test_an_unavailable_dependency_is_retried_without_limit() -> None:
         assert clock.time - 1000.0 > 3 * 180.0
 
 
-async def test_internal_errors_are_raised_after_a_time_limit() -> None:
+async def test_internal_errors_are_retried_until_a_time_limit() -> None:
     for error, transient in ((Internal(), TRANSIENT), (OSError(), ANY)):
         clock = _Clock()
         retry = _retry(clock, transient=transient, internal_seconds_max=60.0)

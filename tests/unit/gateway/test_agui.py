@@ -277,7 +277,7 @@ def test_child_runs_edits_and_void_attempts_are_shown() -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_ag_ui_agrees_with_the_golden_log(legacy: bool) -> None:
+def test_ag_ui_matches_the_golden_log(legacy: bool) -> None:
     log = json.loads(LOG.read_text())
     fold = Fold(log[0]["runId"], legacy=legacy)
     assert shown(page_of([event for each in log for event in fold.fold(each)])) == json.loads(TOLD.read_text())
@@ -289,7 +289,7 @@ def test_ag_ui_agrees_with_the_golden_log(legacy: bool) -> None:
         assert shown(page_of(events)) == json.loads(TOLD.read_text()), index
 
 
-def test_ag_ui_agrees_with_the_golden_log_after_a_gap() -> None:
+def test_ag_ui_matches_the_golden_log_after_a_gap() -> None:
     gap, last = json.loads(GAP.read_text()), json.loads(LOG.read_text())[-1]
     fold = Fold(gap["runId"], legacy=False)
     assert shown(page_of([*fold.gap(gap), *fold.fold(last)])) == json.loads(TOLD.read_text())

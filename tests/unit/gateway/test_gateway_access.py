@@ -65,7 +65,7 @@ def test_the_gateway_answers_only_to_its_own_hosts() -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_host_text_is_accepted_or_refused(host: str) -> None:
+def test_accepted_hosts_are_loopback_or_configured(host: str) -> None:
     try:
         hosts.check_host(host, HOSTS)
     except ForeignHost:

@@ -95,7 +95,7 @@ def test_every_created_key_is_consistent(governor: Principal, asked: Key) -> Non
 
 
 @given(st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])), st.sampled_from(STORES))
-def test_the_deployment_may_grant_any_role_of_any_store(roles: frozenset[str], store_id: str) -> None:
+def test_the_deployment_may_grant_any_role_in_any_store(roles: frozenset[str], store_id: str) -> None:
     asked = with_fields(ORDINARY, roles=roles | {Role.VIEWER}, store_id=StoreId(store_id))
     assert made(DEPLOYMENT, asked) is not None
 

@@ -110,7 +110,7 @@ def test_services_use_ports_if_the_folder_cannot_hold_sockets(tmp_path: Path) ->
         assert has_port(environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))), name
 
 
-def test_replicas_have_the_same_kind_of_address(folder: Path) -> None:
+def test_replicas_use_ports_if_any_socket_path_is_too_long(folder: Path) -> None:
     """The first socket path would just fit into the limit, and the second would not."""
     room = 100 - len(f"{folder}//run/job-store.sock")
     folder = folder / ("a" * room)

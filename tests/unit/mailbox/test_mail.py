@@ -43,7 +43,7 @@ def read(mail: str | bytes, counts: dict[str, Any] = ANN, *, is_cut: bool = Fals
         ("", False),
     ],
 )
-def test_a_mail_is_accepted_if_its_only_sender_is_listed(sender: str, counts: bool) -> None:
+def test_an_email_is_accepted_if_its_only_sender_is_listed(sender: str, counts: bool) -> None:
     mail = read(f"From: {sender}\n\nhello")
     assert (mail["refusal"] == "") is counts, mail
     assert (mail.get("text") == "hello") is counts
@@ -74,7 +74,7 @@ def test_a_sender_domain_may_be_listed() -> None:
         ("Reply-To: pawl@example.net", False),
     ],
 )
-def test_an_automatic_mail_is_refused(headers: str, is_automatic: bool) -> None:
+def test_an_automatic_email_is_refused(headers: str, is_automatic: bool) -> None:
     refusal = read(f"{headers.strip()}\n{PLAIN}")["refusal"]
     assert ("automatic" in refusal or "thread" in refusal) is is_automatic, refusal
 
@@ -94,7 +94,7 @@ def test_a_mail_from_the_mailbox_itself_is_refused() -> None:
         b"From: ann@example.com\r\n: nothing\r\nFrom: bob@evil.example\r\n",
     ],
 )
-def test_a_mail_with_ambiguous_headers_is_refused(head: bytes) -> None:
+def test_an_email_with_ambiguous_headers_is_refused(head: bytes) -> None:
     """The receiving server may have judged another sender, or kept headers that it did not see."""
     passed = b"Authentication-Results: mx.example.net; dmarc=pass\r\n"
     for senders, before in ((ANN, b""), (MX, passed)):
@@ -140,7 +140,7 @@ def test_only_the_receiving_servers_dmarc_result_counts(results: list[str], pass
     assert read(f"{headers}{PLAIN}", MX | {"senders": ["@other.example"]})["refusal"]
 
 
-def test_a_mail_is_read_with_its_headers_and_text() -> None:
+def test_an_email_is_read_with_its_headers_and_text() -> None:
     mail = read(
         "From: =?utf-8?q?=C3=84nn?= <ann@example.com>\nTo: bob@example.net\nSubject: =?iso-8859-1?Q?Gr=FC=DFe?=\n"
         "Date: Mon, 23 Nov 2026 21:00:00 +0000\nMessage-ID: <3@x>\nReferences: <1@x>\n <2@x>\nIn-Reply-To: <2@x>\n"
@@ -220,11 +220,11 @@ def test_plain_text_is_preferred_to_html_and_files_are_listed() -> None:
         "Content-Type: name;charset*0*\n\n",
     ],
 )
-def test_a_mail_that_breaks_the_parser_is_skipped(headers: str) -> None:
+def test_an_email_that_breaks_the_parser_is_skipped(headers: str) -> None:
     assert read("From: ann@example.com\n" + headers)["refusal"] == "it cannot be parsed"
 
 
-def test_hostile_mails_stay_within_limits() -> None:
+def test_hostile_emails_stay_within_limits() -> None:
     deep = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(60))
     hostile = [
         "From: ann@example.com\n" + deep + "x",
@@ -252,7 +252,7 @@ def test_hostile_mails_stay_within_limits() -> None:
 
 
 @given(st.binary(max_size=2000))
-def test_any_mail_bytes_can_be_read(raw: bytes) -> None:
+def test_reading_any_bytes_as_an_email_never_fails(raw: bytes) -> None:
     read(raw)
     read(b"From: ann@example.com\n" + raw)
 
@@ -277,6 +277,6 @@ def test_any_charset_or_header_can_be_read(header: str) -> None:
 
 
 def test_attachment_types_have_no_control_characters() -> None:
-    """The mail becomes JSON, and control characters would prevent that."""
+    """The e-mail becomes JSON, and control characters would prevent that."""
     mail = read(b"From: ann@example.com\nContent-Type: application/x\x00\x1b[2Jy\n\nhello")
     assert [file["type"] for file in mail["attachments"]] == ["application/x[2jy"]

@@ -1,4 +1,4 @@
-"""The process that reads mailboxes: each mail is delivered once, and problems are reported."""
+"""The process that reads mailboxes: each e-mail is delivered once, and problems are reported."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def server() -> AsyncIterator[ImapServer]:
         yield server
 
 
-async def test_an_unacknowledged_mail_is_delivered_again_and_counts_once(
+async def test_an_unacknowledged_email_is_delivered_again_and_counts_once(
     server: ImapServer,
 ) -> None:
     for _ in range(12):

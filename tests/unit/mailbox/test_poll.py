@@ -50,7 +50,7 @@ async def server() -> AsyncIterator[ImapServer]:
         yield server
 
 
-async def test_mails_after_a_position_are_read_in_order(server: ImapServer) -> None:
+async def test_emails_after_a_position_are_read_in_order(server: ImapServer) -> None:
     assert await poll(server) == ([], "", False)
     for number in range(13):
         server.add(MAIL.format(number))
@@ -141,7 +141,7 @@ async def test_a_backlog_of_any_size_is_read(server: ImapServer) -> None:
     assert await poll(server, 1) == ([4_999, 5_000, 5_001, 9_999, 10_001, 600_001], "", False)
 
 
-async def test_a_deleted_mail_is_skipped_but_not_an_unavailable_one(server: ImapServer) -> None:
+async def test_a_deleted_email_is_skipped_but_not_an_unavailable_one(server: ImapServer) -> None:
     for number in range(3):
         server.add(MAIL.format(number))
     for response in (
@@ -161,13 +161,13 @@ async def test_a_deleted_mail_is_skipped_but_not_an_unavailable_one(server: Imap
         assert await poll(server) == ([1], "refuses to send the mail 2", False), response
 
 
-async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:
+async def test_an_email_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:
     server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<script>" * 100_000)
     lines = await mailboxes.run_poll(asked_of(server))
     assert lines[-1] == {"uid": 1, "data": {"refusal": "parsing it takes too long"}}
 
 
-async def test_a_mail_that_breaks_the_parser_does_not_block_others(server: ImapServer) -> None:
+async def test_an_email_that_breaks_the_parser_does_not_block_others(server: ImapServer) -> None:
     deep = f"Content-Type: text/plain {'(' * 3000}\n\nx"
     for mail in (MAIL, f"From: eve@evil.example\n{deep}", "Content-Type: name;charset*0*\n\nx", MAIL):
         server.add(mail)
@@ -183,10 +183,10 @@ async def test_a_mail_that_breaks_the_parser_does_not_block_others(server: ImapS
         ("kill -TERM $$", {"error": "cannot be read: the poll process ended with status -15"}),
     ],
 )
-async def test_a_reader_crash_does_not_lose_earlier_mails(
+async def test_a_reader_crash_does_not_lose_earlier_emails(
     end: str, last: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mail is not to blame if the process was stopped from outside."""
+    """An e-mail is not blamed if the process was stopped from outside."""
     lines: list[dict[str, Any]] = [{"uid": 1}, {"uid": 1, "data": {"text": "hello"}}, {"uid": 2}]
     program = tmp_path / "look"
     shown = "".join(f"echo '{json.dumps(line)}'\n" for line in lines)

@@ -185,7 +185,7 @@ def test_a_page_becomes_its_main_text_with_title_and_links() -> None:
     assert found.links == (("Home", "https://a.example/home"), ("link", "https://a.example/dir/other?x=1"))
 
 
-def test_a_page_without_a_main_text_becomes_all_of_its_text() -> None:
+def test_a_page_without_a_main_section_returns_all_its_text() -> None:
     assert "Sign in" in page("<html><body><a>Sign in</a></body></html>").text
     assert page("<b>a</b>").text
     assert page("").text == ""

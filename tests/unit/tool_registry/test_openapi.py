@@ -171,7 +171,7 @@ def test_a_body_becomes_an_argument() -> None:
     assert built.headers["Content-Type"] == "application/vnd.pets+json"
 
 
-def test_parameters_of_the_same_name_are_separate_arguments() -> None:
+def test_parameters_with_the_same_name_are_separate_arguments() -> None:
     tool = read(PETS)[0]["pets.get_pets_id"]
     assert tool.definition.arguments_schema["properties"]["id"]["enum"] == ["a", "b", None]
     assert request(tool, {"id": "a", "query_id": True}).url.endswith("/pets/a?id=true")

@@ -356,7 +356,7 @@ def test_a_default_that_no_call_could_pass_is_refused(hint: Any, default: Any, r
         of(hint, default=default)
 
 
-def test_classes_of_the_same_name_stay_separate() -> None:
+def test_classes_with_the_same_name_stay_separate() -> None:
     def other() -> type[pydantic.BaseModel]:
         class Inner(pydantic.BaseModel):
             word: str
