@@ -598,11 +598,11 @@ class CallResult(_message.Message):
     is_error: _builtins.bool
     """Whether the content is an error for the model."""
     error_reason: _builtins.str
-    """Machine-readable reason if `is_error`. More values may be added. INVALID_ARGUMENTS, TOOL_NOT_FOUND,
-    TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED, EXPIRED, CANCELLED, OUTCOME_UNKNOWN,
-    NOT_STOPPED, TOO_MANY_CALLS, INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL, BUDGET_EXHAUSTED, NOT_COMPLETED
-    (not completed from outside in time), or how the child run ended: AGENT_FAILED, AGENT_CANCELLED,
-    AGENT_EXPIRED.
+    """Machine-readable reason if `is_error`: INVALID_ARGUMENTS, TOOL_NOT_FOUND, TOOL_TIMEOUT, TOOL_ERROR,
+    RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED, EXPIRED, CANCELLED, OUTCOME_UNKNOWN, NOT_STOPPED,
+    TOO_MANY_CALLS, INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL, BUDGET_EXHAUSTED, NOT_COMPLETED (not
+    completed from outside in time), or how the child run ended: AGENT_FAILED, AGENT_CANCELLED,
+    AGENT_EXPIRED. More values may be added.
     """
     note: _builtins.str
     """Note to the model that goes with the result, for example that a reviewer edited the arguments; may be

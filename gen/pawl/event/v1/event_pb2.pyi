@@ -127,12 +127,12 @@ class RunEvent(_message.Message):
     event_id: _builtins.str
     """ID of the event, the same everywhere. Use it to remove duplicates."""
     type: _builtins.str
-    """Dotted name of the event. More names may be added. run.queued, run.running, run.waiting, run.cancelling,
-    run.needs_attention, run.completed, run.failed, run.cancelled, run.expired, run.topped_up, message.added,
-    round.started, round.retrying, round.ended, output.delta, tool.proposed, tool.awaiting_approval,
-    tool.offered, tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed, tool.failed,
-    tool.rejected, tool.expired, tool.cancelled, tool.outcome_unknown, tool.delegated, warning,
-    operator.acted, schedule.paused, trigger.paused, schedule.fired, trigger.fired.
+    """Dotted name of the event: run.queued, run.running, run.waiting, run.cancelling, run.needs_attention,
+    run.completed, run.failed, run.cancelled, run.expired, run.topped_up, message.added, round.started,
+    round.retrying, round.ended, output.delta, tool.proposed, tool.awaiting_approval, tool.offered,
+    tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed, tool.failed, tool.rejected,
+    tool.expired, tool.cancelled, tool.outcome_unknown, tool.delegated, warning, operator.acted,
+    schedule.paused, trigger.paused, schedule.fired, trigger.fired. More names may be added.
 
     For a front-end call, tool.executing is sent when a client takes the call (its state is still OFFERED),
     and tool.offered is sent again if the client gives it back.
@@ -439,7 +439,7 @@ class RoundRetrying(_message.Message):
     model_attempt: _builtins.int
     """Attempt that failed."""
     reason: _builtins.str
-    """Machine-readable reason. HTTP_429, HTTP_500, NETWORK, HEADERS_TIMEOUT, IDLE_TIMEOUT, STREAM_TRUNCATED,
+    """Machine-readable reason: HTTP_429, HTTP_500, NETWORK, HEADERS_TIMEOUT, IDLE_TIMEOUT, STREAM_TRUNCATED,
     STREAM_GARBLED, STREAM_ERROR, EMPTY_STREAM, EMPTY_ANSWER (no text and no call; retried once), TAKEOVER,
     BUDGET_EXHAUSTED (the token budget cut the answer short).
     """
@@ -670,7 +670,7 @@ class Warning(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Machine-readable reason. ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS, FINAL_ROUND,
+    """Machine-readable reason: ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS, FINAL_ROUND,
     MODEL_FALLBACK, NOT_STOPPED (a call of a stopped run may still be running; see Run.unstopped_call_ids),
     ANSWER_CUT_OFF (the model reached its output limit), FIELDS_LEFT_OUT (see Message.provider_state_json),
     TOOLS_LEFT_OUT (a run can have at most 128 tools; name those that it needs).

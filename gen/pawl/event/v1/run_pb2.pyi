@@ -954,10 +954,10 @@ class RunFailure(_message.Message):
     failure_class: Global___FailureClass.ValueType
     """Failure class."""
     reason: _builtins.str
-    """Machine-readable reason; more may be added. ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT, ROUND_TIMEOUT,
-    PROVIDER_ERROR, PROVIDER_REFUSED (the model server rejects the request), PROVIDER_RATE_LIMIT,
-    PROVIDER_AUTH, CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, OUTPUT_INVALID,
-    INTERNAL.
+    """Machine-readable reason: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT, ROUND_TIMEOUT, PROVIDER_ERROR,
+    PROVIDER_REFUSED (the model server rejects the request), PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
+    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, OUTPUT_INVALID, INTERNAL. More
+    values may be added.
     """
     message: _builtins.str
     """One sentence that explains the failure to the user."""

@@ -221,9 +221,8 @@ class ChannelDelivery(_message.Message):
     channel_id: _builtins.str
     """Channel ID."""
     type: _builtins.str
-    """Type of the message. `run.completed`, `run.failed`, `run.cancelled`, `run.expired`, `input.needed`,
-    `attention.needed`, `approval.needed`, `job.ended`, `channel.disabled`, `channel.test`, or
-    `channel.code`.
+    """Type of the message: `run.completed`, `run.failed`, `run.cancelled`, `run.expired`, `input.needed`,
+    `attention.needed`, `approval.needed`, `job.ended`, `channel.disabled`, `channel.test`, or `channel.code`.
     """
     number: _builtins.int
     """Number of the notification in the inbox; 0 for a test or code."""

@@ -926,8 +926,8 @@ class Verdict(_message.Message):
     fallback_tool_name: _builtins.str
     """OFFER: the tool that runs instead."""
     error_reason: _builtins.str
-    """REFUSE: machine-readable reason. More values may be added. TOOL_NOT_FOUND, INVALID_JSON,
-    INVALID_ARGUMENTS, DUPLICATE_CALL, NOT_ALLOWED (a rule denies it).
+    """REFUSE: machine-readable reason (TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, DUPLICATE_CALL, or
+    NOT_ALLOWED if a rule denies the call). More values may be added.
     """
     error_message: _builtins.str
     """REFUSE: every violation, and near matches for unknown names."""
