@@ -1,13 +1,11 @@
-"""Writes the generated parts of pages: state diagrams, permissions, and the features of the services.
+"""Writes the generated parts of pages: state diagrams and permissions.
 
 Run by `make diagrams`; a test compares the pages with the tables.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import groupby
@@ -20,7 +18,6 @@ from pawl.values import CallState
 
 StateT = TypeVar("StateT", bound=Enum)
 
-SERVICES: Final = Path(__file__).parent.parent / "services/pawl"
 PAGES: Final = tuple(Path(__file__).parent / page for page in ("design/architecture.md", "guides/identity.md"))
 
 
@@ -28,7 +25,6 @@ def rendered(page: str) -> str:
     """Return the page with all generated parts renewed."""
     page = _replaced(page, "run", _diagram([run_table.INITIAL], run_table.TRANSITIONS))
     page = _replaced(page, "call", _diagram([CallState.PROPOSED], call_table.TRANSITIONS))
-    page = _replaced(page, "features", "\n".join(_features()))
     page = _replaced(page, "callers", "\n".join(_callers_of_roles()))
     return _replaced(page, "services", "\n".join(_callers_of_services()))
 
@@ -51,33 +47,6 @@ def _diagram(initial: Iterable[StateT], transitions: Mapping[StateT, frozenset[S
 
 def _position(state: Enum) -> int:
     return list(type(state)).index(state)
-
-
-def _features() -> Iterator[str]:
-    """Yield a row for each feature with its folders (at most one per service) and statements.
-
-    Modules outside a feature count for the service.
-    """
-    counts: Counter[tuple[str, str]] = Counter()
-    for module in SERVICES.rglob("*.py"):
-        service, *inside = module.relative_to(SERVICES).parts
-        feature, folder = (inside[0], f"{service}/{inside[0]}") if len(inside) > 1 else (service, service)
-        counts[feature, folder] += statements(module)
-    yield "| feature | folders | statements |"
-    yield "|---|---|---|"
-    for feature, group in groupby(sorted(counts), key=lambda key: key[0]):
-        keys = list(group)
-        yield f"| {feature} | {', '.join(f'`{folder}`' for _, folder in keys)} | {sum(counts[key] for key in keys)} |"
-
-
-def statements(module: Path) -> int:
-    """Return the number of statements of a module, without docstrings."""
-    nodes = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = sum(
-        isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None for node in nodes
-    )
-    return sum(isinstance(node, ast.stmt) for node in nodes) - docstrings
 
 
 def _callers_of_roles() -> Iterator[str]:

@@ -39,7 +39,7 @@ def check(context: typer.Context) -> None:
 def check_model(context: typer.Context) -> None:
     """Probe a model server and print settings for it. See `pawl model check --help`.
 
-    Uses the key in OPENAI_API_KEY, and makes four short model calls.
+    Uses the key in OPENAI_API_KEY, and makes six to nine short model calls.
     """
     run_program("pawl.agent_loop.check", context.args)
 

@@ -29,8 +29,8 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     MESSAGE_POLICY_QUEUE: _MessagePolicy.ValueType  # 1
     """Create a run that waits for its turn; at most 100 can wait."""
     MESSAGE_POLICY_STEER: _MessagePolicy.ValueType  # 2
-    """Add the message to the active run when its open batch closes. Open questions and approvals are withdrawn
-    first. Queued runs stay queued.
+    """Add the message to the active run when its open batch closes. Open questions, approvals and
+    offers are withdrawn first. Queued runs stay queued.
     """
     MESSAGE_POLICY_INTERRUPT: _MessagePolicy.ValueType  # 3
     """Cancel the active run (SUPERSEDED) and then start a run with the message. It goes ahead of queued runs,
@@ -49,8 +49,8 @@ MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 MESSAGE_POLICY_QUEUE: MessagePolicy.ValueType  # 1
 """Create a run that waits for its turn; at most 100 can wait."""
 MESSAGE_POLICY_STEER: MessagePolicy.ValueType  # 2
-"""Add the message to the active run when its open batch closes. Open questions and approvals are withdrawn
-first. Queued runs stay queued.
+"""Add the message to the active run when its open batch closes. Open questions, approvals and
+offers are withdrawn first. Queued runs stay queued.
 """
 MESSAGE_POLICY_INTERRUPT: MessagePolicy.ValueType  # 3
 """Cancel the active run (SUPERSEDED) and then start a run with the message. It goes ahead of queued runs,
