@@ -14,7 +14,7 @@ from typing import Final
 
 import uvloop
 
-from bench import report
+from bench import gate, report
 from bench.comparison import SUBJECTS
 from bench.figures import Figure, NotMeasured
 from bench.options import Options
@@ -53,6 +53,7 @@ PARTS: Final = tuple(
         Part(("P14",), "bench.deliveries"),
         Part(("P15",), "bench.series"),
         Part(("P16",), "bench.gateway"),
+        Part(("P17",), "bench.rounds"),
     )
     if importlib.util.find_spec(part.module)
 )
@@ -92,7 +93,8 @@ async def run(parts: Sequence[Part], options: Options, machine: report.Machine) 
     return found
 
 
-def read_arguments() -> tuple[list[Part], Options]:
+def read_arguments() -> tuple[list[Part], Options] | None:
+    """Return the parts to measure and their options; None for the gate."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("figures", nargs="*", help=f"of {', '.join(CODES)}; default: all")
     parser.add_argument("--subjects", help=f"subjects of the comparison, separated by commas: {', '.join(SUBJECTS)}")
@@ -105,8 +107,11 @@ def read_arguments() -> tuple[list[Part], Options]:
         "--sync-milliseconds", type=float, default=4.0, help="added to each sync on the slow disk; default 4"
     )
     parser.add_argument("--soak-seconds", type=float, help="duration of the memory test; default 180")
+    parser.add_argument("--gate", action="store_true", help="only check the CPU of a run against bench/gate.json")
     parser.add_argument("--quick", action="store_true", help="short forms of all parts; peers only if named")
     given = parser.parse_args()
+    if given.gate:
+        return None
     if unknown := set(given.figures) - set(CODES):
         parser.error(f"no such figure: {', '.join(sorted(unknown))}")
     quick: bool = given.quick
@@ -127,8 +132,11 @@ def read_arguments() -> tuple[list[Part], Options]:
 
 
 def main() -> None:
-    """Measure the selected parts."""
-    parts, options = read_arguments()
+    """Measure the selected parts, or check the gate."""
+    selected = read_arguments()
+    if selected is None:
+        sys.exit(not uvloop.run(gate.passes()))
+    parts, options = selected
     machine = report.machine()
     figures = uvloop.run(run(parts, options, machine))
     report.show(figures, machine)

@@ -17,14 +17,22 @@ class Seen:
     output: dict[int, list[float]] = field(default_factory=dict)
 
 
-async def watch(pawl: Pawl) -> Seen:
+async def watch(pawl: Pawl, start: agent_pb2.StartRunRequest = START) -> Seen:
     """Do one run and record when its output arrives.
 
     Raises:
         RuntimeError: it did not complete.
     """
+    return await follow(pawl, (await pawl.agents.StartRun(start)).run.run_id)
+
+
+async def follow(pawl: Pawl, run_id: str) -> Seen:
+    """Watch a run to its end and record when its output arrives.
+
+    Raises:
+        RuntimeError: it did not complete.
+    """
     seen, state = Seen(), run_pb2.RUN_STATE_UNSPECIFIED
-    run_id = (await pawl.agents.StartRun(START)).run.run_id
     async for answer in pawl.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id)):
         now = time.monotonic()
         for event in answer.events:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import msgspec
@@ -302,6 +304,44 @@ def test_a_summary_never_separates_a_call_from_its_result(sizes: list[int]) -> N
         check_history(history_sent)
     asked = [asked["id"] for message in history_sent for asked in message.get("tool_calls", ())]
     assert asked == [message["tool_call_id"] for message in history_sent if message["role"] == "tool"]
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["ask", "say", "settle", "number", "reload", "summarise"]), st.integers(0, 9))
+    )
+)
+def test_kept_groups_equal_newly_built_ones(steps: list[tuple[str, int]]) -> None:
+    """LOOP-8: no commit, refused commit or reload shows the model an outdated message or result."""
+    current = state(user("0", number=1))
+    for count, (step, chosen) in enumerate(steps):
+        message, *_ = current.messages[chosen % len(current.messages) :]
+        match step:
+            case "ask":
+                current = current.with_calls([call(f"c{count}")]).with_message(assistant("", f"c{count}"))
+            case "say":
+                current = current.with_message(user(f"{count}"))
+            case "settle":
+                current = current.with_calls([call(each, f"{count}".encode()) for each in message.call_ids])
+            case "number" | "reload":
+                changed = replace(message, number=count) if step == "number" else replace(message, text=f"{count}")
+                current = replace(
+                    current, messages=tuple(changed if each is message else each for each in current.messages)
+                )
+            case "summarise":
+                summary = Message(role=Role.SUMMARY, run_id=RunId("r"), text=f"{count}", summarised_to_number=chosen)
+                current = current.with_message(summary)
+        another = replace(current, run=replace(current.run, run_id=RunId(f"new {count}")))
+        assert history.groups(current) == history.groups(another)
+
+
+def test_kept_groups_are_released_with_the_state() -> None:
+    current = state(*(user(f"{number}", number=number) for number in range(1, 10)))
+    first = weakref.ref(current.messages[0])
+    history.groups(current)
+    del current
+    gc.collect()
+    assert first() is None
 
 
 def test_the_newest_summary_is_followed_by_the_messages_it_does_not_cover() -> None:

@@ -142,7 +142,7 @@ def test_an_image_has_a_fixed_cost_independent_of_its_bytes() -> None:
     state = state_of(earlier, message_of(*large, number=2), limits=Limits(context_bytes_max=10_000))
     assert history.summarise_to(state) == 0
     (prompt,) = history.of_run(state_of(message_of(*large)))
-    assert parts.IMAGE_SIZE_BYTES < history.size_bytes(prompt) < 2 * parts.IMAGE_SIZE_BYTES
+    assert parts.IMAGE_SIZE_BYTES < history.size_bytes([prompt]) < 2 * parts.IMAGE_SIZE_BYTES
 
 
 def test_summaries_are_made_from_text_only() -> None:

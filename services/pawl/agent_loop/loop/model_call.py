@@ -70,7 +70,7 @@ class ModelCall:
         self._opening = ""
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
-        prompt_bytes = sum(map(history.size_bytes, request.messages))
+        prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
         if needed := budget.needed(self._state, prompt_tokens):

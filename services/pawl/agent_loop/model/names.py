@@ -67,7 +67,7 @@ def renamed(request: ModelRequest, names: Names) -> ModelRequest:
 
 def _message(message: Mapping[str, Any], names: Names) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
-    if not calls:
+    if not calls or not any("." in _function(call).get("name", "") for call in calls):
         return message
     return {**message, "tool_calls": [_with_name(call, names) for call in calls]}
 

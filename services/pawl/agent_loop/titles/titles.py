@@ -103,7 +103,7 @@ class TitleMaker:
         answer = assembly.answer()
         report = answer.usage
         if is_whole or answer.text:
-            size = sum(map(history.size_bytes, request.messages))
+            size = history.size_bytes(request.messages)
             report = budget.counted(report, prompt_bytes=size, output_bytes=len(answer.text.encode()))
         usage = usage_of(report)
         self._meter.model_called("answered" if is_whole else "failed", usage)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.model import fields
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, RunId, UserId
 
 
 def contents(calls: Sequence[Call], bytes_max: int) -> tuple[str, ...]:
@@ -109,21 +110,82 @@ def of_run(
     """Return the history for the next answer, instructions first. Unless `takes_images`, images become placeholders."""
     instructions = "\n\n".join(filter(None, (state.run.options.instructions, more_instructions)))
     head = [_message("system", instructions)] if instructions else []
-    return tuple(
-        _merged([*head, *(part for group in groups(state, echo, takes_images=takes_images) for part in group)])
+    shown = groups(state, echo, takes_images=takes_images)
+    return tuple(_merged([*head, *(part for group in shown for part in group.messages)]))
+
+
+class Group(NamedTuple):
+    """A message and its calls' results, or nothing, in the form of the protocol. Do not change its messages."""
+
+    messages: tuple[ProviderMessage, ...]
+    size_bytes: int
+
+
+class _Form(NamedTuple):
+    """What groups depend on beside their messages and calls."""
+
+    run_id: RunId
+    user_id: UserId
+    model: str
+    reasoning_field: str
+    result_bytes_max: int
+    takes_images: bool
+
+
+class _Built(NamedTuple):
+    groups: list[Group]
+    # The messages of all groups but the first, and the calls of all groups.
+    rest: tuple[Message, ...]
+    calls: list[Call]
+
+
+# The groups of closed rounds by the first message of the history, so that a round only builds the newest groups.
+# They do not refer to that message, so they are released with it.
+_built: Final = WeakKeyDictionary[Message, dict[_Form, _Built]]()
+_NOTHING: Final = _Built([], (), [])
+_FORMS_MAX: Final = 4
+# Commits still change the newest messages and their calls.
+_NEWEST: Final = 3
+
+
+def groups(state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True) -> list[Group]:
+    """Return the group of each shown message."""
+    shown = shown_messages(state)
+    if not shown:
+        return []
+    form = _form(state, echo, takes_images=takes_images and any(message.parts for message in shown))
+    by_form = _built.setdefault(shown[0], {})
+    before = by_form.get(form, _NOTHING)
+    known = len(before.groups)
+    if before.rest != shown[1:known] or before.calls != _calls(shown[:known], state):
+        before, known = _NOTHING, 0
+    found = [*before.groups, *(_group(message, state, form) for message in shown[known:])]
+    closed = shown[:-_NEWEST]
+    if len(closed) != known:
+        if len(by_form) >= _FORMS_MAX:
+            by_form.clear()
+        by_form[form] = _Built(found[: len(closed)], closed[1:], _calls(closed, state))
+    return found
+
+
+def _calls(messages: Sequence[Message], state: State) -> list[Call]:
+    return [state.calls[call_id] for message in messages for call_id in message.call_ids if call_id in state.calls]
+
+
+def _form(state: State, echo: ReasoningEcho, *, takes_images: bool) -> _Form:
+    return _Form(
+        run_id=state.run.run_id,
+        user_id=state.run.user_id,
+        model=state.model,
+        reasoning_field=_reasoning_field(state, echo),
+        result_bytes_max=state.run.options.limits.result_bytes_per_round_max,
+        takes_images=takes_images,
     )
 
 
-def groups(
-    state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True
-) -> list[list[ProviderMessage]]:
-    """Return the provider messages for each shown message: the message and its calls' results, or none."""
-    bytes_max = state.run.options.limits.result_bytes_per_round_max
-    field = _reasoning_field(state, echo)
-    return [
-        [*_group(message, state, field, bytes_max, takes_images=takes_images), *_correction(message, state)]
-        for message in shown_messages(state)
-    ]
+def _group(message: Message, state: State, form: _Form) -> Group:
+    messages = (*_messages(message, state, form), *_correction(message, state))
+    return Group(messages, size_bytes(messages))
 
 
 def shown_messages(state: State) -> tuple[Message, ...]:
@@ -151,7 +213,7 @@ def summarise_to(state: State) -> int:
     from its results.
     """
     budget = state.run.options.limits.context_bytes_max
-    sizes = [sum(map(size_bytes, group)) for group in groups(state)]
+    sizes = [group.size_bytes for group in groups(state)]
     if sum(sizes) <= budget:
         return 0
     kept, first = 0, len(sizes)
@@ -166,8 +228,8 @@ def to_summarise(state: State, to_number: int) -> str:
     """Return the conversation up to a message number as one string, limited to the context size."""
     bytes_max = state.run.options.limits.context_bytes_max
     old = [message for message in shown_messages(state) if message.role is Role.SUMMARY or message.number <= to_number]
-    limit = state.run.options.limits.result_bytes_per_round_max
-    pieces = (piece for message in old for piece in _group(message, state, "", limit, takes_images=False))
+    form = _form(state, ReasoningEcho.NONE, takes_images=False)
+    pieces = (piece for message in old for piece in _messages(message, state, form))
     text = "\n\n".join(msgspec.json.encode(piece).decode() for piece in pieces)
     # Keep the end, which is the part most relevant to what follows.
     return text.encode()[-bytes_max:].decode(errors="ignore")
@@ -184,22 +246,26 @@ def _reasoning_field(state: State, echo: ReasoningEcho) -> str:
             return field
 
 
-def size_bytes(message: Mapping[str, Any]) -> int:
-    """Return a message's size in bytes. Each image counts as a fixed number."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return len(msgspec.json.encode(message))
-    return len(msgspec.json.encode({**message, "content": None})) + parts.size_bytes(content)
+def size_bytes(messages: Iterable[Mapping[str, Any]]) -> int:
+    """Return the total size of messages in bytes. Each image counts as a fixed number."""
+    plain, size = list[Mapping[str, Any]](), 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            size += parts.size_bytes(content)
+            plain.append({**message, "content": None})
+        else:
+            plain.append(message)
+    # Encoded together, which is faster, without the brackets and commas of the array.
+    return size + len(msgspec.json.encode(plain)) - max(2, len(plain) + 1)
 
 
-def _group(
-    message: Message, state: State, reasoning_field: str, result_bytes_max: int, *, takes_images: bool
-) -> list[ProviderMessage]:
+def _messages(message: Message, state: State, form: _Form) -> list[ProviderMessage]:
     if not state.is_own(message):
         return _from_another_user(message)
     match message.role:
         case Role.USER if message.parts:
-            return [_message("user", parts.content(message.parts, takes_images=takes_images))]
+            return [_message("user", parts.content(message.parts, takes_images=form.takes_images))]
         case Role.USER:
             return [_message("user", message.text)]
         case Role.NOTICE:
@@ -208,11 +274,11 @@ def _group(
         case Role.SUMMARY:
             return [_message("user", _SUMMARY + message.text)]
         case Role.ASSISTANT:
-            asked = [state.calls[call_id] for call_id in message.call_ids if call_id in state.calls]
-            answer = _assistant(_for_model(state.model, message), asked, reasoning_field)
+            calls = _calls((message,), state)
+            answer = _assistant(_for_model(form.model, message), calls, form.reasoning_field)
             if answer is None:
                 return []
-            results = zip(asked, contents(asked, result_bytes_max), strict=True)
+            results = zip(calls, contents(calls, form.result_bytes_max), strict=True)
             return [
                 answer,
                 *({"role": "tool", "tool_call_id": call.call_id, "content": content} for call, content in results),
@@ -315,5 +381,5 @@ def _joined(messages: Sequence[ProviderMessage]) -> ProviderMessage:
 
 
 def _joins(first: ProviderMessage, second: ProviderMessage) -> bool:
-    same = first["role"] == second["role"] and first["role"] in {"user", "assistant"}
-    return same and "tool_calls" not in first
+    role = first["role"]
+    return role == second["role"] and role in {"user", "assistant"} and "tool_calls" not in first

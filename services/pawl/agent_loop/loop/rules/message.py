@@ -17,7 +17,7 @@ class Role(StrEnum):
     NOTICE = "NOTICE"
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """One entry in a conversation. The ledger assigns `number`, which is 0 until then."""
 
     role: Role

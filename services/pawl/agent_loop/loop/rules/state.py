@@ -15,6 +15,7 @@ from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
 from pawl.chassis.ids import CallId, CommandId
+from pawl.values import SETTLED
 
 START: Final = "start"
 READ: Final = "read"
@@ -99,7 +100,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def open_calls(self) -> tuple[Call, ...]:
         """The calls without a result, ordered by round and index."""
         run_id = self.run.run_id
-        found = [call for call in self.calls.values() if call.run_id == run_id and not call.settled]
+        found = [call for call in self.calls.values() if call.state not in SETTLED and call.run_id == run_id]
         return tuple(sorted(found, key=lambda call: (call.round, call.index)))
 
     @property

@@ -1,0 +1,74 @@
+"""`python -m bench --gate`: fails if a run costs more CPU than `gate.json` allows.
+
+The cost is the CPU of all processes, client included, as a multiple of the hand-written loop's in the next slice. It is
+the lower quartile of all turns, because other programs on the machine only ever raise it. A load that misses its limit
+is measured once more with twice as many turns, and only a second miss counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bench.comparison import SUBJECTS
+from bench.percentiles import percentile
+from bench.slices import CPU_AND_CLIENT, ratios, take_turns
+from bench.subjects import Pawl, Subject
+from bench.world import model_server, scratch
+
+ALLOWED: Final = Path(__file__).parent / "gate.json"
+MARGIN: Final = 0.25
+_BASE: Final = "handwritten"
+_TURNS: Final = 12
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A load of the gate. `cpu_multiple` is the cost of a run when the file was last changed."""
+
+    at_once: int
+    runs: int
+    cpu_multiple: float
+
+    @property
+    def limit(self) -> float:
+        return self.cpu_multiple * (1 + MARGIN)
+
+
+async def passes() -> bool:
+    """Measure each load and print its cost; return whether all are within their limits."""
+    loads = msgspec.json.decode(ALLOWED.read_bytes(), type=dict[str, Load])
+    async with AsyncExitStack() as stack:
+        data = await stack.enter_async_context(scratch())
+        server = await stack.enter_async_context(model_server())
+        subjects: dict[str, Subject] = {
+            _BASE: await stack.enter_async_context(SUBJECTS[_BASE](data / _BASE, server.url)),
+            "pawl": await stack.enter_async_context(Pawl(data / "pawl", server.url)),
+        }
+        for subject in subjects.values():
+            await subject.run(64, 32)
+        return all([await _passes(name, load, subjects) for name, load in loads.items()])
+
+
+async def _passes(name: str, load: Load, subjects: dict[str, Subject]) -> bool:
+    for turns in (_TURNS, 2 * _TURNS):
+        slices = await take_turns(subjects, turns, runs=load.runs, at_once=load.at_once)
+        measured = cost(ratios(slices["pawl"], slices[_BASE], CPU_AND_CLIENT))
+        print(f"{name}: {measured:.2f} times the CPU of the hand-written loop; limit {load.limit:.2f}", flush=True)
+        if measured <= load.limit:
+            return True
+    print(
+        f"A run costs more than before ({load.cpu_multiple}). Find out why with `python -m bench P1 P2`. "
+        f"If the cost is justified, set cpu_multiple in {ALLOWED.name} and give the reason in the commit.",
+        file=sys.stderr,
+    )
+    return False
+
+
+def cost(multiples: Sequence[float]) -> float:
+    """Return the cost of the turns that other programs disturbed least."""
+    return percentile(multiples, 0.25)
