@@ -85,7 +85,7 @@ def read_options(
         )
     if environment.get("PAWL_TLS_CERTIFICATE_FILE") and not environment.get("PAWL_TLS_CA_FILE"):
         raise StartError(
-            "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE, the authority that services verify each other with."
+            "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE, the CA that services use to verify each other."
         )
     base = dict.fromkeys(DEFAULT_PORTS, chosen.pop("all")) if "all" in chosen else DEFAULT_PORTS
     return SuiteOptions(

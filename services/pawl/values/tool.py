@@ -96,7 +96,7 @@ class Outcome(StrEnum):
     UNKNOWN = "UNKNOWN"
     # Not an end: the tool has a question for a user.
     INPUT_REQUIRED = "INPUT_REQUIRED"
-    # Not an end: the tool has returned, and an outside system completes the call.
+    # Not an end: the tool has returned, and an external system completes the call.
     AWAITING_COMPLETION = "AWAITING_COMPLETION"
 
 

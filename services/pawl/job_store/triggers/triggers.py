@@ -67,7 +67,7 @@ def event_id_of(
     if "." in event_id:
         # The signature covers id.time.body: with another dot, an old signature would match a different id, time and
         # body.
-        raise BadSignature("a signed webhook-id must not contain a full stop")
+        raise BadSignature("the webhook-id of a signed webhook must not contain a dot ('.')")
     time = headers.get("webhook-timestamp", "")
     if not event_id or not _TIME.fullmatch(time):
         raise BadSignature("webhook-id or webhook-timestamp is missing or malformed")

@@ -60,7 +60,7 @@ async def _nobody_to_ask(_question: Question) -> str:
 
 
 def _nobody_to_complete() -> CompletionToken:
-    raise ToolError("completion tokens exist only for tools whose function the registry runs itself")
+    raise ToolError("completion tokens are available only to tools whose function runs in the registry")
 
 
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)

@@ -276,7 +276,7 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
         case _W.PAUSED:
             return "its user to resume it: it is paused"
         case _W.COMPLETION:
-            return f"an outside system to complete {_tools(calls) or 'a call'}"
+            return f"an external system to complete {_tools(calls) or 'a call'}"
         case _W.AGENT:
             shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
             return _listed([f"run {child}" for child in shown], len(calls)) or "another run"
