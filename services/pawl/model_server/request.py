@@ -220,7 +220,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
         return next((i for i in range(last, -1, -1) if self._is_prompt(i)), None)
 
     def _is_prompt(self, position: int) -> bool:
-        """Return whether a message starts a new prompt. After a tool result, a message with only job notices does not."""
+        """Return whether a message starts a new prompt. Job notices directly after a tool result do not."""
         message = self.messages[position]
         if not isinstance(message, User):
             return False
