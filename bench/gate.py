@@ -1,8 +1,8 @@
 """`python -m bench --gate`: fails if a run costs more CPU than `gate.json` allows.
 
-The cost is the CPU of all processes, client included, as a multiple of the hand-written loop's in the next slice. It is
-the lower quartile of all turns, because other programs on the machine only ever raise it. A load that misses its limit
-is measured once more with twice as many turns, and only a second miss counts.
+The cost is the CPU time of all processes, including the client, as a multiple of the hand-written loop's in the same
+turn. The lower quartile of all turns is used, because other programs on the machine can only increase the cost. A load
+over its limit is measured once more with twice as many turns, and only the second result counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TURNS: Final = 12
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A load of the gate. `cpu_multiple` is the cost of a run when the file was last changed."""
+    """A load that the gate measures. `cpu_multiple` is the cost of a run when the file was last changed."""
 
     at_once: int
     runs: int
@@ -40,7 +40,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def passes() -> bool:
-    """Measure each load and print its cost; return whether all are within their limits."""
+    """Measure each load and print its cost; return whether all loads are within their limits."""
     loads = msgspec.json.decode(ALLOWED.read_bytes(), type=dict[str, Load])
     async with AsyncExitStack() as stack:
         data = await stack.enter_async_context(scratch())
