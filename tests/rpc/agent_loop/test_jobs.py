@@ -154,7 +154,7 @@ async def test_cancelling_a_run_reports_its_jobs_or_stops_them(
     assert (await stub.CancelRun(agent_pb2.CancelRunRequest(run_id="job_4", cancel_jobs=True), metadata=ME)).jobs == []
 
 
-async def test_only_store_operators_can_end_all_its_open_jobs(
+async def test_only_operators_can_end_all_open_jobs_of_their_store(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     """ASYNC-7: jobs of all users and no other runs; their logs name the operator."""

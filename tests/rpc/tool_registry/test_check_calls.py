@@ -102,7 +102,7 @@ async def test_gated_and_bulk_calls_show_their_reason_and_preview(registry: Regi
     assert b'checks_total{disposition="APPROVE"} 5.0' in registry.metrics.text()
 
 
-async def test_question_is_asked_and_task_is_delegated(registry: Registry) -> None:
+async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(registry: Registry) -> None:
     """HITL-1, TOOL-7."""
     asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
     verdict = await registry.check("ask_user", asked | {"kind": "permission"})

@@ -209,7 +209,7 @@ async def test_blocking_async_tool_is_reported_and_delays_only_async_tools(
     assert content(await registry.run("add", {"a": 1})) == 2
 
 
-async def test_timed_out_thread_is_cancelled_and_uses_its_slot_until_it_ends(
+async def test_timed_out_thread_is_cancelled_and_keeps_its_slot_until_it_ends(
     registry: Registry, events: Events
 ) -> None:
     await registry.run_out_of_time("block", call="a")

@@ -169,7 +169,7 @@ async def test_tool_change_announced_by_the_server_stops_the_tool_immediately(
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_replaced_configuration_applies_in_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:
+async def test_replaced_configuration_applies_to_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:
     server = FakeServer(tmp_path / "fake", ["environment"])
     async with (
         mcp_registry(database_url, tmp_path, name="a", idle_seconds=0.2) as one,
@@ -251,7 +251,7 @@ async def test_cancelling_a_call_withdraws_its_question(mcp: McpRegistry, asker:
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_users_are_asked_independently(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_questions_to_different_users_do_not_affect_each_other(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     users = ["ann", "bob", "eve"]
     asked = {}

@@ -123,7 +123,7 @@ async def test_cluster_with_other_version_or_secrets_is_refused_and_left_unchang
     assert (other.folder / "PG_VERSION").read_text() == "16\n"
 
 
-async def test_files_of_the_suite_are_private(suite: Suite) -> None:
+async def test_files_of_the_suite_are_readable_only_by_their_owner(suite: Suite) -> None:
     """I22"""
     open_to_others = []
     for root, folders, names in os.walk(suite.folder.path):

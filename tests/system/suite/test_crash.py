@@ -47,7 +47,7 @@ async def test_another_agent_loop_finishes_a_killed_ones_runs(
     )
 
 
-async def test_killed_registrys_calls_end_as_their_effect_class_permits(
+async def test_calls_of_a_killed_registry_end_as_their_effect_class_allows(
     suite: Suite, agent: Agent, tmp_path: Path
 ) -> None:
     async def killed() -> None:

@@ -397,7 +397,7 @@ def test_an_invalid_answer_is_retried_with_the_error_and_schema() -> None:
     assert [bool(message.misfit) for message in world.ledger.messages(key)] == [False, True, True, False]
 
 
-def test_the_third_invalid_answer_fails_the_run() -> None:
+def test_the_run_fails_after_the_third_invalid_answer() -> None:
     world, key = played(says(WORSE), says(BAD), says(BAD), says(GOOD))
     run = world.ledger.run(key)
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)

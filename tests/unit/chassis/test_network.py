@@ -204,7 +204,7 @@ async def looked_up(lookups: Lookups, store: str, host: str) -> Sequence[str]:
     return await shield(await lookups.start(store, host, 80))
 
 
-async def test_one_stores_hanging_lookups_leave_half_the_slots_to_others() -> None:
+async def test_hanging_lookups_of_one_store_leave_half_of_the_slots_to_others() -> None:
     names = HangingNames()
     lookups = Lookups(names, at_once_max=8)
     stores = {"acme": "hang.acme", "other": "hang.other", "third": "hang.third"}

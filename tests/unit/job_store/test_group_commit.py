@@ -140,7 +140,7 @@ async def test_a_refused_operation_does_not_affect_its_group(journal: ScriptedJo
     assert recorder.reasons == ["LEASE_LOST"]
 
 
-async def test_endless_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_persistent_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, recorder: Recorder) -> None:
     journal.raises = [GroupConflict()] * 100
     async with running(journal, recorder) as commit:
         assert [type(answer) for answer in await run_all(commit, ["a"])] == [DependencyUnavailable]
@@ -156,7 +156,7 @@ async def test_without_a_database_all_callers_of_the_group_get_an_error(
         assert await run_all(commit, ["a", "b"]) == ["a", "b"]
 
 
-async def test_one_poison_operation_does_not_fail_the_others(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_one_poison_operation_does_not_make_others_fail(journal: ScriptedJournal, recorder: Recorder) -> None:
     """I20."""
     journal.poison = "poison"
     async with running(journal, recorder) as commit:

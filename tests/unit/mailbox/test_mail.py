@@ -79,7 +79,7 @@ def test_an_automatic_email_is_refused(headers: str, is_automatic: bool) -> None
     assert ("automatic" in refusal or "thread" in refusal) is is_automatic, refusal
 
 
-def test_a_mail_from_the_mailbox_itself_is_refused() -> None:
+def test_an_email_from_the_mailbox_itself_is_refused() -> None:
     assert "itself" in read(PLAIN, MX | {"own": "Ann@example.com"})["refusal"]
 
 

@@ -84,7 +84,7 @@ class CallSlots:
         keys = _keys(principal)
         for scope, key in keys.items():
             if self._taken[key] >= self._max[scope]:
-                raise Overloaded(f"{self._max[scope]} {self._noun}, the limit per {scope}: try again later")
+                raise Overloaded(f"{self._max[scope]} {self._noun}, which is the limit per {scope}: try again later")
         self._taken.update(keys.values())
 
     def release(self, principal: Principal) -> None:
