@@ -17,8 +17,8 @@ from pawl.job.v1 import ledger_pb2
 from pawl.values import RunState
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
+from tests.poll import until
 from tests.rpc.agent_loop.asking import top_up
-from tests.rpc.agent_loop.client import until
 from tests.rpc.agent_loop.conftest import APPROVER, ME
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger

@@ -27,10 +27,7 @@ async def start_held(agent: Agent, tool: str, path: Path, **options: Any) -> str
 
 
 async def is_held(path: Path) -> None:
-    async def waits() -> bool:
-        return path.with_suffix(".held").exists()
-
-    await until(waits)
+    await until(path.with_suffix(".held").exists)
 
 
 def release(path: Path) -> None:

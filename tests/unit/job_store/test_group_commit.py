@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from pawl.job_store.ledger import group_commit
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from tests.poll import until
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,6 @@ async def run_all(commit: GroupCommit, names: Sequence[str], *, size_bytes: int 
     return await asyncio.gather(
         *(commit.run(operation, size_bytes=size_bytes) for operation in operations), return_exceptions=True
     )
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not check():
-            await asyncio.sleep(0)
 
 
 async def test_operations_that_arrive_during_a_write_share_the_next_group(
