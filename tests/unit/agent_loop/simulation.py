@@ -368,3 +368,8 @@ def started(*batches: Sequence[str], options: RunOptions | None = None) -> Simul
     run.turn()
     run.model_answers()
     return run
+
+
+def run_state(run: Simulation) -> RunState:
+    """Return the state of a run, which mypy does not narrow."""
+    return run.run.state
