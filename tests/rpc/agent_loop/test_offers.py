@@ -39,9 +39,7 @@ def holder(ledger: PlayedLedger, call_id: str) -> str:
     return ledger.runs["run_1"].calls[call_id].offer.client_id
 
 
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+pytestmark = pytest.mark.usefixtures("run")
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 DIGEST = "digest of call_1"
 
 
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+pytestmark = pytest.mark.usefixtures("run")
 
 
 async def test_created_run_has_its_requested_and_default_options(stub: AgentServiceAsyncStub) -> None:

@@ -61,6 +61,13 @@ if TYPE_CHECKING:
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
+RUN, APPROVE, OFFER, ASK, REFUSE = (
+    execution_pb2.DISPOSITION_RUN,
+    execution_pb2.DISPOSITION_APPROVE,
+    execution_pb2.DISPOSITION_OFFER,
+    execution_pb2.DISPOSITION_ASK,
+    execution_pb2.DISPOSITION_REFUSE,
+)
 PUBLIC_URL = "https://pawl.example.com"
 SERVICE_KEY = "the-key-of-the-services"
 _ROLES = {
