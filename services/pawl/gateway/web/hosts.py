@@ -78,7 +78,7 @@ def check_caller(names: Iterable[str]) -> None:
     """Refuse repeated credential headers.
 
     Raises:
-        InvalidField: a header is repeated. A proxy may have added its own to the client's.
+        InvalidField: a header is repeated. A proxy may have added its own copy.
     """
     all_names = list(names)
     for name in _CALLER_HEADERS:
