@@ -91,8 +91,8 @@ async def resolve(
 ) -> None:
     """Report the outcome of an uncertain call.
 
-    For any user's run that needs attention because a process died during a call. First find out whether the call took
-    effect. With API keys, requires the operator or admin role.
+    Works for any user's run that needs attention because a process died during a call. First find out whether the call
+    took effect. With API keys, requires the operator or admin role.
     """
     if (happened is not None) + run_again + tell_model != 1:
         raise CommandError("Specify exactly one of --happened JSON, --run-again and --tell-model.")
