@@ -256,7 +256,7 @@ class Origin:
 
 
 class Pool:
-    """A connection pool. It reuses the most recently used connection, so that the others time out."""
+    """A connection pool. It reuses the most recently used connection, so that surplus connections time out."""
 
     def __init__(self, origin: Origin, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._origin = origin
@@ -289,7 +289,7 @@ class Pool:
             raise
 
     def give(self, connection: Connection) -> None:
-        """Give back a connection. It is kept if its response was read to the end, and closed otherwise."""
+        """Return a connection to the pool. It is kept if its response was read to the end, and closed otherwise."""
         self._slots.release()
         if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
             connection.close()

@@ -24,7 +24,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     # If it were 1, the first call of any tool would count as a loop.
     "identical_calls_max": (2, 1000),
     "model_attempts_max": (1, 20),
-    # Below this, a truncated result is little more than its note.
+    # A result truncated to less than this is little more than its note.
     "result_bytes_per_round_max": (1024, 2**30),
     # Below this, a summary does not fit along with the message it is for.
     "context_bytes_max": (10_000, 2**30),
