@@ -208,7 +208,7 @@ class _Thread:
         return finished if found.is_legacy else finished | {"outcome": {"type": "success"}}
 
     async def _end(self, plan: _Plan, fold: Fold) -> Json | None:
-        """Return this AG-UI run's final event if `fold` has reached its end; otherwise None."""
+        """Return this AG-UI run's final event if `fold` has reached the end of the run; otherwise None."""
         state, last_seq = fold.run.get("state"), int(plan.run.get("lastSeq", "0"))
         if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
             return None
