@@ -101,7 +101,7 @@ class Offers:
         self._due.set()
 
     def session_of(self, call_id: str) -> ClientSession:
-        """Return this session if it has leased the call; otherwise its client with no session."""
+        """Return this session if it has leased the call; otherwise its client without a session."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:

@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         return is_read and self._keep_alive and not self._closed and not self._sending()
 
     def is_alive(self) -> bool:
-        """Return whether an idle connection is open. Detects that the server has closed it or sent data."""
+        """Return whether an idle connection is usable: the server has neither closed it nor sent data."""
         return not self._closed and self._poll is not None and not self._poll.poll(0)
 
     async def send(self, request: bytes) -> None:

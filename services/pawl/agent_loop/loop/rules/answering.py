@@ -140,7 +140,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Keep the partial text, and return the state that retries, waits for the model server or is about to fail.
+    """Keep the partial text, and have the call retried, have it wait for the model server, or have the run fail.
 
     A turn started by notices does not wait for the server, because no user is waiting for it.
     """

@@ -86,11 +86,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return a call's timeout, given the tool's own timeout or 0."""
+        """Return a call's timeout. `own` is the tool's own timeout; 0 means that it has none."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return a question's timeout, given its own timeout or 0."""
+        """Return a question's timeout. `own` is the question's own timeout; 0 means that it has none."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 

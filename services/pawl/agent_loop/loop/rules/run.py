@@ -136,7 +136,7 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that a client supplied with the run.
 
-    Only `client_id` gets their calls; if it is empty, any of the user's clients does.
+    Only the client `client_id` gets their calls; if it is empty, any of the user's clients can get them.
     """
 
     names: tuple[str, ...] = ()
