@@ -73,7 +73,8 @@ CREATE TABLE webhooks (
     create_time timestamptz NOT NULL,
     -- Delay after the notification. Skipped if it was read or settled by then.
     after_seconds integer NOT NULL DEFAULT 0,
-    -- A mail channel is a webhook with a mailto: URL. When its address was confirmed; null before, and for webhooks.
+    -- An e-mail channel is a webhook with a mailto: URL. This is when its address was confirmed; null before, and for
+    -- webhooks.
     confirm_time timestamptz,
     -- When the confirmation code was created, and wrong attempts since.
     code_time timestamptz,
@@ -120,7 +121,7 @@ CREATE INDEX webhook_deliveries_tests ON webhook_deliveries (insert_time) WHERE 
 -- The test deliveries of a webhook.
 CREATE INDEX webhook_deliveries_tests_of_webhook ON webhook_deliveries (webhook_id, insert_time)
     WHERE number IS NULL;
--- Counts the mails a user was sent recently.
+-- For counting the e-mails that a user was sent recently.
 CREATE INDEX webhook_deliveries_tried ON webhook_deliveries (store_id, user_id, try_time)
     WHERE try_time IS NOT NULL;
 
@@ -152,7 +153,7 @@ CREATE INDEX codes_sent_of_address ON codes_sent (lower(address), sent_time);
 CREATE INDEX codes_sent_of_store ON codes_sent (store_id, sent_time);
 CREATE INDEX codes_sent_old ON codes_sent (sent_time);
 
--- Results of deliveries and disabled channels, until NATS has them.
+-- Events about ended deliveries and disabled channels, until NATS has them.
 CREATE TABLE channel_events (
     event_id text NOT NULL DEFAULT ('che_' || replace(gen_random_uuid()::text, '-', '')),
     type text NOT NULL,

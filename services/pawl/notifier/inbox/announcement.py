@@ -64,7 +64,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification that a job has ended, for when its conversation cannot report that; None if not needed.
+    """Return the notification of a job's end, for use if the conversation cannot report it; None if not needed.
 
     A user who stopped the job is not notified.
     """
