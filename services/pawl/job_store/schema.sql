@@ -38,8 +38,8 @@ CREATE TABLE conversations (
     -- Access of other users of the store: a number of pawl.event.v1.Sharing.
     sharing smallint NOT NULL DEFAULT 1,
     shows_arguments boolean NOT NULL DEFAULT false,
-    -- A title from the model (empty for none), when to ask for one (null for never), for which run, and how often it
-    -- was asked.
+    -- A model-generated title (empty if there is none), when to request one (null for never), from which run, and how
+    -- often it was requested.
     model_title text COLLATE "C" NOT NULL DEFAULT '',
     title_at timestamptz,
     title_run_id text COLLATE "C" NOT NULL DEFAULT '',

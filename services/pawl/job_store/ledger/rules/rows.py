@@ -75,8 +75,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
     and each is superseded by the next.
 
-    `title` comes from the user, `made_title` from the first message and `model_title` from a model; each is empty if
-    there is none. The model makes a title from the run `title_run_id`; `title_at` is the time of the next request for
+    `title` comes from the user, `made_title` comes from the first message, and `model_title` comes from a model; each
+    may be empty. The model makes a title from the run `title_run_id`; `title_at` is the time of the next request for
     one; None for never.
 
     `parent_run_id` is the run that delegated a call to this conversation, and `parent_conversation_id` is that run's
