@@ -39,9 +39,7 @@ async def add_job(ledger: PlayedLedger, number: int, *, of: str = "conv_1") -> s
     return run_id
 
 
-@pytest.fixture(autouse=True)
-async def _run(ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+pytestmark = pytest.mark.usefixtures("run")
 
 
 async def listed(jobs: JobServiceAsyncStub, metadata: Any = ME, **wanted: Any) -> list[str]:

@@ -14,14 +14,18 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.question import question_tools
 from pawl.tools import Category, EffectClass, Tool, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, proposed, refusal, running
-
-RUN, APPROVE, OFFER, ASK, REFUSE = (
-    execution_pb2.DISPOSITION_RUN,
-    execution_pb2.DISPOSITION_APPROVE,
-    execution_pb2.DISPOSITION_OFFER,
-    execution_pb2.DISPOSITION_ASK,
-    execution_pb2.DISPOSITION_REFUSE,
+from tests.rpc.tool_registry.registry import (
+    APPROVE,
+    ASK,
+    OFFER,
+    REFUSE,
+    RUN,
+    Registry,
+    context,
+    front_end_tool,
+    proposed,
+    refusal,
+    running,
 )
 
 

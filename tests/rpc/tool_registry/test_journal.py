@@ -21,7 +21,7 @@ from pawl.tool_registry.rules.execution import succeeded
 from pawl.tools import Category, EffectClass, ReconcileResult, cannot_say, did_not_happen, happened, tool
 from pawl.values import Outcome
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
 from tests.rpc.tool_registry.world import World, database_is_told, dead_process, execute
 
 
@@ -298,7 +298,7 @@ async def test_call_that_outlives_shutdown_is_recorded_in_its_actual_state(
         streams = [registry.stream(name, {"wait": True}, call=name) for name in ("pay", "order")]
         reading = [asyncio.ensure_future(stream.read()) for stream in streams]
 
-        await eventually(lambda: registry.executor.running_count == 2 and world.begun.is_set())
+        await until(lambda: registry.executor.running_count == 2 and world.begun.is_set())
     ended = await asyncio.gather(*reading, return_exceptions=True)
     assert len(ended) == 2
     world.finding = happened("order 7")

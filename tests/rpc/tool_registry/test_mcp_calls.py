@@ -28,7 +28,7 @@ from tests.rpc.tool_registry.mcp_world import (
     mcp_registry,
     policy,
 )
-from tests.rpc.tool_registry.registry import content, context, eventually, outcome, refusal
+from tests.rpc.tool_registry.registry import content, context, outcome, refusal
 
 NAMES = (
     "echo note environment fail refuse hang die die_once flood say_nothing answer_others terminate huge brackets deep"
@@ -82,7 +82,7 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     seen = [(one.progress.fraction, one.progress.message) for one in responses if one.HasField("progress")]
     assert (0.5, "step 2") in seen
     os.kill(server.process_id, 9)
-    await eventually(lambda: mcp.open_count == 0)
+    await until(lambda: mcp.open_count == 0)
     assert content(await mcp.run("fake.note", call="six")) == "noted", "it is restarted after a crash"
 
 
@@ -176,7 +176,7 @@ async def test_replaced_configuration_applies_to_all_replicas_immediately(databa
         mcp_registry(database_url, tmp_path, name="b") as two,
     ):
         await one.add(server.config(environment={"CITY": "Oslo"}))
-        await eventually(lambda: one.open_count == 0)
+        await until(lambda: one.open_count == 0)
         for registry, call in ((one, "0"), (two, "1")):
             assert json.loads(content(await registry.run("fake.environment", call=call)))["CITY"] == "Oslo"
         await one.add(server.config(environment={"CITY": "Bergen"}), replace=True)

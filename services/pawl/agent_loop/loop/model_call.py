@@ -65,7 +65,7 @@ class ModelCall:
         self._whole_at: float | None = None
         self._prompt_bytes = 0
         self._output_bytes = 0
-        # A turn's output is hidden while it may still turn out to be silent.
+        # A turn's output is hidden as long as the turn could still be silent.
         self._may_be_silent = state.run.is_turn
         self._opening = ""
 
@@ -209,15 +209,15 @@ def _size(piece: Piece) -> int:
             return 0
 
 
-# How long it may take to notice that an agent now has a quota.
+# Maximum time until an agent's new quota is noticed.
 NONE_SECONDS_MAX: Final = 5.0
-# How long it may take to notice other runs' use of a quota while less than 90 % of it is used.
+# Maximum time until other workers' use of a quota is noticed, while less than 90 % of it is used.
 ENOUGH_SECONDS_MAX: Final = 1.0
 _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use before its quota is read again, and when this allowance expires."""
+    """How many tokens an agent's runs may use before its quota is read again, and when this allowance expires."""
 
     tokens: float
     until: float

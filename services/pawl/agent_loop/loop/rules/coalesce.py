@@ -42,7 +42,7 @@ class Coalescer:
             self._pieces.append(piece)
 
     def due_at(self) -> float | None:
-        """Return when the held pieces are due; 0 means immediately. None means that nothing is held."""
+        """Return when the held pieces are due; 0 means immediately, and None means that nothing is held."""
         if not self._pieces:
             return None
         if self._shown_at is None or len(self._pieces) >= PIECES_MAX:
