@@ -40,6 +40,6 @@ def test_each_checker_alone_finds_its_planted_fault() -> None:
     assert sorted(MUTANTS) == sorted(checker.__name__ for checker in CHECKERS)
 
 
-def test_a_game_with_too_few_operations_does_not_count() -> None:
+def test_a_chaos_game_with_too_few_operations_does_not_count() -> None:
     assert list(too_little(good_record(), {Kind.START: 3})) == []
     assert list(too_little(good_record(), {Kind.START: 4}))
