@@ -1,4 +1,4 @@
-"""P12: the part of a run's CPU that the audit log takes, with one run and with many.
+"""P12: the audit log's share of a run's CPU time, with one run and with many.
 
 Two suites run side by side. The registry of one of them loads a module that disables the audit log. The cost of the log
 is the difference in CPU time over all processes, including PostgreSQL.

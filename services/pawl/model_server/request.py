@@ -201,7 +201,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     def results(self) -> list[Result]:
         """Return the tool calls since the last user message, in order, with their results.
 
-        The result of a call is searched only up to the next assistant message, because call ids may repeat after it.
+        A call's result must come before the next assistant message, because call ids may repeat after it.
         """
         found: list[Result] = []
         messages = self.since_prompt

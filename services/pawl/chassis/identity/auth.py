@@ -187,7 +187,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
     if len(values) > 1 or user.is_service or not is_id(user.store_id) or not is_id(user.user_id):
-        raise PermissionDenied(f"this method requires exactly one user of a store in the metadata `{FOR_USER}`")
+        raise PermissionDenied(f"the metadata `{FOR_USER}` must name exactly one valid user of a store")
     return user
 
 

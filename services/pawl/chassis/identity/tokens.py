@@ -181,10 +181,10 @@ def read_token(text: str) -> Token:
 
 
 def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
-    """Return the first provider that matches a token's issuer and audience and allows its algorithm.
+    """Return the first provider that matches a token's issuer and audience.
 
     Raises:
-        TokenRefused: No provider matches.
+        TokenRefused: No provider matches, or the matching one does not allow the token's algorithm.
     """
     issuer, audience = token.claims.get("iss"), token.claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]

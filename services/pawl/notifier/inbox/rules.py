@@ -70,7 +70,10 @@ class Draft:
 
 
 def shown(draft: Draft) -> Draft:
-    """Return a draft as channels see it: another user's conversation, which is kept for erasure, is left out."""
+    """Return a draft as channels see it: an APPROVAL_NEEDED draft without its conversation id.
+
+    The conversation belongs to another user. The inbox keeps its id so that erasing it erases the notification too.
+    """
     if draft.kind is NotificationKind.APPROVAL_NEEDED:
         return replace(draft, conversation_id=ConversationId(""))
     return draft

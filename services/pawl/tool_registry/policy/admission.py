@@ -375,7 +375,10 @@ class Admission:
         self.cache.put(job, result)
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete expired results, unused rates, and records of allowed calls that are older than the given age."""
+        """Delete expired cached results, idle rate limits and old uses of grants.
+
+        Also delete records of calls allowed by rules that are older than `older_than_seconds`.
+        """
         self.cache.sweep()
         await self.limits.forget()
         await self.rules.repository.forget(older_than_seconds)

@@ -107,8 +107,10 @@ class Rules:
         except ToolNotFound:
             if rule.effect is not RuleEffect.ALLOW:
                 return None
-            problem = f"you may not call a registered tool {name!r}, and tools that came with a run cannot be allowed"
-            raise ToolNotFound(f"{problem} in advance", tool_name=name) from None
+            problem = f"there is no registered tool {name!r} that you may call"
+            raise ToolNotFound(
+                f"{problem}; tools that come with a run cannot be allowed in advance", tool_name=name
+            ) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
         run = RunKey(person.store_id, RunId(rule.scope_id))

@@ -66,7 +66,10 @@ _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """A tool's definition. A timeout of 0 means that the tool has none, and a result size of 0 means the maximum."""
+    """A tool's definition.
+
+    If `timeout_seconds` is 0, the run's tool timeout applies. If `result_bytes_max` is 0, Pawl's maximum applies.
+    """
 
     name: str
     description: str

@@ -130,7 +130,10 @@ class Start(NamedTuple):
 
 
 def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
-    """Stop the previous run, unless its replacement is refused. The replacement starts once that run has ended."""
+    """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
+
+    Return STARTED without a cancellation if there is no previous run, or if the new run will be refused.
+    """
     if submit is None or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:

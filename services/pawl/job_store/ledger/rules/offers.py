@@ -47,7 +47,7 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
-    """Return whether a client may lease a `call` of `run`. Calls to a run's own tools may be only for one client."""
+    """Return whether a client may lease `call`. Calls to a run's own tools can be reserved for one client."""
     own = run.own_tools
     return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
 

@@ -336,7 +336,7 @@ def _path(plain: str, *, root: str = "") -> str:
 
 
 def _plain_glob(glob: str, kind: ArgumentKind) -> str:
-    """Normalize a glob in the same way as readings."""
+    """Normalize a glob so that it can match normalized readings."""
     plain = _plain(glob)
     if kind is ArgumentKind.EMAIL:
         return plain.lower()

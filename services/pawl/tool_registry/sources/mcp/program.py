@@ -61,7 +61,7 @@ class Program:
         secrets: Collection[str],
     ) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise ProgramProblem("it has no pipes")
+            raise ProgramProblem("its standard input, output and error are not pipes")
         self.stdin = process.stdin
         # A line longer than MESSAGE_BYTES_MAX raises an error.
         self.stdout = process.stdout
