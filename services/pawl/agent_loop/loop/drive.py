@@ -306,6 +306,7 @@ class Drive:
         self._has_written = True
         self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
+        self._tasks.output_shown()
         del self._outbox[:reported], self._facts[:facts_taken]
         self._set_time(seconds(answer.time))
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED

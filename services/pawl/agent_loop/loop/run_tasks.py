@@ -151,6 +151,11 @@ class RunTasks(Tasks):
             return ()
         return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
 
+    def output_shown(self) -> None:
+        """Record that all output returned so far is durable."""
+        if self._model_call:
+            self._model_call.output_shown()
+
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown; None if there is no output."""
         return self._model_call.output_due_at() if self._model_call else None
