@@ -34,6 +34,9 @@ T = TypeVar("T")
 RUNS_PER_CLAIM_MAX: Final = 64
 # Larger claims are answered without loaded runs, because the runs would wait for each other.
 RUNS_LOADED_MAX: Final = 4
+# A longer conversation is not loaded with a claim: its worker may have kept most of it, and a very long one would not
+# fit into one part.
+MESSAGES_LOADED_MAX: Final = 64
 EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
 _PENDING_RUNS: Final = "ListPendingCalls, runs"
@@ -82,12 +85,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
             # No client holds any of these runs' calls, so they do not change before they are loaded.
-            for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_quiet):
-                await self._load_along(run)
+            for run, claim in zip(response.runs, claimed, strict=True):
+                if claim.is_quiet and claim.last_number <= MESSAGES_LOADED_MAX:
+                    await self._load_along(run)
         return response
 
     async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
-        loaded = await self._ledger.reads.load(operations.run_key(request), request.epoch)
+        known = messages.PREFIX.read(request.known) if request.HasField("known") else None
+        loaded = await self._ledger.reads.load(operations.run_key(request), request.epoch, known)
         for part in parts.of_run(loaded):
             yield part
 
