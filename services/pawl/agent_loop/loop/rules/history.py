@@ -143,9 +143,8 @@ class _Built(NamedTuple):
     calls: list[Call | None]
 
 
-# The groups of closed rounds, keyed by the first message of the history, so that each round, or the next run with the same
-# messages, only builds the newest
-# groups. They do not refer to that message, so they are released along with it.
+# The groups of closed rounds, keyed by the first message of the history. Each round, and the next run with the same
+# messages, only builds the newest groups. They do not refer to that message, so they are released along with it.
 _built: Final = WeakKeyDictionary[Message, dict[_Form, _Built]]()
 _NOTHING: Final = _Built([], (), [], [])
 _FORMS_MAX: Final = 4
