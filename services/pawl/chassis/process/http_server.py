@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pawl.chassis.process import logs, tasks
-from pawl.chassis.process.settings import join_address, split_address
+from pawl.chassis.process.address import join_address, split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.tls import Tls, http_context

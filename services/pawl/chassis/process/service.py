@@ -38,10 +38,11 @@ from pawl.chassis.identity.credentials import authenticator, read_issuers, servi
 from pawl.chassis.identity.key_rows import KeyRows, KeySource
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.address import is_loopback
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.process.http_server import HealthMonitor, HttpServer, Response, application
 from pawl.chassis.process.metrics import CONTENT_TYPE, Metrics
-from pawl.chassis.process.settings import ServiceSettings, is_loopback
+from pawl.chassis.process.settings import ServiceSettings
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc import tls
 from pawl.chassis.rpc.client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
