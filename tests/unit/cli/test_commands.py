@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
 from functools import cached_property
@@ -24,7 +22,7 @@ from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
 from pawl.chassis.rpc.replicas import Endpoints, Replica
 from pawl.cli import agents
-from pawl.cli.__main__ import COMMANDS, app, flags_first, load
+from pawl.cli.__main__ import app, flags_first
 from pawl.client import AsyncClient, StartError
 from pawl.client.target import Target
 from pawl.errors import InvalidField, ToolNotFound
@@ -44,23 +42,6 @@ UNREACHABLE = "127.0.0.1:1"
 def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
     result = CliRunner().invoke(app, arguments, input=input_text, env={"PAWL_ADDRESS": UNREACHABLE, "COLUMNS": "200"})
     return result.exit_code, result.output
-
-
-def test_help_shows_the_first_sentence_of_each_command() -> None:
-    """The list is a table, so that help imports no command."""
-    for name, (_, first) in COMMANDS.items():
-        assert load(name).get_short_help_str(200) in {first, first.removesuffix(".")}, name
-
-
-@pytest.mark.parametrize(
-    ("command", "unused"), [("-h", "grpc pydantic rich pawl.client"), ("runs", "structlog asyncpg nats pawl.cli.jobs")]
-)
-def test_help_and_a_command_import_only_what_they_need(command: str, unused: str) -> None:
-    program = f"import atexit, sys; sys.argv = ['pawl', {command!r}]; from pawl.cli import main\n"
-    program += f"atexit.register(lambda: print('imported', {{*{unused.split()}}} & {{*sys.modules}})); main()"
-    environment = {**os.environ, "PAWL_ADDRESS": UNREACHABLE}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "imported set()", done.stderr
 
 
 def test_without_a_suite_a_command_gives_one_clear_error_and_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
