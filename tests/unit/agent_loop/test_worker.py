@@ -200,10 +200,11 @@ async def test_an_idle_worker_asks_rarely_only_while_it_would_hear_of_work() -> 
     assert len(asked) <= 16
 
 
-async def test_an_idle_worker_takes_over_a_run_as_soon_as_its_lease_ends() -> None:
+@pytest.mark.parametrize("lease_seconds", [6.5, 8.0, 12.5])
+async def test_an_idle_worker_takes_over_a_run_as_soon_as_its_lease_ends(lease_seconds: float) -> None:
     world = World(VERDICTS, [says("Done.")])
     key = world.ledger.submit("hello")
-    await world.ledger.claim(WorkerId("dead"), runs_max=1, lease_seconds=10.0)
+    await world.ledger.claim(WorkerId("dead"), runs_max=1, lease_seconds=lease_seconds)
     lease_end = present(world.ledger.row(key).claim_at).timestamp()
     worker = world.worker()
     await worker.listen(cast("Bus", Hints()))
