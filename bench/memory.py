@@ -11,9 +11,9 @@ from bench import load
 from bench.figures import Figure, NotMeasured, at_most
 from bench.load import Outcome, Owner
 from bench.options import Options
-from bench.processes import cpu_seconds, proportional_mib, resident_mib, whole_mib
+from bench.processes import cpu_seconds, machine_cpu_seconds, proportional_mib, resident_mib, whole_mib
 from bench.subjects import SYNCS, TRANSACTIONS, Pawl
-from bench.world import pawl
+from bench.world import model_server, pawl, scratch
 
 _IDLE_MAX_MIB: Final = 120.0
 _GROWTH_MAX_MIB_AN_HOUR: Final = 1.0
@@ -22,17 +22,21 @@ _AT_ONCE: Final = 16
 _SETTLE_SECONDS: Final = 5.0
 _REST_MAX_MIB: Final = 300.0
 _REST_MAX_SYNCS: Final = 0.5
+_REST_MAX_CPU_MS: Final = 25.0
+_START_MAX_SECONDS: Final = 4.0
 # After this time, the follow-up work of the warm-up is done.
 _TAIL_SECONDS: Final = 20.0
 # After this time, connections that the warm-up opened are closed.
 _REST_SECONDS: Final = 60.0
 # Autovacuum works on the warm-up's tables for minutes, and syncs more often than all other idle processes together.
 _REST_SYNCS: Final = f"{SYNCS} AND backend_type <> 'autovacuum worker'"
+_CPU: Final = ", CPU ms"
 _SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Warm up, measure the idle services, then let them work and take samples every second."""
+    """Start, warm up, measure the idle services, then let them work and take samples every second."""
+    start = await _start()
     async with pawl() as (subject, _):
         await subject.run(options.count(300, 100), _AT_ONCE)
         await asyncio.sleep(_SETTLE_SECONDS)
@@ -49,7 +53,26 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         unit="MiB",
         detail=detail,
     )
-    return [idle, *rest, *_growth(samples, runs, options.soak_seconds)]
+    return [start, idle, *rest, *_growth(samples, runs, options.soak_seconds)]
+
+
+async def _start() -> Figure:
+    """Return how long a suite takes to start. Its first start, which creates the database, does not count."""
+    async with scratch() as data, model_server() as server:
+        async with Pawl(data / "pawl", server.url):
+            pass
+        began, machine = time.monotonic(), machine_cpu_seconds()
+        async with Pawl(data / "pawl", server.url) as subject:
+            seconds, machine = time.monotonic() - began, machine_cpu_seconds() - machine
+            cpu = cpu_seconds(subject.processes())
+    return at_most(
+        _START_MAX_SECONDS,
+        code="P9",
+        what="start of a suite with data until all services answer",
+        value=seconds,
+        unit="s",
+        detail={"CPU of the machine, s": machine} | {f"{name}, CPU s": used for name, used in cpu.items()},
+    )
 
 
 async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
@@ -60,6 +83,7 @@ async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
     after = await _counts(subject)
     rates = {name: (after[name] - before[name]) / _REST_SECONDS for name in before}
     memory = proportional_mib(subject.processes())
+    used = {name: rates.pop(name) for name in list(rates) if name.endswith(_CPU)}
     syncs = at_most(
         _REST_MAX_SYNCS,
         code="P9",
@@ -76,11 +100,19 @@ async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
         unit="MiB",
         detail=memory,
     )
-    return [syncs, whole]
+    cpu = at_most(
+        _REST_MAX_CPU_MS,
+        code="P9",
+        what="idle: CPU of all processes",
+        value=sum(used.values()),
+        unit="ms/s",
+        detail={name.removesuffix(_CPU): rate for name, rate in used.items()},
+    )
+    return [cpu, syncs, whole]
 
 
 async def _counts(subject: Pawl) -> dict[str, float]:
-    cpu = {f"{name}, CPU ms": seconds * 1000 for name, seconds in cpu_seconds(subject.processes()).items()}
+    cpu = {f"{name}{_CPU}": seconds * 1000 for name, seconds in cpu_seconds(subject.processes()).items()}
     counts = {"syncs": float(await subject.ask(_REST_SYNCS)), "transactions": float(await subject.ask(TRANSACTIONS))}
     return counts | cpu
 

@@ -1,4 +1,4 @@
-"""The program `pawl` with its command tree, which is slow to build, loaded once."""
+"""The program `pawl` with its commands, which are slow to load, loaded once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import functools
 
 import typer.main
 
-from pawl.cli.__main__ import app
+from pawl.cli import __main__ as program
 
 typer.main.get_command = functools.cache(typer.main.get_command)
-typer.main.get_command(app)
+typer.main.get_command(program.app)
+program.load = functools.cache(program.load)
+for name in program.COMMANDS:
+    program.load(name)

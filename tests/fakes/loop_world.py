@@ -71,7 +71,7 @@ class World:
 
     async def claim(self, worker_id: str = "worker") -> Claim:
         while True:
-            claims = await self.ledger.claim(WorkerId(worker_id), runs_max=1, lease_seconds=LEASE_SECONDS)
+            claims, _ = await self.ledger.claim(WorkerId(worker_id), runs_max=1, lease_seconds=LEASE_SECONDS)
             if claims:
                 return next(iter(claims))
             await asyncio.sleep(1.0)

@@ -250,7 +250,8 @@ def _off_beat(run: run_pb2.Run, calls: list[call_pb2.Call]) -> Iterator[str]:
         math.floor((call.create_time.ToNanoseconds() / 1e9 - begin + _TINY_SECONDS) / job.interval_seconds)
         for call in calls
     ]
-    if intervals and granted is None and intervals[0] < job.delay_first:
+    # A call created before its job means that the database clock was set back.
+    if intervals and granted is None and 0 <= intervals[0] < job.delay_first:
         yield f"job {run.run_id} started immediately instead of after one interval"
     # A late iteration may start after the end of its job, but none is due then.
     has_end = job.HasField("end_time")

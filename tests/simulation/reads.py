@@ -86,6 +86,12 @@ class MemoryLeases:
         await self._database.answer()
         return claimed
 
+    async def wait_seconds(self) -> float | None:
+        await self._database.reach()
+        times = [row.claim_at for row in self._database.tables.runs.values() if row.claim_at is not None]
+        await self._database.answer()
+        return min((time - self._database.now()).total_seconds() for time in times) if times else None
+
     def _lines(self, time: datetime) -> list[Line]:
         """Return the due runs of each store, starting after the store that was served last."""
         rows = self._database.tables.runs.values()

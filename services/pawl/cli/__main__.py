@@ -2,45 +2,82 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+import typer.main
 from typer.core import TyperGroup
-
-from pawl.chassis.identity.local_key import IN_CLEAR
-from pawl.chassis.process.start import StartError
-from pawl.cli import (
-    access,
-    agents,
-    chat,
-    conversations,
-    decisions,
-    demo,
-    events,
-    inbox,
-    jobs,
-    notify,
-    operating,
-    programs,
-    runs,
-    starters,
-    toolbox,
-)
-from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
-from pawl.launcher.options import read_options
-from pawl.launcher.up import up as run_suite
 
 _FLAGS: Final = ("--address", "--data", "--store", "--user", "--ca")
 _SWITCHES: Final = ("--key-in-clear",)
-_ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+_EXIT_INTERRUPTED: Final = 130
+
+# Where each command is, in pawl.cli, and the first sentence of its help.
+COMMANDS: Final = {
+    "up": ("up:up", "Start the suite on this machine."),
+    "run": ("runs:run", "Start a run and watch it."),
+    "chat": ("chat:chat", "Chat with an agent."),
+    "watch": ("runs:watch", "Watch a run until it ends."),
+    "runs": ("runs:runs", "List your runs, newest first."),
+    "fork": ("conversations:fork", "Fork a conversation at a message."),
+    "status": ("runs:status", "Show the state of a run."),
+    "inbox": ("inbox:inbox", "Show what is waiting for you, across all runs, and decide."),
+    "approve": ("decisions:approve", "Decide on a pending call."),
+    "top-up": ("runs:top_up", "Add tokens to a run's budget."),
+    "cancel": ("runs:cancel", "Cancel a run."),
+    "undo": ("operating:undo", "Undo a run's effects, most recent first."),
+    "steps": ("runs:steps", "Show the steps of a run."),
+    "events": ("events:events", "Print messages from NATS as they arrive."),
+    "attention": ("operating:attention", "List the runs that need an operator."),
+    "resolve": ("operating:resolve", "Report the outcome of an uncertain call."),
+    "redrive": ("operating:redrive", "Continue a quarantined run where it stopped."),
+    "end": ("operating:end", "End any user's run in the store."),
+    "apply": ("agents:apply", "Save the agents in files, and show the changes."),
+    "notifications": ("notify:notifications", "List your notifications, newest last."),
+    "complete": ("toolbox:complete", "Complete a call that is waiting for an external result."),
+    "whoami": ("access:whoami", "Show your identity and permissions."),
+    "console": ("programs:console", "Open the console in your browser, logged in."),
+    "demo": ("demo:demo", "Play a conversation, including a crash."),
+    "audit": ("access:audit", "List and verify the store's audit chain."),
+    "tools": ("programs:tools", "List the tools available to models."),
+    "model": ("programs:model", "Check model servers."),
+    "agents": ("agents:app", "List, show and delete the store's agents."),
+    "documents": ("toolbox:documents", "List, add and remove the documents that the model can read."),
+    "memory": ("toolbox:memory", "List and erase what agents remember about you."),
+    "sources": ("toolbox:sources", "Manage tool sources: MCP servers and HTTP APIs."),
+    "notify": ("notify:app", "Get notifications by webhook or e-mail."),
+    "rules": ("access:rules", "Manage rules that allow, gate or deny calls."),
+    "keys": ("programs:keys", "Create, list and revoke API keys."),
+    "conversations": ("conversations:app", "List, search, share and erase conversations."),
+    "jobs": ("jobs:app", "Start, list, watch, pause and stop background jobs."),
+    "schedules": ("starters:schedules", "Start runs at set times or intervals."),
+    "triggers": ("starters:triggers", "Start runs when a webhook or e-mail arrives."),
+}
+
+
+def load(name: str) -> Any:
+    """Import a command and return it as a Click command."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    made = getattr(import_module(f"pawl.cli.{module}"), attribute)
+    holder = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    if isinstance(made, typer.Typer):
+        holder.add_typer(made, name=name)
+    else:
+        holder.command(name)(made)
+    return typer.main.get_group(holder).commands[name]
 
 
 class _Group(TyperGroup):
+    """Imports a command when it is called: importing all of them takes a second."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name else None, rest
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -59,10 +96,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for _name, (_, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(lambda: None)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer passes it by position
     if wanted:
+        from importlib.metadata import version  # noqa: PLC0415  # slow to import
+
         typer.echo(f"pawl {version('pawl-runtime')}")
         raise typer.Exit
 
@@ -95,7 +136,9 @@ def flags(
     ] = None,
     key_in_clear: Annotated[
         bool,
-        typer.Option("--key-in-clear", envvar=IN_CLEAR, help="Allow sending the key to other machines without TLS."),
+        typer.Option(
+            "--key-in-clear", envvar="PAWL_KEY_IN_CLEAR", help="Allow sending the key to other machines without TLS."
+        ),
     ] = False,
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
@@ -104,85 +147,6 @@ def flags(
     """Store the connection flags. The key comes from PAWL_API_KEY or the data folder."""
     context.obj = {"address": address, "data": data, "store": store, "user": user}
     context.obj |= {"authority": authority, "key_in_clear": key_in_clear}
-
-
-@app.command()
-def up(
-    context: typer.Context,
-    *,
-    port: Annotated[
-        list[str] | None,
-        typer.Option(help="name=number; 0 picks a free port, `all` sets the ports that are not named. Repeatable."),
-    ] = None,
-    replicas: Annotated[list[str] | None, typer.Option(help="service=count. Repeatable.")] = None,
-) -> None:
-    """Start the suite on this machine.
-
-    Runs PostgreSQL, NATS and the services until Ctrl-C. Without
-    OPENAI_API_KEY or OPENAI_BASE_URL it also runs a scripted model. All data
-    is in the folder given by --data or PAWL_DATA (default: .pawl).
-    """
-    given: Flags = context.obj
-    try:
-        options = read_options(os.environ, data=given["data"], ports=port or (), replicas=replicas or ())
-    except StartError as error:
-        raise typer.Exit(fail(error, [])) from None
-    raise typer.Exit(run_suite(options, agents.apply_folder))
-
-
-tools = typer.Typer(invoke_without_command=True)
-tools.callback()(toolbox.tools)
-tools.command(add_help_option=False, context_settings=_ALL_PASSED_ON)(programs.check)
-tools.command("stats")(toolbox.stats)
-access.keys.command()(programs.bootstrap)
-model = typer.Typer(help="Check model servers.", no_args_is_help=True)
-model.callback()(lambda: None)
-model.command("check", add_help_option=False, context_settings=_ALL_PASSED_ON)(programs.check_model)
-
-_COMMANDS: Final[Mapping[str, Callable[..., None] | typer.Typer]] = {
-    "run": runs.run,
-    "chat": chat.chat,
-    "watch": runs.watch,
-    "runs": runs.runs,
-    "fork": conversations.fork,
-    "status": runs.status,
-    "inbox": inbox.inbox,
-    "approve": decisions.approve,
-    "top-up": runs.top_up,
-    "cancel": runs.cancel,
-    "undo": operating.undo,
-    "steps": runs.steps,
-    "events": events.events,
-    "attention": operating.attention,
-    "resolve": operating.resolve,
-    "redrive": operating.redrive,
-    "end": operating.end,
-    "audit": access.audit,
-    "tools": tools,
-    "model": model,
-    "agents": agents.app,
-    "apply": agents.apply,
-    "documents": toolbox.documents,
-    "memory": toolbox.memory,
-    "sources": toolbox.sources,
-    "notifications": notify.notifications,
-    "notify": notify.app,
-    "complete": toolbox.complete,
-    "whoami": access.whoami,
-    "console": programs.console,
-    "rules": access.rules,
-    "keys": access.keys,
-    "conversations": conversations.app,
-    "jobs": jobs.app,
-    "schedules": starters.schedules,
-    "triggers": starters.triggers,
-    "demo": demo.demo,
-}
-for _name, _made in _COMMANDS.items():
-    if isinstance(_made, typer.Typer):
-        app.add_typer(_made, name=_name)
-    else:
-        app.command(_name)(_made)
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -204,8 +168,10 @@ def main() -> None:
     try:
         app(args=flags_first(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(_EXIT_INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # last chance to print a readable message
+        from pawl.cli.command import EXIT_IMPOSSIBLE, fail  # noqa: PLC0415  # slow to import
+
         fail(error, [])
         sys.exit(EXIT_IMPOSSIBLE)
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 import yaml
@@ -27,7 +27,9 @@ from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient
 from pawl.errors import AgentNotFound, PawlError
 from pawl.event.v1 import agent_pb2
-from pawl.launcher.options import SuiteOptions
+
+if TYPE_CHECKING:  # The launcher imports PostgreSQL and NATS clients.
+    from pawl.launcher.options import SuiteOptions
 
 _FILE_BYTES_MAX: Final = 1024 * 1024
 _WARNING: Final = "  warning: "

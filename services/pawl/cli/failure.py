@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from pawl.chassis.process.settings import split_address
+from pawl.chassis.process.address import split_address
 from pawl.chassis.process.start import StartError
 from pawl.cli import wording
 from pawl.client import NoAnswer

@@ -19,13 +19,22 @@ from pawl.chassis.identity import browser_seal
 from pawl.chassis.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from pawl.chassis.identity.local_key import LOCAL_KEY
 from pawl.chassis.rpc.replicas import read_endpoints
+from pawl.cli import access, toolbox
 from pawl.cli.command import Flags, command, say
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
 
 _DATABASE: Final = "PAWL_DATABASE_URL"
+_ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+tools = typer.Typer(invoke_without_command=True)
+tools.callback()(toolbox.tools)
+model = typer.Typer(help="Check model servers.", no_args_is_help=True)
+model.callback()(lambda: None)
+keys = access.keys
 
 
+@tools.command(add_help_option=False, context_settings=_ALL_PASSED_ON)
 def check(context: typer.Context) -> None:
     """Check Python tools without a suite or a model. See `pawl tools check --help`."""
     flags: Flags = context.obj
@@ -36,6 +45,7 @@ def check(context: typer.Context) -> None:
     )
 
 
+@model.command("check", add_help_option=False, context_settings=_ALL_PASSED_ON)
 def check_model(context: typer.Context) -> None:
     """Probe a model server and print settings for it. See `pawl model check --help`.
 
@@ -44,11 +54,15 @@ def check_model(context: typer.Context) -> None:
     run_program("pawl.agent_loop.check", context.args)
 
 
+tools.command("stats")(toolbox.stats)
+
+
 def run_program(program: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
     done = subprocess.run([sys.executable, "-m", program, *arguments], check=False, env=environment)
     raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
 
 
+@keys.command()
 def bootstrap(
     context: typer.Context,
     *,

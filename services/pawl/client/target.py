@@ -21,8 +21,8 @@ from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceStub
 from pawl.agent.v1.trigger_pb2_grpc import TriggerServiceStub
 from pawl.chassis.identity.local_key import IN_CLEAR, check_hidden, find_key
+from pawl.chassis.process.address import is_loopback, split_address
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.settings import is_loopback, split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc import tls
 from pawl.chassis.rpc.client import connect, open_channel

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process import logs
+from pawl.chassis.process.address import join_address
 from pawl.chassis.process.http_server import Page
-from pawl.chassis.process.settings import join_address
 from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
 from pawl.gateway.agui import http as agui
 from pawl.gateway.hooks import webhooks

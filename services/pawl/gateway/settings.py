@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, SecretStr, model_validator
 
-from pawl.chassis.process.settings import Constant, PeerAddresses, PublicUrl, ServiceSettings, TcpAddress, is_loopback
+from pawl.chassis.process.address import is_loopback
+from pawl.chassis.process.settings import Constant, PeerAddresses, PublicUrl, ServiceSettings, TcpAddress
 
 
 def _check_hosts(value: str) -> str:

@@ -26,18 +26,19 @@ _REMOVAL_BATCH: Final = 100
 _ROWS_BATCH: Final = 500
 _SENT_BATCH: Final = 1000
 _TRIMMED_EVENTS_MAX: Final = 5000
-_OFFERS_SECONDS: Final = 1.0
-_QUARANTINE_SECONDS: Final = 1.0
-_CLOCK_SECONDS: Final = 1.0
+_OFFERS_SECONDS: Final = 3.0
+_QUARANTINE_SECONDS: Final = 3.0
+_DOOMED_SECONDS: Final = 1.0
+_CLOCK_SECONDS: Final = 3.0
 # Smaller differences come from a slow clock or a slow process.
 _BACK_SECONDS_MIN: Final = 2.0
-_RELAY_SECONDS: Final = 1.0
+_RELAY_SECONDS: Final = 5.0
 # Waiting this long batches events: each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
-_STATS_SECONDS: Final = 5.0
+_STATS_SECONDS: Final = 15.0
 _STATS_SECONDS_MAX: Final = 60.0
 _STATS_PAUSE_TIMES: Final = 500
-_SEARCH_SECONDS: Final = 1.0
+_SEARCH_SECONDS: Final = 3.0
 _INDEXED_AT_ONCE: Final = 20
 # Pause within a large backlog, so that other work runs first.
 _SEARCH_PAUSE_SECONDS: Final = 0.05
@@ -61,7 +62,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay forever: when woken, and every second to pick up events left by other replicas or earlier failures."""
+        """Relay forever: when woken, and every five seconds to pick up events left by other replicas."""
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -74,7 +75,7 @@ class Relay:
 
 
 async def offer_again(ledger: Ledger, clock: Clock) -> None:
-    """Every second, re-offer calls whose client's lease has expired."""
+    """Every three seconds, re-offer calls whose client's lease has expired."""
     while True:
         while await ledger.offer_again():
             pass
@@ -84,7 +85,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
     """Keep runs from waiting again for times that the database's clock had reached before it went back.
 
-    Polls every second. It knows these times from its own polls and from the database.
+    Polls every three seconds. It knows these times from its own polls and from the database.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -103,13 +104,13 @@ async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
 
 
 async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
-    """Every second, quarantine the runs that crash their workers."""
+    """Quarantine the runs that crash their workers. Polls every three seconds, or every second if there are any."""
     silence = Silence()
     while True:
         silence = silence.after(await ledger.doomed(), clock.monotonic())
         if count := await ledger.quarantine(silence.confirmed):
             meter.quarantined.inc(count)
-        await clock.sleep(_QUARANTINE_SECONDS)
+        await clock.sleep(_DOOMED_SECONDS if silence.since else _QUARANTINE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Update the ledger's metrics every 5 s, or up to 60 s apart to keep counting below 0.2 % of the time."""
+    """Update the ledger's metrics every 15 s, or up to 60 s apart to keep counting below 0.2 % of the time."""
     while True:
         start = clock.monotonic()
         meter.ledger_counted(await stats.count())
@@ -172,7 +173,7 @@ async def add_refusals(triggers: Triggers, clock: Clock) -> None:
 
 
 async def index_texts(index: PostgresSearchIndex, clock: Clock) -> None:
-    """Every second, index new messages and titles."""
+    """Every three seconds, index new messages and titles."""
     while True:
         while await index.index_new(conversations_max=_INDEXED_AT_ONCE):
             await clock.sleep(_SEARCH_PAUSE_SECONDS)

@@ -16,7 +16,7 @@ from typing import Final
 import pawl.chassis
 from pawl.chassis.identity.browser_seal import SEAL_FILE
 from pawl.chassis.identity.local_key import LOCAL_KEY
-from pawl.chassis.process.settings import split_address
+from pawl.chassis.process.address import split_address
 from pawl.launcher.folder import DataFolder, SecretFiles
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address

@@ -7,9 +7,10 @@ import asyncio
 import msgspec
 
 from pawl.chassis.egress.client import GuardedEgress, read_egress_file
-from pawl.chassis.identity.credentials import WatchedFile, service_key
+from pawl.chassis.identity.credentials import service_key
 from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
+from pawl.chassis.process.watched_file import WatchedFile
 from pawl.mailbox.mailboxes import Mailboxes
 from pawl.mailbox.settings import MailboxSettings
 

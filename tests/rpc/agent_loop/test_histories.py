@@ -54,7 +54,8 @@ class Worker:
         return owner, claim
 
     async def claim(self) -> Sequence[Claim]:
-        return list(await self._ledger.claim(WorkerId("w1"), runs_max=1, lease_seconds=300))
+        claims, _ = await self._ledger.claim(WorkerId("w1"), runs_max=1, lease_seconds=300)
+        return list(claims)
 
     async def compare(self, claim: Claim) -> None:
         found = (await self._ledger.load(claim)).state

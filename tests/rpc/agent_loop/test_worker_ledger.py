@@ -85,7 +85,7 @@ async def submit(replica: Replica, options: RunOptions | None = None) -> RunKey:
 
 async def claim(client: WorkerLedgerClient) -> Claim:
     while True:
-        claims = await client.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
+        claims, _ = await client.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
         if claims:
             return next(iter(claims))
         await asyncio.sleep(0.01)
@@ -253,7 +253,7 @@ async def test_run_and_decisions_record_separate_credentials(
     again = (await public.submit_message(message(other, "r1"))).run
     assert (again.run_id, again.credential_id, again.delegate_user_id) == (created.run_id, "key_1", "shop")
     assert (await public.submit_message(message(other, policy=MessagePolicy.STEER))).steered
-    (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
+    (claim,), _ = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
     loaded = (await worker.load(claim)).state
     assert (loaded.run.credential_id, loaded.run.delegate_user_id) == ("key_1", "shop")
     (steer,) = loaded.commands
@@ -269,5 +269,5 @@ async def test_repeated_or_joining_messages_never_widen_a_runs_roles(
     again = (await public.submit_message(message(ADMIN, "r1"))).run
     assert again.run_id == first.run_id
     assert (await public.submit_message(message(ADMIN, policy=MessagePolicy.STEER))).steered
-    (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
+    (claim,), _ = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
     assert (await worker.load(claim)).state.run.user_roles == ("member",)

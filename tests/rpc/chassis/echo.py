@@ -14,7 +14,8 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis.identity.auth import current_principal
 from pawl.chassis.rpc.client import open_channel
-from pawl.chassis.rpc.interceptor import count_as_stream, current_request_id
+from pawl.chassis.rpc.interceptor import count_as_stream
+from pawl.chassis.rpc.request_id import current_request_id
 from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import RunNotFound
 

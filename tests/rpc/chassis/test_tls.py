@@ -15,7 +15,7 @@ import trustme
 import uvloop
 from google.protobuf.wrappers_pb2 import StringValue
 
-from pawl.chassis.identity.credentials import UNKNOWN
+from pawl.chassis.identity.auth import UNKNOWN
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.http_server import HttpServer, Response, application
 from pawl.chassis.rpc import tls

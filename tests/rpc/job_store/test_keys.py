@@ -13,8 +13,8 @@ import pytest
 
 from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
-from pawl.chassis.identity.auth import service_principal
-from pawl.chassis.identity.credentials import UNKNOWN, KeyAuthenticator
+from pawl.chassis.identity.auth import UNKNOWN, service_principal
+from pawl.chassis.identity.credentials import KeyAuthenticator
 from pawl.chassis.identity.key_rows import KeyRows, digest_of, is_secret
 from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import IdSource

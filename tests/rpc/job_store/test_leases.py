@@ -49,6 +49,21 @@ async def test_small_claim_includes_its_runs_data(user: User) -> None:
     assert [each.HasField("loaded") for each in many] == [False] * 5
 
 
+async def test_idle_worker_learns_when_the_first_run_or_lease_is_due(user: User) -> None:
+    async def wait_seconds(*, idle: bool = True) -> float | None:
+        asked = {"worker_id": "w2", "runs_max": 1, "lease_seconds": 10, "background_runs_max": 1, "idle": idle}
+        response = await user.ask("ClaimRuns", **asked)
+        return response.wait_seconds if response.HasField("wait_seconds") else None
+
+    assert await wait_seconds() is None
+    for store, seconds in (("a", 200), ("b", 100), ("c", 300)):
+        other = User(user.stub, store_id=store)
+        await other.submit()
+        await other.claim(lease_seconds=seconds)
+    assert 90 < (await wait_seconds() or 0) <= 100
+    assert await wait_seconds(idle=False) is None
+
+
 async def test_single_claims_rotate_through_the_stores(user: User) -> None:
     for store in ("a", "b", "c"):
         for number in range(2):

@@ -16,7 +16,7 @@ from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
-from pawl.agent_loop.schedules.starting import Starting
+from pawl.agent_loop.schedules.starting import ClaimPause, Starting
 from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
@@ -55,7 +55,9 @@ from pawl.job.v1.triggers_pb2 import (
     FireTriggerResponse,
     TriggerEvent,
 )
+from tests.fakes import virtual_time
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.virtual_time import VirtualClock
 
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
@@ -120,6 +122,28 @@ async def run_for(clock: ManualClock, forever: Coroutine[Any, Any, None], second
 
 async def played(ledger: ScheduleBook, clock: ManualClock, seconds: float, **refusals: Exception) -> None:
     await run_for(clock, firing_of(ledger, Checks(refusals), clock).fire_forever(), seconds)
+
+
+def test_claims_wait_as_long_as_told_but_only_a_second_after_a_change() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pause = ClaimPause(VirtualClock())
+
+        async def waited(seconds: float, change_after: float | None = None) -> float:
+            start = loop.time()
+            pause.claiming()
+            if change_after is not None:
+                loop.call_later(change_after, pause.note_change)
+            await pause.wait(seconds)
+            return round(loop.time() - start, 2)
+
+        assert await waited(5.0) == 5.0
+        assert await waited(5.0, change_after=0.1) == 1.0
+        assert await waited(5.0, change_after=3.0) == 3.0
+        assert await waited(0.4, change_after=0.1) == 0.4
+        assert await waited(0.0) == 0.01
+
+    virtual_time.run(main())
 
 
 async def test_a_schedule_that_cannot_start_is_refused_with_a_reason(clock: ManualClock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,9 @@ from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
-from pawl.agent_loop.loop.worker import WorkerLimits
+from pawl.agent_loop.loop.worker import Worker, WorkerLimits
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
 from pawl.values import Question, RunState, StopCause
 from tests.fakes import virtual_time
@@ -163,6 +166,51 @@ async def test_a_claim_with_a_lost_response_is_driven_anyway() -> None:
     async with at_work(worker):
         await end_of(world, key)
     assert world.ledger.row(key).epoch == 1
+
+
+class Hints:
+    """A connected bus on which no hint arrives."""
+
+    connected = True
+
+    async def subscribe(self, subject: str, callback: object) -> None: ...
+
+
+async def asked_of(world: World, worker: Worker, seconds: float) -> list[str]:
+    """Return the requests of a worker in that time."""
+    asked = list[str]()
+
+    async def count(name: str, done: bool) -> None:
+        asked.extend([] if done else [name])
+
+    world.ledger.fault = count
+    async with at_work(worker):
+        await asyncio.sleep(seconds)
+        return list(asked)
+
+
+async def test_an_idle_worker_asks_rarely_only_while_it_would_hear_of_work() -> None:
+    world = World(VERDICTS, [])
+    worker = world.worker()
+    assert len(await asked_of(world, worker, 60.0)) >= 50, "without NATS, it polls every second"
+    worker = world.worker()
+    await worker.listen(cast("Bus", Hints()))
+    asked = await asked_of(world, worker, 60.0)
+    assert set(asked) == {"ClaimRuns"}, "it has no leases to renew"
+    assert len(asked) <= 16
+
+
+@pytest.mark.parametrize("lease_seconds", [6.5, 8.0, 12.5])
+async def test_an_idle_worker_takes_over_a_run_as_soon_as_its_lease_ends(lease_seconds: float) -> None:
+    world = World(VERDICTS, [says("Done.")])
+    key = world.ledger.submit("hello")
+    await world.ledger.claim(WorkerId("dead"), runs_max=1, lease_seconds=lease_seconds)
+    lease_end = present(world.ledger.row(key).claim_at).timestamp()
+    worker = world.worker()
+    await worker.listen(cast("Bus", Hints()))
+    async with at_work(worker):
+        await end_of(world, key)
+    assert world.clock.now() < lease_end + 0.5
 
 
 async def test_after_a_handover_another_worker_continues_immediately() -> None:

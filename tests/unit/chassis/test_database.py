@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.db.database import Database
+from pawl.chassis.db.heartbeat import Heartbeat
 from pawl.chassis.db.idle import IdleConnections, PooledConnection
 from pawl.chassis.process.start import StartError
 from pawl.errors import DependencyUnavailable
@@ -162,6 +163,27 @@ async def test_a_read_only_database_is_unavailable_and_its_sessions_are_closed(d
     await database.execute("CREATE TABLE t (n integer)")
     await database.ping()
     await database.__aexit__(None, None, None)
+
+
+async def test_a_server_is_checked_only_while_somebody_may_wait_for_it(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = list[float]()
+
+    async def check(_: Heartbeat) -> None:
+        checks.append(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(Heartbeat, "check", check)
+    monkeypatch.setattr("pawl.chassis.db.heartbeat._INTERVAL_SECONDS", 0.01)
+    async with Database(database_url, application_name="test", statement_timeout_seconds=1) as database:
+        await use(database)
+        await asyncio.sleep(0.1)
+        assert not checks
+        async with database.acquire():
+            await until(lambda: bool(checks))
+        checks.clear()
+        await asyncio.sleep(0.1)
+        assert not checks
 
 
 async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Event) -> None:

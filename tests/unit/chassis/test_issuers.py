@@ -12,7 +12,8 @@ import pytest
 import structlog
 
 from pawl.chassis.identity import issuers
-from pawl.chassis.identity.credentials import UNKNOWN, KeyAuthenticator, parse_keys
+from pawl.chassis.identity.auth import UNKNOWN
+from pawl.chassis.identity.credentials import KeyAuthenticator, parse_keys
 from pawl.chassis.identity.issuers import FetchFailed, Issuers, KeyFetcher
 from pawl.chassis.identity.tokens import Provider, PublicKey, TokenRefused
 from pawl.errors import DependencyUnavailable, Unauthenticated

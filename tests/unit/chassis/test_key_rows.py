@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.chassis.identity.auth import principal_of, user_principal
-from pawl.chassis.identity.credentials import UNKNOWN, KeyAuthenticator, gone
+from pawl.chassis.identity.auth import UNKNOWN, LoginRefused, principal_of, user_principal
+from pawl.chassis.identity.credentials import KeyAuthenticator, gone
 from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
-from pawl.chassis.identity.login_failures import LoginRefused
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.process.settings import ServiceSettings
 from pawl.errors import DependencyUnavailable, Unauthenticated

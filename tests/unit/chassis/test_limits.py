@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pawl.chassis.identity import login_failures
-from pawl.chassis.identity.auth import Principal, service_principal
-from pawl.chassis.identity.login_failures import LoginFailures, LoginRefused, kind_of, source_of
+from pawl.chassis.identity.auth import LoginRefused, Principal, service_principal
+from pawl.chassis.identity.login_failures import LoginFailures, kind_of, source_of
 from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc import limits as rpc_limits

@@ -247,7 +247,8 @@ except ValueError:
 
 
 ENTRIES = [
-    *(f"pawl.{name}.__main__" for name in ("agent_loop", "job_store", "notifier", "tool_registry", "cli")),
+    *(f"pawl.{name}.__main__" for name in ("agent_loop", "job_store", "notifier", "tool_registry")),
+    "pawl.cli.command",
     "pawl.worker",
 ]
 # Stops where gRPC reads the variable at import; setting it later has no effect.

@@ -6,7 +6,8 @@ import pytest
 from pydantic import Field, SecretStr
 
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.chassis.process.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
+from pawl.chassis.process.address import is_loopback
+from pawl.chassis.process.settings import PeerAddresses, ServiceSettings, SettingsError, load, read
 from pawl.job_store.settings import JobStoreSettings
 from pawl.notifier.settings import NotifierSettings
 from pawl.tool_registry.settings import ToolRegistrySettings

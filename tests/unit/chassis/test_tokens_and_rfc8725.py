@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from joserfc import jwk
 
 from pawl.chassis.identity.auth import Credential, principal_of
-from pawl.chassis.identity.credentials import WatchedFile
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.identity.tokens import (
     PublicKey,
@@ -33,6 +32,7 @@ from pawl.chassis.identity.tokens import (
 )
 from pawl.chassis.ids import is_id
 from pawl.chassis.process.start import StartError
+from pawl.chassis.process.watched_file import WatchedFile
 from pawl.errors import PermissionDenied
 from tests.fakes.issuer import AUDIENCE, CLAIMS, ISSUER, NOW, key, key_set, keys, part, provider, published, token
 from tests.fakes.manual_clock import ManualClock

@@ -458,6 +458,7 @@ class ClaimRunsRequest(_message.Message):
     RUNS_MAX_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     BACKGROUND_RUNS_MAX_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker ID."""
     runs_max: _builtins.int
@@ -466,6 +467,8 @@ class ClaimRunsRequest(_message.Message):
     """Lease duration in seconds, 1 to 300."""
     background_runs_max: _builtins.int
     """Maximum number of background runs (jobs and their child runs) that the worker may hold in total."""
+    idle: _builtins.bool
+    """The worker holds no runs. If it gets none, it wants to know how long to wait."""
     def __init__(
         self,
         *,
@@ -473,10 +476,11 @@ class ClaimRunsRequest(_message.Message):
         runs_max: _builtins.int = ...,
         lease_seconds: _builtins.float = ...,
         background_runs_max: _builtins.int = ...,
+        idle: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["background_runs_max", b"background_runs_max", "lease_seconds", b"lease_seconds", "runs_max", b"runs_max", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background_runs_max", b"background_runs_max", "idle", b"idle", "lease_seconds", b"lease_seconds", "runs_max", b"runs_max", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,6 +493,11 @@ class ClaimRunsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    wait_seconds: _builtins.float
+    """For an idle worker that got no runs: the seconds until a known run or lease is due. Absent if there is none.
+    Zero or less: a due run cannot be claimed yet.
+    """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
         """The claimed runs."""
@@ -497,12 +506,15 @@ class ClaimRunsResponse(_message.Message):
         self,
         *,
         runs: _abc.Iterable[Global___ClaimedRun] | None = ...,
+        wait_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wait_seconds", b"_wait_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wait_seconds", b"_wait_seconds", "runs", b"runs", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__wait_seconds: _TypeAlias = _typing.Literal["wait_seconds"]  # noqa: Y015
+    _WhichOneofArgType__wait_seconds: _TypeAlias = _typing.Literal["_wait_seconds", b"_wait_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_seconds) -> _WhichOneofReturnType__wait_seconds | None: ...
 
 Global___ClaimRunsResponse: _TypeAlias = ClaimRunsResponse  # noqa: Y015
 

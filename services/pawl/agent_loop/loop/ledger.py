@@ -63,23 +63,32 @@ class WorkerLedgerClient:
         self._histories = Histories(monotonic)
 
     async def claim(
-        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
-    ) -> dict[Claim, Loaded | None]:
+        self,
+        worker_id: WorkerId,
+        *,
+        runs_max: int,
+        lease_seconds: float,
+        background_runs_max: int = 64,
+        is_idle: bool = False,
+    ) -> tuple[dict[Claim, Loaded | None], float | None]:
         """Claim due runs, if there are any. Some are returned with their state, which then need not be loaded.
 
-        The worker holds at most `background_runs_max` jobs and runs that jobs started.
+        The worker holds at most `background_runs_max` jobs and runs that jobs started. If `is_idle` and there are none,
+        also return the seconds until one is due, None if none will be; see ClaimRunsResponse.
         """
         request = pb.ClaimRunsRequest(
             worker_id=worker_id,
             runs_max=runs_max,
             lease_seconds=lease_seconds,
             background_runs_max=background_runs_max,
+            idle=is_idle,
         )
         self._histories.forget_idle()
         response = await translated(self._stub.ClaimRuns(request))
         for run in response.runs:
             self._histories.claimed(run)
-        return {_CLAIM.read(run): _came_along(run) for run in response.runs}
+        wait_seconds = response.wait_seconds if response.HasField("wait_seconds") else None
+        return {_CLAIM.read(run): _came_along(run) for run in response.runs}, wait_seconds
 
     async def load(self, claim: Claim) -> Loaded:
         """Load the full state of a claimed run.

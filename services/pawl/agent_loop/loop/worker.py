@@ -56,6 +56,8 @@ class WorkerLimits:
     lease_seconds: float = 10.0
     renew_seconds: float = 2.0
     poll_seconds: float = 1.0
+    # For a worker without runs that hears of new work on the bus. It learns from job-store when known work is due.
+    idle_poll_seconds: float = 5.0
     hand_over_seconds: float = 1.0
     # Delay before claiming work that came through another process, which normally claims it itself.
     remote_work_delay_seconds: float = 0.2
@@ -103,9 +105,14 @@ class Worker:
         self._due_times: list[float] = []
         self._claiming = asyncio.Lock()
         self._stopping = False
+        self._bus: Bus | None = None
+        # Until then, the ledger may count runs as this worker's that it does not drive: the response to a claim was
+        # lost, or a drive has ended without the ledger knowing.
+        self._may_hold_until = -math.inf
 
     async def listen(self, bus: Bus) -> None:
-        """Subscribe to wake-up hints on the bus. Without them, the worker polls."""
+        """Subscribe to wake-up hints on the bus. Without them, the worker polls every second."""
+        self._bus = bus
         await bus.subscribe("pawl.internal.v1.work", self._on_work)
         await bus.subscribe(f"pawl.internal.v1.worker.{self.worker_id}", self._on_command)
 
@@ -128,13 +135,31 @@ class Worker:
             self._work_may_be_there = False
             self._work_is_ours.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
-            started = self._clock.monotonic()
-            if room <= 0 or await self._claim(room) < room:
-                await self._wait_for_work(started)
+            started, poll_seconds = self._clock.monotonic(), self._limits.poll_seconds * self._jitter()
+            count = 0
+            if room > 0:
+                is_idle = not self._held
+                count, wait_seconds = await self._claim(room, is_idle=is_idle)
+                if is_idle and not count:
+                    poll_seconds = self._idle_seconds(poll_seconds, wait_seconds)
+            if room <= 0 or count < room:
+                await self._wait_for_work(started, poll_seconds)
             await self._throttle(started + _CLAIM_SECONDS_MIN)
 
-    async def _wait_for_work(self, looked: float) -> None:
-        poll_at = self._clock.monotonic() + self._limits.poll_seconds * (0.8 + 0.4 * self._random())
+    def _jitter(self) -> float:
+        return 0.8 + 0.4 * self._random()
+
+    def _idle_seconds(self, poll_seconds: float, wait_seconds: float | None) -> float:
+        """Return how long a worker without runs waits for the next poll; see ClaimRunsResponse."""
+        if self._bus is None or not self._bus.connected:
+            return poll_seconds
+        idle_seconds = self._limits.idle_poll_seconds * self._jitter()
+        if wait_seconds is None:
+            return idle_seconds
+        return min(wait_seconds + _DUE_AFTER_SECONDS, idle_seconds) if wait_seconds > 0 else poll_seconds
+
+    async def _wait_for_work(self, looked: float, poll_seconds: float) -> None:
+        poll_at = self._clock.monotonic() + poll_seconds
         while not self._work_may_be_there:
             while self._due_times and self._due_times[0] <= looked:
                 heapq.heappop(self._due_times)
@@ -159,6 +184,8 @@ class Worker:
         while True:
             await self._clock.sleep(pause)
             pause = self._limits.renew_seconds
+            if not self._held and self._clock.monotonic() > self._may_hold_until:
+                continue
             try:
                 async with asyncio.timeout(self._limits.renew_seconds):
                     await self._renew()
@@ -168,7 +195,7 @@ class Worker:
                 log = _log.debug if is_failing and is_known else _log.warning
                 log("lease.not_renewed", error=_error_text(error), exc_info=not is_known)
                 is_failing = True
-                pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
+                pause = min(pause, _RENEW_AGAIN_SECONDS * self._jitter())
 
     async def fence_forever(self) -> None:
         """Drop every run whose unconfirmed lease is about to end."""
@@ -210,20 +237,29 @@ class Worker:
             if claim.key == key:
                 held.drive.wake()
 
-    async def _claim(self, room: int) -> int:
+    async def _claim(self, room: int, *, is_idle: bool) -> tuple[int, float | None]:
         async with self._claiming:
             if self._stopping:
-                return 0
+                return 0, None
             started = self._clock.monotonic()
-            claims = await self._ledger.claim(
-                self.worker_id,
-                runs_max=room,
-                lease_seconds=self._limits.lease_seconds,
-                background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_FRACTION)),
-            )
+            try:
+                claims, wait_seconds = await self._ledger.claim(
+                    self.worker_id,
+                    runs_max=room,
+                    lease_seconds=self._limits.lease_seconds,
+                    background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_FRACTION)),
+                    is_idle=is_idle,
+                )
+            except PawlError:
+                self._note_doubt()
+                raise
         for claim, loaded in claims.items():
             self._start(claim, started, loaded)
-        return len(claims)
+        return len(claims), wait_seconds
+
+    def _note_doubt(self) -> None:
+        # A claim without an answer may still be executed later, and its lease begins then.
+        self._may_hold_until = self._clock.monotonic() + 2 * self._limits.lease_seconds
 
     async def _renew(self) -> None:
         started = self._clock.monotonic()
@@ -276,6 +312,7 @@ class Worker:
         held.task.cancel()
 
     def _remove(self, claim: Claim, ended: asyncio.Task[str]) -> None:
+        self._note_doubt()
         if claim in self._held and self._held[claim].task is ended:
             del self._held[claim]
         how = "lost" if ended.cancelled() else "crashed"

@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.agent_loop.api import convert
-from pawl.agent_loop.schedules.starting import NO_REQUEST, RETRYABLE, Starting, caller_of, fire_safely
+from pawl.agent_loop.schedules.starting import NO_REQUEST, RETRYABLE, ClaimPause, Starting, caller_of, fire_safely
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import RequestId, check_id
 from pawl.chassis.process.clock import Clock
@@ -38,7 +38,6 @@ _FEW_SECONDS: Final = 2
 _DOUBLED_MAX: Final = 3
 _PAUSE_SECONDS: Final = 0.02
 _TRIGGERS_MAX: Final = 8
-_WAIT_SECONDS_MIN: Final = 0.01
 _RETRY_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = 60
 
@@ -60,15 +59,18 @@ class ScheduleServicer:
         self._forward = forward
         self._starting = starting
         self._clock = clock
+        self._pause = ClaimPause(clock)
 
     async def CreateSchedule(self, request: pb.CreateScheduleRequest, context: Context) -> pb.CreateScheduleResponse:
         await self._starting.check(require_user(), request.definition)
         response = await self._forward(f"{_SERVICE}/CreateSchedule", request.SerializeToString())
+        self._pause.note_change()
         return pb.CreateScheduleResponse.FromString(response)
 
     async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, context: Context) -> pb.UpdateScheduleResponse:
         await self._starting.check(require_user(), request.definition)
         response = await self._forward(f"{_SERVICE}/UpdateSchedule", request.SerializeToString())
+        self._pause.note_change()
         return pb.UpdateScheduleResponse.FromString(response)
 
     async def TriggerSchedule(self, request: pb.TriggerScheduleRequest, context: Context) -> pb.TriggerScheduleResponse:
@@ -124,11 +126,12 @@ class ScheduleServicer:
     async def fire_forever(self) -> None:
         start = self._clock.monotonic()
         while True:
+            self._pause.claiming()
             due, wait_seconds = await self._claim()
             await self._fire_all(due, start)
             # After a batch, more schedules may have become due: claim again immediately.
             if not due:
-                await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
+                await self._pause.wait(wait_seconds)
             if len(due) < _CLAIMED_MAX:
                 start = self._clock.monotonic()
 
@@ -166,6 +169,7 @@ class ScheduleServicer:
             due=due, message=message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
         )
         response = await translated(self._stub.FireSchedule(request))
+        self._pause.note_change()  # It may wait for the previous run, or be due again soon.
         return response.fire if response.HasField("fire") else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
@@ -11,6 +12,8 @@ from pawl.agent_loop.loop.rules import checks
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.tasks import within
 from pawl.errors import (
     DeadlineExceeded,
     Internal,
@@ -31,6 +34,8 @@ TEXT_BYTES_MAX: Final = 16 * 1024
 # Transient errors, unrelated to the run to start.
 RETRYABLE: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 NO_REQUEST: Final = RequestId("")
+_WAIT_SECONDS_MIN: Final = 0.01
+_CHANGED_SECONDS: Final = 1.0
 
 _log = logs.get_logger(__name__)
 
@@ -56,6 +61,27 @@ async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]
         _log.info(f"{kind}.not_fired", store=owner.store_id, reason=error.reason)
     except Exception:  # noqa: BLE001  # a failure must not affect the others
         _log.exception(f"{kind}.not_fired", store=owner.store_id)
+
+
+class ClaimPause:
+    """Waits between claims of due schedules or events."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = asyncio.Event()
+
+    def note_change(self) -> None:
+        """Claim within a second, because something may be due earlier than the last claim said."""
+        self._changed.set()
+
+    def claiming(self) -> None:
+        """Forget earlier changes: the claim that starts now sees them."""
+        self._changed.clear()
+
+    async def wait(self, seconds: float) -> None:
+        await self._clock.sleep(min(max(seconds, _WAIT_SECONDS_MIN), _CHANGED_SECONDS))
+        if seconds > _CHANGED_SECONDS:
+            await within(seconds - _CHANGED_SECONDS, self._changed.wait())
 
 
 class Starting:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pawl.agent.v1 import trigger_pb2 as pb
 from pawl.agent_loop.loop.rules import checks
-from pawl.agent_loop.schedules.starting import RETRYABLE, TEXT_BYTES_MAX, Starting, caller_of, fire_safely
+from pawl.agent_loop.schedules.starting import RETRYABLE, TEXT_BYTES_MAX, ClaimPause, Starting, caller_of, fire_safely
 from pawl.agent_loop.triggers import rules as outside
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.identity.roles import Role
@@ -35,7 +35,6 @@ HEADERS_BYTES_MAX: Final = 16 * 1024
 _LINE_BYTES_MAX: Final = checks.MESSAGE_BYTES_MAX - TEXT_BYTES_MAX - 16
 _CLAIMED_MAX: Final = 64
 _ATTEMPTS_MAX: Final = 8
-_WAIT_SECONDS_MIN: Final = 0.01
 _RETRY_SECONDS: Final = 1.0
 
 
@@ -58,6 +57,7 @@ class TriggerServicer:
         self._starting = starting
         self._clock = clock
         self._ids = ids
+        self._pause = ClaimPause(clock)
 
     async def CreateTrigger(self, request: pb.CreateTriggerRequest, context: Context) -> pb.CreateTriggerResponse:
         await self.check(require_user(), request.definition)
@@ -146,9 +146,10 @@ class TriggerServicer:
 
     async def fire_forever(self) -> None:
         while True:
+            self._pause.claiming()
             wait_seconds = await self._fire_waiting()
             if wait_seconds:
-                await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
+                await self._pause.wait(wait_seconds)
 
     async def _fire_waiting(self) -> float:
         """Fire triggers for waiting events. Return the number of seconds until there may be more."""
@@ -178,7 +179,9 @@ class TriggerServicer:
         request = triggers_pb2.FireTriggerRequest(
             due=due, event=event, claimed=claimed, message=message, refusal=refusal, mail=mail
         )
-        return await translated(self._stub.FireTrigger(request))
+        response = await translated(self._stub.FireTrigger(request))
+        self._pause.note_change()  # It may have to wait.
+        return response
 
     def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:
         definition = due.definition

@@ -95,13 +95,21 @@ class Database:
         self._application_name = application_name
         self._connections_max = connections_max
         self._statement_timeout_seconds = statement_timeout_seconds
+        # When the client gives up on a statement that the server has not cancelled.
+        self._command_timeout_seconds = statement_timeout_seconds + 1
         self._start_timeout_seconds = start_timeout_seconds
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._kept: IdleConnections | None = None
-        self._held: set[Connection] = set()
+        # The connections in use, and when each was taken.
+        self._held: dict[Connection, float] = {}
         self._cut_short: set[int] = set()
         self._ordinary = asyncio.Semaphore(connections_max - connections_max // _RESERVED_PART)
-        self._heartbeat = Heartbeat(self._open_session, on_frozen=self._cut, on_read_only=self._renew)
+        self._heartbeat = Heartbeat(
+            self._open_session,
+            is_in_use=self._is_in_use,
+            on_frozen=self._cut,
+            on_read_only=self._renew,
+        )
 
     async def __aenter__(self) -> Self:
         self._pool = await self._connect()
@@ -208,7 +216,7 @@ class Database:
     @asynccontextmanager
     async def _lent(self, kept: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
         server_pid = connection.get_server_pid()
-        self._held.add(connection)
+        self._held[connection] = asyncio.get_running_loop().time()
         is_fit = False
         try:
             yield
@@ -232,10 +240,16 @@ class Database:
             connection.terminate()
             raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
         finally:
-            self._held.discard(connection)
+            del self._held[connection]
             # A connection that cannot be returned is terminated. Its work is already done.
             with suppress(*_NO_SESSION):
                 await kept.give(connection, generation=generation, is_fit=is_fit)
+
+    def _is_in_use(self) -> bool:
+        """Return whether a caller may be waiting for the server."""
+        # A connection held for longer waits for no statement: it listens for notifications.
+        since = asyncio.get_running_loop().time() - self._command_timeout_seconds
+        return bool(self._kept and self._kept.waiting) or any(taken > since for taken in self._held.values())
 
     def _cut(self) -> None:
         """Terminate the connections that are waiting for a frozen server."""
@@ -287,7 +301,7 @@ class Database:
                     min_size=1,
                     max_size=self._connections_max,
                     timeout=_CONNECT_TIMEOUT_SECONDS,
-                    command_timeout=self._statement_timeout_seconds + 1,
+                    command_timeout=self._command_timeout_seconds,
                     max_inactive_connection_lifetime=UNUSED_SECONDS_MAX,
                     reset=self._reset,
                     connection_class=PoolConnection,

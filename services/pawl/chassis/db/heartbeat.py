@@ -1,4 +1,4 @@
-"""Checks PostgreSQL every second in a session of its own."""
+"""Checks PostgreSQL in a session of its own while statements wait for it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _log = logs.get_logger(__name__)
 class Heartbeat:
     """Reports whether the server answers and accepts writes. An async context manager that checks until it exits.
 
+    It checks every second while `is_in_use` or the server is unusable. Otherwise nothing waits for the server.
+
     It calls `on_frozen` after each check without an answer, because waiting sessions would otherwise keep waiting. It
     calls `on_read_only` after each check that finds a read-only server, such as a standby or an old primary.
     """
@@ -34,16 +36,17 @@ class Heartbeat:
         self,
         connect: Callable[[], Awaitable[Session]],
         *,
+        is_in_use: Callable[[], bool],
         on_frozen: Callable[[], None],
         on_read_only: Callable[[], Awaitable[None]],
     ) -> None:
         self._connect = connect
+        self._is_in_use = is_in_use
         self._on_frozen = on_frozen
         self._on_read_only = on_read_only
         self._session: Session | None = None
         self._check: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._checked_at = float("-inf")
         # The server's problem; empty if none is known.
         self.failure = ""
         # True if the last check got no answer or no session; the next check clears it.
@@ -75,17 +78,15 @@ class Heartbeat:
 
     async def _repeat(self) -> None:
         while True:
+            await asyncio.sleep(_INTERVAL_SECONDS)
+            if not (self.failure or self._is_in_use()):
+                continue
             try:
                 await self.check()
             except DependencyUnavailable as error:
                 _log.debug("database.unusable", error=error.message)
             except Exception:  # noqa: BLE001  # without checks the server's return would go unnoticed
                 _log.exception("database.check_failed")
-            # A check by the health monitor counts too.
-            pause = _INTERVAL_SECONDS
-            while pause > 0:
-                await asyncio.sleep(pause)
-                pause = self._checked_at + _INTERVAL_SECONDS - asyncio.get_running_loop().time()
 
     async def _check_once(self) -> None:
         asking = asyncio.get_running_loop().create_task(self._ask())
@@ -100,7 +101,6 @@ class Heartbeat:
                 self._forget()
                 await tasks.end([asking])
         self._note(failure, is_unavailable=is_frozen or failure == _UNREACHED)
-        self._checked_at = asyncio.get_running_loop().time()
         if is_frozen:
             self._on_frozen()
 

@@ -41,7 +41,8 @@ class IdleConnections:
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
         self._idle: deque[tuple[PooledConnection, float]] = deque()
-        self._waiting = 0
+        # The number of callers that wait for the pool.
+        self.waiting = 0
         self._uses = 0
         self._is_closed = False
         # Incremented each time all connections expire.
@@ -59,11 +60,11 @@ class IdleConnections:
             if not is_lost(connection):
                 return connection
             await self._release(connection)
-        self._waiting += 1
+        self.waiting += 1
         try:
             return await self._pool.acquire(timeout=max(0.001, deadline - asyncio.get_running_loop().time()))
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     async def give(self, connection: PooledConnection, *, generation: int, is_fit: bool) -> None:
         """Keep a connection for the next caller, or return it to the pool. `is_fit` means that no error occurred on it.
@@ -72,7 +73,7 @@ class IdleConnections:
             Exception: The pool could not take the connection back and dropped it.
         """
         self._uses += 1
-        is_due = self._waiting or self._is_closed or generation != self.generation or not self._uses % _USES
+        is_due = self.waiting or self._is_closed or generation != self.generation or not self._uses % _USES
         if is_due or not is_fit or is_lost(connection) or connection.is_in_transaction():
             await self._release(connection)
             return

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from pawl.chassis.identity.roles import AGENT_LOOP, OWN_ROLES_GO_BESIDE, ROLES_OF_A_STORE, Role, rights
-from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id, is_id
+from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId, check_id, is_id
 from pawl.errors import PermissionDenied, Unauthenticated
 
 # The metadata that identifies the caller.
@@ -35,8 +35,20 @@ _CANNOT_DECIDE: Final = (
     "a delegate cannot decide: let the user decide with their own key or token,"
     " or use a delegate key with `decides_for_users`"
 )
+# The only error for all rejected keys, so that it does not reveal which keys exist.
+UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
+NO_KEY: Final = KeyId("")
 KEY_LENGTH_MAX: Final = 8192
 _ROLES_NAMED_MAX: Final = 32
+
+
+class LoginRefused(Exception):
+    """The cause of an Unauthenticated error, which callers do not see. `key_id` is an expired or revoked key."""
+
+    def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.key_id = key_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

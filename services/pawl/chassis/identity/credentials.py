@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from stat import S_ISDIR, S_ISREG
-from typing import TYPE_CHECKING, Annotated, Final, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import msgspec
 
@@ -14,8 +11,10 @@ from pawl.chassis.identity.auth import (
     CLIENT_ADDRESS,
     GATEWAY,
     GATEWAY_KEY,
+    UNKNOWN,
     Authenticator,
     Credential,
+    LoginRefused,
     Principal,
     acting_for,
     bearer_key,
@@ -24,28 +23,22 @@ from pawl.chassis.identity.auth import (
     service_principal,
 )
 from pawl.chassis.identity.key_rows import KeyRows, digest_of
-from pawl.chassis.identity.login_failures import LoginRefused
 from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock, SystemClock
 from pawl.chassis.process.settings import ServiceSettings, parse_secret, secret_file
-from pawl.chassis.process.start import StartError
+from pawl.chassis.process.watched_file import WatchedFile
 from pawl.errors import Unauthenticated
 
 if TYPE_CHECKING:
     from pawl.chassis.identity.issuers import Issuers
 
-# The only error for all rejected keys, so that it does not reveal which keys exist.
-UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
 
 # Prefix of the ids of keys in a file.
 _FILE: Final = "file-"
 # Prefix of the ids of keys in job-store.
 _ROW: Final = "key_"
-_POLL_SECONDS: Final = 1.0
-_GONE_SECONDS: Final = 60.0
-_REPORT_SECONDS: Final = 60.0
 
 _log = logs.get_logger(__name__)
 T = TypeVar("T")
@@ -104,83 +97,6 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
     if len(found) != len(named):
         raise ValueError("two services have the same key")
     return found
-
-
-class WatchedFile(Generic[T]):
-    """The parsed content of a file, reloaded within a second of a change.
-
-    If the new content is invalid, the old content stays in effect. A change to one of the files in `beside`, which
-    `parse` reads itself, also causes a reload. If the file is deleted, its last content stays in effect unless
-    `without` is given, which replaces it after a minute.
-
-    Raises:
-        StartError: The first content is invalid.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        variable: str,
-        parse: Callable[[bytes], T],
-        clock: Clock,
-        *,
-        beside: Sequence[Path] = (),
-        without: bytes | None = None,
-    ) -> None:
-        self._path = path
-        self._beside = beside
-        self._variable = variable
-        self._parse = parse
-        self._clock = clock
-        self._without = None if without is None else parse(without)
-        self._checked_at = self._seen_at = clock.monotonic()
-        self._reported_at = float("-inf")
-        try:
-            self._seen = self._state()
-            self._content = parse(path.read_bytes())
-        except OSError as error:
-            raise StartError(f"{variable}: cannot read {error.filename or path}: {error.strerror}") from None
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise StartError(f"{variable}: {path}: {error}") from None
-
-    def __call__(self) -> T:
-        if self._clock.monotonic() - self._checked_at >= _POLL_SECONDS:
-            self._check()
-        return self._content if self._without is None or self._is_still_valid else self._without
-
-    @property
-    def _is_still_valid(self) -> bool:
-        return self._checked_at - self._seen_at < _GONE_SECONDS
-
-    def _check(self) -> None:
-        self._checked_at = self._clock.monotonic()
-        try:
-            state = self._state()
-            content = self._path.read_bytes() if state != self._seen else None
-            self._seen_at = self._checked_at
-            if content is not None:
-                self._content, self._seen = self._parse(content), state
-                _log.info("file.reloaded", variable=self._variable, path=str(self._path))
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
-            self._report(str(error))
-        else:
-            self._reported_at = float("-inf")
-
-    def _report(self, reason: str) -> None:
-        if self._checked_at - self._reported_at >= _REPORT_SECONDS:
-            self._reported_at = self._checked_at
-            is_valid = self._without is None or self._is_still_valid
-            about = {"variable": self._variable, "path": str(self._path), "old_content_used": is_valid}
-            _log.error("file.not_reloaded", **about, reason=reason)
-
-    def _state(self) -> list[tuple[int, ...]]:
-        paths = (self._path, *self._beside)
-        stats = [path.stat() for path in paths]
-        for path, mode in zip(paths, (stat.st_mode for stat in stats), strict=True):
-            if not (S_ISREG(mode) or S_ISDIR(mode)):  # reading a pipe could block the whole process
-                raise OSError(errno.EINVAL, "it is a pipe or device, not a file", str(path))
-        # Programs may set mtime, and lost read permission changes only ctime.
-        return [(stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) for stat in stats]
 
 
 def parse_service_key(content: bytes) -> str:

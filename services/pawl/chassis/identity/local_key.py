@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from pawl.chassis.process.settings import is_loopback, split_address
+from pawl.chassis.process.address import is_loopback, split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.replicas import read_endpoints
 

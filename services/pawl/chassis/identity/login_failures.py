@@ -15,8 +15,7 @@ from urllib.parse import unquote
 
 import prometheus_client
 
-from pawl.chassis.identity.auth import bearer_key, check_not_repeated
-from pawl.chassis.ids import KeyId
+from pawl.chassis.identity.auth import NO_KEY, LoginRefused, bearer_key, check_not_repeated
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.errors import Overloaded, Unauthenticated
@@ -26,7 +25,6 @@ ENTRIES_MAX: Final = 4096
 # Concurrent lookups of unknown callers.
 LOOKUPS_MAX: Final = 1000
 
-NO_KEY: Final = KeyId("")
 _SOURCE_MAX: Final = 30
 _KEY_MAX: Final = 5
 _WINDOW_SECONDS: Final = 60.0
@@ -36,15 +34,6 @@ _KEY_CHARACTERS: Final = 8
 _log = logs.get_logger(__name__)
 
 Metadata = Sequence[tuple[str, str | bytes]]
-
-
-class LoginRefused(Exception):
-    """The cause of an Unauthenticated error, which callers do not see. `key_id` is an expired or revoked key."""
-
-    def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
-        super().__init__(kind)
-        self.kind = kind
-        self.key_id = key_id
 
 
 def kind_of(metadata: Metadata) -> str:

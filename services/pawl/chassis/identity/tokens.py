@@ -23,7 +23,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.identity.auth import KEY_LENGTH_MAX, Credential
 from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.ids import CredentialId, UserId, is_id
-from pawl.chassis.process.settings import is_loopback
+from pawl.chassis.process.address import is_loopback
 from pawl.errors import InvalidJson, TooLarge
 
 # The size limit of a key set and of an issuer's metadata.

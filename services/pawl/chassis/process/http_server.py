@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pawl.chassis.process import logs, tasks
-from pawl.chassis.process.settings import join_address, split_address
+from pawl.chassis.process.address import join_address, split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.tls import Tls, http_context
@@ -125,7 +125,7 @@ class HttpServer:
         self._closing.set()
         if self._serving is None:
             return
-        self._server.should_exit = True
+        self._server.stop()
         await asyncio.wait({self._serving}, timeout=self._drain_seconds)
         self._server.force_exit = True
         for task in list(self._server.server_state.tasks):
@@ -168,7 +168,22 @@ def _in_parts(app: Any) -> Any:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signal handling to the process."""
+    """A uvicorn server that leaves signal handling to the process and sleeps until `stop`.
+
+    uvicorn's own loop wakes ten times a second.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # Sets the default headers.
+        await self._stopped.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -226,13 +241,16 @@ class _Protocol(H11Protocol):
 # Returns if the dependency answers, otherwise raises.
 Probe = Callable[[], Awaitable[object]]
 
-_INTERVAL_SECONDS: Final = 2.0
+_INTERVAL_SECONDS: Final = 5.0
+# While a dependency does not answer.
+_FAILING_INTERVAL_SECONDS: Final = 2.0
 _TIMEOUT_SECONDS: Final = 2.0
 
 
 class HealthMonitor:
-    """Probes dependencies every 2 s and sets the health of all services on an RPC server.
+    """Probes dependencies and sets the health of all services on an RPC server.
 
+    It probes every 5 s, or every 2 s while a dependency does not answer.
     Services are NOT_SERVING while a required dependency does not answer; the health of optional ones is only reported.
     An async context manager that must be entered inside the server's.
     """
@@ -284,7 +302,7 @@ class HealthMonitor:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(_INTERVAL_SECONDS)
+            await asyncio.sleep(_FAILING_INTERVAL_SECONDS if self._failures else _INTERVAL_SECONDS)
             await self.check()
 
     async def _probe(self, name: str) -> tuple[str | None, str]:

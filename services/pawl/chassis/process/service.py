@@ -24,24 +24,21 @@ import sys
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import grpc
 import msgspec
 import uvloop
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.durability import require_durable
-from pawl.chassis.db.rights import Rights, changeable, role_of
 from pawl.chassis.identity.credentials import authenticator, read_issuers, service_key
 from pawl.chassis.identity.key_rows import KeyRows, KeySource
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.address import is_loopback
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.process.http_server import HealthMonitor, HttpServer, Response, application
 from pawl.chassis.process.metrics import CONTENT_TYPE, Metrics
-from pawl.chassis.process.settings import ServiceSettings, is_loopback
+from pawl.chassis.process.settings import ServiceSettings
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc import tls
 from pawl.chassis.rpc.client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
@@ -49,6 +46,13 @@ from pawl.chassis.rpc.limits import Limits
 from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Unavailable
+
+if TYPE_CHECKING:
+    from pawl.chassis.bus.connection import Bus
+    from pawl.chassis.db.database import Database
+
+# Services without a database or NATS do not import their drivers, which take megabytes.
+# ruff: noqa: PLC0415
 
 _RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
 # A loop that ran this long before it crashed restarts after the shortest pause.
@@ -193,6 +197,9 @@ class Service:
             StartError: PAWL_DATABASE_URL is missing or does not lead to a database, or the database is not durable (see
                 `durability`).
         """
+        from pawl.chassis.db.database import Database
+        from pawl.chassis.db.durability import require_durable
+
         if self._settings.database_url is None:
             raise StartError("PAWL_DATABASE_URL: is required")
         database = await self.enter(
@@ -217,6 +224,9 @@ class Service:
             StartError: Another version created the schema, or a role lacks a privilege.
             DependencyUnavailable: The server cannot be reached.
         """
+        from pawl.chassis.db.database import Database
+        from pawl.chassis.db.rights import Rights, changeable, role_of
+
         owner_url = self._settings.database_owner_url
         if owner_url is not None:
             rights = Rights(role=await role_of(database), append_only=frozenset(append_only))
@@ -239,6 +249,8 @@ class Service:
 
     async def open_bus(self) -> Bus:
         """Return the bus, whether or not it is connected. The service's health reports its state but ignores it."""
+        from pawl.chassis.bus.connection import Bus
+
         url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
         settings = self._settings
         files = (settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file)

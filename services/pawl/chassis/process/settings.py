@@ -8,7 +8,6 @@ constructor, never by a variable.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import sys
@@ -20,41 +19,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-_PORT_MAX = 65535
+from pawl.chassis.process.address import is_loopback, split_address
+
 _PUBLIC_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII
 )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`, or `[::1]:7601`, into the host and the port.
-
-    Raises:
-        ValueError: The text is malformed, or the port is over 65535.
-    """
-    host, _, port = address.rpartition(":")
-    if "://" in address:
-        raise ValueError("must be host:port without a scheme, for example 127.0.0.1:7601")
-    if not (host and port.isascii() and port.isdecimal() and int(port) <= _PORT_MAX):
-        raise ValueError("must be host:port, for example 127.0.0.1:7601")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return `host:port`, or `[::1]:7601` for an IPv6 address; the inverse of `split_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(address: str) -> bool:
-    if address.startswith("unix:"):
-        return True
-    host, _ = split_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_listen(value: str) -> str:

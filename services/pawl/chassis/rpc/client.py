@@ -16,13 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 from pawl.chassis.identity.auth import named_user
 from pawl.chassis.process import tasks
-from pawl.chassis.process.settings import split_address
+from pawl.chassis.process.address import split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX, Batches, Identity, Line, Responses, only_response
-from pawl.chassis.rpc.interceptor import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc.limits import KEEPALIVE
 from pawl.chassis.rpc.renewal import RenewedChannel
 from pawl.chassis.rpc.replicas import key_of
+from pawl.chassis.rpc.request_id import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc.status import from_rpc_error, of_peer
 from pawl.chassis.rpc.tls import Tls, channel_credentials
 from pawl.errors import DependencyUnavailable

@@ -34,6 +34,7 @@ from pawl.chassis.process.metrics import RpcMetrics
 from pawl.chassis.rpc import status, tls
 from pawl.chassis.rpc.kinds import Behaviour, Context, read_raw
 from pawl.chassis.rpc.limits import AnonymousCalls, Arrivals, CallSlots, Limits, read_one
+from pawl.chassis.rpc.request_id import REQUEST_ID_KEY, set_request_id
 from pawl.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -47,9 +48,6 @@ from pawl.errors import (
     Unavailable,
 )
 
-# Metadata with the request id in all services and logs; generated if absent.
-REQUEST_ID_KEY: Final = "pawl-request-id"
-
 _UNKNOWN: Final = "unknown"
 _KEY_REPLACED: Final = "the key of this service was replaced: call again with the current one"
 # Requests of open methods are small and arrive together with the call.
@@ -60,13 +58,7 @@ _DEADLINE_MARGIN_SECONDS: Final = 0.02
 T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
-_request_id: ContextVar[str] = ContextVar("pawl_request_id", default="")
 _current_call: ContextVar[_ActiveCall] = ContextVar("pawl_call")
-
-
-def current_request_id() -> str:
-    """Return the id of the request that this task serves, or an empty string."""
-    return _request_id.get()
 
 
 def count_as_stream() -> None:
@@ -299,7 +291,7 @@ class Method:
         call, refused = _ActiveCall(self), ""
         self._in_flight.inc()
         if is_id(request_id):
-            _request_id.set(request_id)
+            set_request_id(request_id)
             logs.bind(request_id=request_id)
         try:
             principal = auth.current_principal()
@@ -331,7 +323,7 @@ class Method:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         given = metadata.get(REQUEST_ID_KEY, "")
         request_id = given if is_id(given) else self.interceptor.ids.new("req")
-        _request_id.set(request_id)
+        set_request_id(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         if self.access.open:
             self.interceptor.enter_anonymous(call, context.peer())

@@ -14,8 +14,8 @@ from pawl.chassis.identity.auth import KEY_LENGTH_MAX, Authenticator
 from pawl.chassis.identity.roles import AGENT_LOOP, CALLERS
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.address import join_address, split_address
 from pawl.chassis.process.metrics import Metrics
-from pawl.chassis.process.settings import join_address, split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc import health as rpc_health
 from pawl.chassis.rpc import reflection as rpc_reflection

@@ -16,12 +16,12 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from pawl.chassis.identity.credentials import UNKNOWN, WatchedFile
-from pawl.chassis.identity.login_failures import LoginRefused
+from pawl.chassis.identity.auth import UNKNOWN, LoginRefused
 from pawl.chassis.identity.roles import SERVICE
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.start import StartError
+from pawl.chassis.process.watched_file import WatchedFile
 from pawl.errors import Unauthenticated
 
 _SPIFFE_ID: Final = re.compile("spiffe://[^/]+/pawl/([a-z-]+)")

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
+from pawl.chassis.process.address import join_address
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.process.settings import join_address
 from pawl.errors import InvalidField, SessionExpired, Unauthenticated
 from pawl.gateway.login import session
 from pawl.gateway.login.session import Seal, Session

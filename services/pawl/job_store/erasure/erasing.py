@@ -135,7 +135,7 @@ def _translating() -> Iterator[None]:
 
 T = TypeVar("T")
 
-_SWEEP_SECONDS: Final = 2.0
+_SWEEP_SECONDS: Final = 5.0
 _ERASURES_MAX: Final = 1000
 _RUNS_MAX: Final = 200
 _ROWS_MAX: Final = 500
@@ -190,7 +190,7 @@ class Erasing:
                 yield erasure.key, items
 
     async def run(self) -> None:
-        """Run the sweep every two seconds, and when an erasure starts."""
+        """Run the sweep every five seconds, and when an erasure starts."""
         while True:
             tasks.check_cancelled()
             self._started.clear()

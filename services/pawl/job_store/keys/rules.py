@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal
-from pawl.chassis.identity.login_failures import NO_KEY
+from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, NO_KEY, Principal
 from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied, TooLarge

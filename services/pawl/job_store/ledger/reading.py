@@ -251,6 +251,12 @@ class Leases(DueTimes, Protocol):
         claim continues where this one ended.
         """
 
+    async def wait_seconds(self) -> float | None:
+        """Return the seconds until the first run or lease is due, None if there is none.
+
+        At most zero if a run is due, or if too many stores have runs to tell.
+        """
+
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         """Renew all of a worker's leases, including expired ones whose runs no other worker has claimed."""
 

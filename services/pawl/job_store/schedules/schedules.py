@@ -20,7 +20,7 @@ from pawl.job_store.schedules.store import PostgresSchedules
 from pawl.values import RunState
 
 # Maximum pause between claims, so that newly due schedules are found.
-WAIT_SECONDS_MAX: Final = 1.0
+WAIT_SECONDS_MAX: Final = 5.0
 # The pause before claiming again if due schedules are locked, usually by another claim.
 HELD_SECONDS: Final = 0.05
 

@@ -23,7 +23,10 @@ from pawl.notifier.metrics import PrometheusCounters
 CLAIM_SECONDS: Final = 30.0
 _SETTLE_SECONDS: Final = 10.0
 _CANDIDATES: Final = 500
-_SWEEP_SECONDS: Final = 1.0
+# Other replicas may have added or released deliveries that are due before those known here.
+_SWEEP_SECONDS: Final = 5.0
+# Due deliveries that may not be sent yet are tried again after this time.
+_RETRY_SECONDS: Final = 1.0
 _GATHER_SECONDS: Final = 0.01
 _COUNT_SECONDS: Final = 15.0
 
@@ -39,7 +42,7 @@ class ChannelSender(Protocol):
 
 
 class Deliveries:
-    """Tries due deliveries as soon as it is woken, and polls every second.
+    """Tries deliveries as soon as it is woken or one is due, and polls every five seconds.
 
     Each delivery is claimed before an attempt, so replicas never try the same one. If a process dies, its claims expire
     and count as failed attempts; a process that stops cleanly releases them. Attempts are limited per host, user and
@@ -73,14 +76,18 @@ class Deliveries:
         try:
             while True:
                 self._due.clear()
+                pause = _RETRY_SECONDS
                 try:
                     if await self._start_due():
                         # All slots that become free during this pause are filled with one query and one claim.
                         await asyncio.sleep(_GATHER_SECONDS)
                         continue
+                    seconds = await self._queue.due_seconds()
+                    if seconds is None or seconds > 0:
+                        pause = _SWEEP_SECONDS if seconds is None else min(seconds, _SWEEP_SECONDS)
                 except Unavailable as error:
                     _log.debug("deliveries.postponed", reason=error.reason)
-                await within(_SWEEP_SECONDS, self._due.wait())
+                await within(pause, self._due.wait())
         finally:
             attempts = [attempt for attempt in self._in_progress.values() if not attempt.is_lost]
             await end(self._in_progress)

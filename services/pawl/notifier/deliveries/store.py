@@ -166,6 +166,9 @@ WHERE webhook_id = $1
 _UNREADABLE: Final = "the user's preferences cannot be read"
 _UNREADABLE_PAUSE_MIN: Final = timedelta(minutes=1)
 _UNREADABLE_PAUSE_MAX: Final = timedelta(hours=1)
+_DUE_SECONDS: Final = """
+SELECT extract(epoch FROM min(due_time) - clock_timestamp())::float8 FROM notifier.webhook_deliveries
+"""
 _COUNT_WAITING: Final = """
 SELECT
     CASE WHEN w.url ILIKE 'mailto:%' THEN 'email' ELSE 'webhook' END AS kind,
@@ -211,6 +214,11 @@ class PostgresDeliveries(DatabaseAdapter):
             )
             for row in rows
         ]
+
+    async def due_seconds(self) -> float | None:
+        """Return the number of seconds until a delivery is due, at most zero if one is; None if none is waiting."""
+        seconds: float | None = await self._database.fetchval(_DUE_SECONDS)
+        return seconds
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
         """Claim deliveries that are still due and should be sent now. No other process tries a claimed delivery.

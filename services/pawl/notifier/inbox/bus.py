@@ -53,14 +53,15 @@ async def listen_for_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, R
 
 
 _BATCH: Final = 100
-_SWEEP_SECONDS: Final = 1.0
+_SWEEP_SECONDS: Final = 5.0
+_RETRY_SECONDS: Final = 1.0
 _KEEP_SECONDS: Final = 30 * 86_400.0
 _FORGET_SECONDS: Final = 3600.0
 _FORGET_BATCH: Final = 1000
 
 
 class Publication:
-    """Publishes new notifications and channel events immediately when woken, and polls every second.
+    """Publishes new notifications and channel events immediately when woken, and polls every five seconds.
 
     Rows are locked, published and marked in one transaction, so replicas never publish the same row. If the process
     crashes in between, a row is published again with the same id.
@@ -77,11 +78,13 @@ class Publication:
 
     async def run(self) -> None:
         while True:
+            pause = _SWEEP_SECONDS
             try:
                 await self.publish_all()
             except Unavailable as error:
                 _log.debug("publication.postponed", reason=error.reason)
-            await within(_SWEEP_SECONDS, self._new.wait())
+                pause = _RETRY_SECONDS
+            await within(pause, self._new.wait())
 
     async def publish_all(self) -> None:
         """Publish everything that is waiting.

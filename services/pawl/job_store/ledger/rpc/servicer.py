@@ -82,7 +82,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
                 background_runs_max=request.background_runs_max,
             )
         self._ledger.meter.claims.inc(len(claimed))
-        response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
+        wait_seconds = await self._ledger.leases.wait_seconds() if request.idle and not claimed else None
+        response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed), wait_seconds=wait_seconds)
         if len(claimed) <= RUNS_LOADED_MAX:
             # No client holds any of these runs' calls, so they do not change before they are loaded.
             for run, claim in zip(response.runs, claimed, strict=True):

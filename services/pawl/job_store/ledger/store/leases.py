@@ -39,6 +39,20 @@ RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL OR r.waits = '\\x
 ) AS last_number
 """
 
+# Hops from store to store through the index runs_claimable.
+_WAIT: Final = """
+WITH RECURSIVE stores AS (
+    (SELECT store_id, claim_at FROM job_store.runs WHERE claim_at IS NOT NULL ORDER BY store_id, claim_at LIMIT 1)
+    UNION ALL
+    SELECT next.* FROM stores AS s CROSS JOIN LATERAL (
+        SELECT r.store_id, r.claim_at FROM job_store.runs AS r
+        WHERE r.claim_at IS NOT NULL AND r.store_id > s.store_id ORDER BY r.store_id, r.claim_at LIMIT 1
+    ) AS next
+)
+SELECT CASE WHEN count(*) > $1 THEN 0 ELSE extract(epoch FROM min(claim_at) - clock_timestamp())::float8 END
+FROM (SELECT claim_at FROM stores LIMIT $1 + 1) AS first
+"""
+
 # Locked in key order first, as everywhere, to avoid deadlocks.
 _RENEW: Final = """
 WITH held AS MATERIALIZED (
@@ -98,7 +112,7 @@ _BRING_EVENTS_FORWARD: Final = (
     "UPDATE job_store.triggers SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
 )
 
-# Number of stores to check at a time after the first ones had nothing to claim.
+# Number of stores to check at a time after the first ones had nothing to claim, or to find the next due time.
 _STORES_MAX: Final = 64
 
 
@@ -140,6 +154,10 @@ class PostgresLeases:
             after = self._last_store if taken else picked.stores[-1]
             stores_max = wanted if taken else _STORES_MAX
         return claimed
+
+    async def wait_seconds(self) -> float | None:
+        seconds: float | None = await self._database.fetchval(_WAIT, _STORES_MAX)
+        return seconds
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         # At least one row: for a worker without runs, it has only the time.

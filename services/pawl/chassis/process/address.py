@@ -1,0 +1,39 @@
+"""Reads and writes addresses of the form `host:port`. Programs that use only this need no settings library."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+_PORT_MAX: Final = 65535
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port`, or `[::1]:7601`, into the host and the port.
+
+    Raises:
+        ValueError: The text is malformed, or the port is over 65535.
+    """
+    host, _, port = address.rpartition(":")
+    if "://" in address:
+        raise ValueError("must be host:port without a scheme, for example 127.0.0.1:7601")
+    if not (host and port.isascii() and port.isdecimal() and int(port) <= _PORT_MAX):
+        raise ValueError("must be host:port, for example 127.0.0.1:7601")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, or `[::1]:7601` for an IPv6 address; the inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    if address.startswith("unix:"):
+        return True
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
