@@ -53,7 +53,7 @@ async def read_all(
         if not page.events:
             assert after_seq == page.last_seq
             return gap, events
-        events += page.events
+        events += map(event_pb2.RunEvent.FromString, page.events)
         after_seq += len(page.events)
         assert events[-1].seq == after_seq
 

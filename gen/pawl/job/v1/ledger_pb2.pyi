@@ -2474,8 +2474,8 @@ class ListEventsResponse(_message.Message):
     ended: _builtins.bool
     """Whether the run has ended, so that there are no events after `last_seq`."""
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
-        """Events, in order, without gaps between them."""
+    def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Encoded pawl.event.v1.RunEvent messages, in order, without gaps between them."""
 
     @_builtins.property
     def gap(self) -> _gap_pb2.Gap:
@@ -2484,7 +2484,7 @@ class ListEventsResponse(_message.Message):
     def __init__(
         self,
         *,
-        events: _abc.Iterable[_event_pb2.RunEvent] | None = ...,
+        events: _abc.Iterable[_builtins.bytes] | None = ...,
         last_seq: _builtins.int = ...,
         ended: _builtins.bool = ...,
         gap: _gap_pb2.Gap | None = ...,
