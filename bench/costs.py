@@ -32,7 +32,7 @@ _SIZE: Final = """
 SELECT sum(pg_total_relation_size(c.oid))::float8 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace
 WHERE relkind = 'r' AND nspname IN ('job_store', 'notifier', 'tool_registry')
 """
-_QUERIES: Final = {"events": _EVENTS, "WAL, bytes": _WAL, "transactions": TRANSACTIONS, "syncs": SYNCS}
+_QUERIES: Final = {"rows of events": _EVENTS, "WAL, bytes": _WAL, "transactions": TRANSACTIONS, "syncs": SYNCS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ async def main(count: int) -> None:
     once = await measure("a run with one round", count)
     rounds = await measure("with three more rounds", count, tool_rounds=_TOOL_ROUNDS)
     slow = await measure("with the answer at 20 ms a chunk", count, chunk_milliseconds=_CHUNK_MILLISECONDS)
-    pieces = max(1.0, slow.cost["events"] - once.cost["events"])
+    pieces = max(1.0, slow.cost["rows of events"] - once.cost["rows of events"])
     loads = [
         once,
         rounds.minus("one more round with a call", once, _TOOL_ROUNDS),

@@ -117,7 +117,7 @@ async def _trim(suite: Suite, run_id: str) -> None:
     try:
         async with database.transaction():
             last = await database.fetchval("SELECT last_seq FROM job_store.runs WHERE run_id = $1", run_id)
-            await database.execute("DELETE FROM job_store.events WHERE run_id = $1 AND seq < $2", run_id, last)
+            await database.execute("DELETE FROM job_store.events WHERE run_id = $1 AND last_seq < $2", run_id, last)
             await database.execute("UPDATE job_store.runs SET trimmed_seq = $2 WHERE run_id = $1", run_id, last - 1)
     finally:
         await database.close()

@@ -20,6 +20,7 @@ from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ports import AttentionRepository, Journal, OfferRepository
 from pawl.job_store.ledger.reading import Leases, Reads
+from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store import tables as columns
@@ -100,7 +101,7 @@ class Announcements:
         self.said: list[Any] = []
 
     async def publish(self, events: Sequence[Any]) -> None:
-        self.said += [("event", event.store_id, event.run_id, event.payload) for event in events]
+        self.said += [("events", row.store_id, row.run_id, row.events) for row in events]
 
     async def wake(self, wakeups: Sequence[Any]) -> None:
         self.said += [("wakeup", wakeup.worker_id, wakeup.run) for wakeup in wakeups]
@@ -188,8 +189,8 @@ class PostgresStore(Store):
             for message in await rows(columns.MESSAGES, "number"):
                 key = ConversationKey(message.store_id, message.conversation_id)
                 found.messages.setdefault(key, []).append(message)
-            for record in await connection.fetch("SELECT * FROM job_store.events ORDER BY seq"):
-                found.events.setdefault(_run_of(record), []).append(record["payload"])
+            for record in await connection.fetch("SELECT * FROM job_store.events ORDER BY last_seq"):
+                found.events.setdefault(_run_of(record), []).extend(log_rows.unpack(record["events"]))
             states = "SELECT store_id, run_id, loop_state FROM job_store.runs WHERE loop_state <> ''"
             found.loop_states |= {_run_of(record): record["loop_state"] for record in await connection.fetch(states)}
             for record in await connection.fetch("SELECT store_id, run_id, event_id, time FROM job_store.outbox"):

@@ -25,8 +25,9 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import DependencyUnavailable, PawlError
-from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.ports import GroupConflict, Operation, Written
 from pawl.job_store.ledger.reading import Loaded
+from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rules.commit import Commit
 from pawl.job_store.ledger.rules.events import Event
@@ -243,10 +244,7 @@ class MemoryJournal:
             self._judge("one_run_at_a_time", rules_of_jobs.concurrent_runs(tables.runs.values(), conversation))
         return Written(
             outcomes=outcomes,
-            events=[
-                LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
-                for event, payload in events
-            ],
+            events=log_rows.pack(events),
             wakeups=unit.wakeups.rows,
             work_ready=unit.work_ready or any(before.is_active and not run.is_active for before, run in freed),
             lifecycle_count=0,

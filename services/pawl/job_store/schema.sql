@@ -106,7 +106,8 @@ CREATE TABLE runs (
     attention smallint,  -- why an operator is needed
     attention_time timestamptz,
     last_seq bigint NOT NULL,
-    trimmed_seq bigint NOT NULL DEFAULT 0,  -- events up to this one were removed
+    -- No reader gets events up to this one. Their rows are removed, except one that also has later events.
+    trimmed_seq bigint NOT NULL DEFAULT 0,
     command_count integer NOT NULL,
     round integer NOT NULL,
     active_seconds double precision NOT NULL,
@@ -275,12 +276,14 @@ CREATE TABLE commands (
 );
 CREATE INDEX commands_unread ON commands (store_id, run_id, number) WHERE NOT consumed;
 
+-- A row has the events that one transaction wrote for a run, or several rows if they are large.
 CREATE TABLE events (
     store_id text COLLATE "C" NOT NULL,
     run_id text COLLATE "C" NOT NULL,
-    seq bigint NOT NULL,
-    payload bytea NOT NULL,  -- the whole RunEvent, so that all watchers get the same bytes
-    PRIMARY KEY (store_id, run_id, seq)
+    last_seq bigint NOT NULL,
+    first_seq bigint NOT NULL,
+    events bytea NOT NULL,  -- a RunEvents message, so that all watchers get the same bytes
+    PRIMARY KEY (store_id, run_id, last_seq)
 );
 
 CREATE TABLE requests (

@@ -21,8 +21,8 @@ from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
-from pawl.job_store.ledger.ports import Limits, LiveEvent
-from pawl.job_store.ledger.rpc import messages
+from pawl.job_store.ledger.ports import Limits, LogRow
+from pawl.job_store.ledger.rpc import log_rows, messages
 from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rules import states, turn
 from pawl.job_store.ledger.rules.events import CallChanged, EventBody, OwnerEvent, RunChanged
@@ -66,9 +66,10 @@ class _Announcer:
     def __init__(self, live: FakeLive) -> None:
         self._live = live
 
-    async def publish(self, events: Sequence[LiveEvent]) -> None:
-        for event in events:
-            await self._live.publish(event_pb2.RunEvent.FromString(event.payload))
+    async def publish(self, events: Sequence[LogRow]) -> None:
+        for row in events:
+            for event in event_pb2.RunEvents.FromString(row.events).events:
+                await self._live.publish(event)
 
     async def wake(self, wakeups: object) -> None: ...
 
@@ -292,9 +293,4 @@ class PlayedLedger(PublicLedger):
         write(unit, run, [body])
         events = [(event, encode_event(event)) for event in unit.events.rows]
         store(self._tables, unit, events)
-        await self._announcer.publish(
-            [
-                LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
-                for event, payload in events
-            ]
-        )
+        await self._announcer.publish(log_rows.pack(events))

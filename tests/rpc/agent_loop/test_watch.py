@@ -79,8 +79,8 @@ async def test_reordered_and_duplicate_live_events_are_corrected(
     held: list[event_pb2.RunEvent] = []
     publish = live.publish
 
-    async def shuffle(event: event_pb2.RunEvent) -> None:
-        held.append(event)
+    async def shuffle(*events: event_pb2.RunEvent) -> None:
+        held.extend(events)
         if len(held) == 4:
             for each in [held[2], held[0], held[0], held[3], held[1]]:
                 await publish(each)
@@ -91,6 +91,25 @@ async def test_reordered_and_duplicate_live_events_are_corrected(
     live.publish = shuffle  # type: ignore[method-assign]
     await ledger.append(count=11)
     await ledger.finish()
+    assert await watching == log(ledger)
+
+
+async def test_live_events_that_arrive_together_may_overlap(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
+) -> None:
+    held: list[event_pb2.RunEvent] = []
+    publish = live.publish
+
+    async def hold(*events: event_pb2.RunEvent) -> None:
+        held.extend(events)
+
+    watching = asyncio.create_task(watch(stub))
+    await until(lambda: live.subscriber_count and ledger.reads)
+    live.publish = hold  # type: ignore[method-assign]
+    await ledger.append(count=11)
+    await ledger.finish()
+    for first, end in [(4, 8), (1, 6), (0, 3), (0, 3), (9, 12), (2, 10)]:
+        await publish(*held[first:end])
     assert await watching == log(ledger)
 
 

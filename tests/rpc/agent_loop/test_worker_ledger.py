@@ -26,7 +26,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CredentialId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc.client import open_channel
 from pawl.errors import CallNotFound
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, MessagePolicy, Question, RunState, StopCause
 from tests.fakes import virtual_time
@@ -116,7 +116,8 @@ async def log_of(replica: Replica, key: RunKey) -> list[str]:
     """Return the types of all events except output, which depends on the clock."""
     request = ledger_pb2.ListEventsRequest(store_id=STORE, user_id=USER, run_id=key.run_id, events_max=1000)
     response = await replica.stub.ListEvents(request)
-    return [event.type for event in response.events if event.type != "output.delta"]
+    types = (event_pb2.RunEvent.FromString(event).type for event in response.events)
+    return [type_ for type_ in types if type_ != "output.delta"]
 
 
 def log_in_memory() -> list[str]:

@@ -168,14 +168,15 @@ async def test_trimming_keeps_the_last_iterations_and_leaves_a_gap_for_the_rest(
     job = await series(user, database, 2 * kept)
     assert await rounds(user, job.run_id) == list(range(1, 2 * kept + 1))
     whole = [*(await read(user, job.run_id)).events]
-    assert whole[0].seq == 1, "nothing is removed below twice the retained amount"
+    assert event_pb2.RunEvent.FromString(whole[0]).seq == 1, "nothing is removed below twice the retained amount"
     await iterate(job, 2 * kept + 1, 2 * kept + 1)
     assert await rounds(user, job.run_id) == list(range(kept + 1, 2 * kept + 2))
 
     part = await read(user, job.run_id)
     gap = part.gap
-    assert (gap.from_seq, gap.to_seq + 1) == (1, part.events[0].seq)
-    begun_rounds = [event.call_changed.call.round for event in part.events if event.HasField("call_changed")]
+    events = [event_pb2.RunEvent.FromString(event) for event in part.events]
+    assert (gap.from_seq, gap.to_seq + 1) == (1, events[0].seq)
+    begun_rounds = [event.call_changed.call.round for event in events if event.HasField("call_changed")]
     assert sorted(set(begun_rounds)) == list(range(kept + 1, 2 * kept + 2))
     assert list(part.events[:50]) == whole[gap.to_seq : gap.to_seq + 50], "retained rows are unchanged"
     assert (gap.snapshot.run.trimmed_rounds, gap.snapshot.omitted_call_count) == (kept, kept)

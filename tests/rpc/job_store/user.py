@@ -137,7 +137,8 @@ class User:
         return run
 
     async def events(self, run_id: str, after_seq: int = 0) -> list[event_pb2.RunEvent]:
-        return list((await self.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=1000)).events)
+        page = await self.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=1000)
+        return [event_pb2.RunEvent.FromString(event) for event in page.events]
 
     async def lease(
         self, run_id: str, call_id: str, client_id: str, seconds: float = 60, session_id: str = "ses_1"

@@ -16,7 +16,7 @@ from pawl.chassis.ids import RunId, StoreId
 from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, ShuttingDown
 from pawl.job_store.ledger import group_commit
 from pawl.job_store.ledger.group_commit import WORK_MAX, GroupCommit, Lane, Lanes
-from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.ports import GroupConflict, LogRow, Operation, Written
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from tests.poll import until
 
@@ -50,7 +50,8 @@ class ScriptedJournal:
         return Written(
             outcomes=[self.refuses.get(name, name) for name in names],
             events=[
-                LiveEvent(store_id=StoreId("s"), run_id=RunId("r"), seq=1, payload=name.encode()) for name in names
+                LogRow(store_id=StoreId("s"), run_id=RunId("r"), last_seq=1, first_seq=1, events=name.encode())
+                for name in names
             ],
             wakeups=[],
             work_ready=False,
@@ -65,10 +66,10 @@ class Recorder:
         self.sizes: list[int] = []
         self.reasons: list[str] = []
 
-    async def publish(self, events: Sequence[LiveEvent]) -> None:
+    async def publish(self, events: Sequence[LogRow]) -> None:
         if self.fails:
             raise ValueError("no announcement")
-        self.events += [event.payload for event in events]
+        self.events += [row.events for row in events]
 
     def group_written(self, *, operations: int, seconds: float) -> None:
         self.sizes.append(operations)

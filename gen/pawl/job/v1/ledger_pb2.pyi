@@ -2470,6 +2470,32 @@ class ListPendingCallsResponse(_message.Message):
 Global___ListPendingCallsResponse: _TypeAlias = ListPendingCallsResponse  # noqa: Y015
 
 @_typing.final
+class EncodedEvents(_message.Message):
+    """The bytes of a pawl.event.v1.RunEvents message, for services that pass events on without decoding them. The
+    ledger stores events in this form.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Encoded pawl.event.v1.RunEvent messages, in order of seq."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncodedEvents: _TypeAlias = EncodedEvents  # noqa: Y015
+
+@_typing.final
 class ListEventsRequest(_message.Message):
     """Request for ListEvents."""
 
@@ -2522,8 +2548,8 @@ class ListEventsResponse(_message.Message):
     ended: _builtins.bool
     """Whether the run has ended, so that there are no events after `last_seq`."""
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
-        """Events, in order, without gaps between them."""
+    def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Encoded pawl.event.v1.RunEvent messages, in order, without gaps between them."""
 
     @_builtins.property
     def gap(self) -> _gap_pb2.Gap:
@@ -2532,7 +2558,7 @@ class ListEventsResponse(_message.Message):
     def __init__(
         self,
         *,
-        events: _abc.Iterable[_event_pb2.RunEvent] | None = ...,
+        events: _abc.Iterable[_builtins.bytes] | None = ...,
         last_seq: _builtins.int = ...,
         ended: _builtins.bool = ...,
         gap: _gap_pb2.Gap | None = ...,

@@ -2,6 +2,8 @@
 
 Live events may be lost, duplicated or late, so they only reduce latency. The feed takes them in order of seq. It reads
 the ledger when an event is missing and whenever it is polled.
+
+Events stay encoded: a run's log has no gaps, so their positions give their seqs.
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ class Watcher:
                 if isinstance(page, Gap):
                     yield page
                     continue
-                for event in page:
+                for event in map(RunEvent.FromString, page):
                     yield event
                     self.position = event.seq
 
-    async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[RunEvent] | Gap, None]:
-        """Yield events in order, in batches; return after the last one.
+    async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[bytes] | Gap, None]:
+        """Yield encoded events in order, in batches; return after the last one.
 
         Yields an empty page after each `silence_seconds` without an event. Yields a gap instead of events that
         retention has removed, even if it removed them while the watcher was catching up.
@@ -69,18 +71,21 @@ class Watcher:
         """
         while True:
             if self._page is not None:
+                end = self.position
                 if self._page.HasField("gap"):
                     yield self._page.gap
-                    self.position = self._page.gap.to_seq
+                    self.position = end = self._page.gap.to_seq
                 for events in _parts(self._page.events):
+                    end += len(events)
                     yield events
-                    self.position = events[-1].seq
+                    self.position = end
                 self._page = None
             elif self._feed.reaches(self.position):
                 self._joined = True
                 if events := next(_parts(self._feed.after(self.position)), ()):
+                    end = self.position + len(events)
                     yield events
-                    self.position = events[-1].seq
+                    self.position = end
                 elif self._feed.ended:
                     return
                 elif not await self._feed.wait(silence_seconds):
@@ -121,17 +126,23 @@ class Feed:
         self._readers = readers
         self._subscribing: asyncio.Task[Subscription] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._tail: deque[RunEvent] = deque()
+        self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
         self._last_seq: int | None = None
-        self._ahead: dict[int, RunEvent] = {}
+        # Seq of the event that ends the run, once it is known.
+        self._end_seq: int | None = None
+        self._ahead: dict[int, bytes] = {}
         self._due = asyncio.Event()
         self._changed = asyncio.Event()
         self._fault: PawlError | None = None
         self.watchers: dict[Watcher, None] = {}
-        self.ended = False
         self.polled = False
         self.is_new = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether the tail has the run's last event."""
+        return self._last_seq is not None and self._last_seq == self._end_seq
 
     async def subscribe(self) -> None:
         """Subscribe once for all watchers. Call this before the first read, so that no later event is missed."""
@@ -155,7 +166,7 @@ class Feed:
         end = _end(page, after_seq)
         if self._last_seq is None and end >= page.last_seq:
             self._last_seq = end
-            self.ended = page.ended
+            self._see_end(page)
             self._take_ahead()
             self._reader = asyncio.get_running_loop().create_task(self._read_on(), name="watch.reader")
         return page
@@ -164,7 +175,7 @@ class Feed:
         """Return whether the event after `position` is in the tail or will be appended to it next."""
         return self._last_seq is not None and self._first_seq() <= position + 1
 
-    def after(self, position: int) -> Sequence[RunEvent]:
+    def after(self, position: int) -> Sequence[bytes]:
         """Return the tail's events after `position`; empty if there are none yet.
 
         Raises:
@@ -189,13 +200,15 @@ class Feed:
     def _first_seq(self) -> int:
         return (self._last_seq or 0) - len(self._tail) + 1
 
-    async def _take(self, event: RunEvent) -> None:
-        """Accept a live event. An event that arrives early is kept until the events before it have arrived."""
-        if self._last_seq is not None and event.seq <= self._last_seq:
+    async def _take(self, events: Sequence[bytes], last: RunEvent) -> None:
+        """Accept live events. Those that arrive early are kept until the events before them have arrived."""
+        if self._last_seq is not None and last.seq <= self._last_seq:
             return
-        if len(self._ahead) >= BEHIND_EVENTS_MAX:
+        if len(self._ahead) + len(events) > BEHIND_EVENTS_MAX:
             self._ahead.clear()
-        self._ahead[event.seq] = event
+        self._ahead.update(enumerate(events, last.seq - len(events) + 1))
+        if last.run_changed.run.state in ENDED:
+            self._end_seq = last.seq
         if self._last_seq is not None:
             self._take_ahead()
 
@@ -203,18 +216,17 @@ class Feed:
         seq = self._last_seq or 0
         while (event := self._ahead.pop(seq + 1, None)) is not None:
             self._append(event)
-            seq = event.seq
+            seq += 1
         self._ahead = {seq: event for seq, event in self._ahead.items() if seq > (self._last_seq or 0)}
         if self._ahead:
             self._due.set()
 
-    def _append(self, event: RunEvent) -> None:
+    def _append(self, event: bytes) -> None:
         self._tail.append(event)
-        self._tail_bytes += event.ByteSize()
-        self._last_seq = event.seq
-        self.ended = self.ended or event.run_changed.run.state in ENDED
+        self._tail_bytes += len(event)
+        self._last_seq = (self._last_seq or 0) + 1
         while len(self._tail) > BEHIND_EVENTS_MAX or (self._tail_bytes > BEHIND_BYTES_MAX and len(self._tail) > 1):
-            self._tail_bytes -= self._tail.popleft().ByteSize()
+            self._tail_bytes -= len(self._tail.popleft())
         for watcher in self.watchers:
             watcher.check_not_behind(self._first_seq())
         self._wake()
@@ -245,12 +257,19 @@ class Feed:
             page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
             if page.HasField("gap"):
                 self._skip_to(page.gap.to_seq)
-            for event in page.events:
-                if event.seq == (self._last_seq or 0) + 1:
+            end = _end(page, after_seq)
+            for seq, event in enumerate(page.events, end + 1 - len(page.events)):
+                if seq == (self._last_seq or 0) + 1:
                     self._append(event)
+            self._see_end(page)
             self._take_ahead()
-            if not page.events or page.events[-1].seq >= page.last_seq:
+            if not page.events or end >= page.last_seq:
                 return
+
+    def _see_end(self, page: ListEventsResponse) -> None:
+        if page.ended:
+            self._end_seq = page.last_seq
+            self._wake()
 
     def _skip_to(self, seq: int) -> None:
         """Restart the tail after `seq`. Watchers read the skipped part from the ledger."""
@@ -262,11 +281,9 @@ class Feed:
         self._wake()
 
 
-def _parts(events: Sequence[RunEvent]) -> Iterator[Sequence[RunEvent]]:
-    return in_parts(events, RunEvent.ByteSize, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
+def _parts(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return in_parts(events, len, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
 
 
 def _end(page: ListEventsResponse, after_seq: int) -> int:
-    if page.events:
-        return page.events[-1].seq
-    return page.gap.to_seq if page.HasField("gap") else after_seq
+    return (page.gap.to_seq if page.HasField("gap") else after_seq) + len(page.events)

@@ -12,7 +12,8 @@ from pawl.chassis.bus.connection import Bus
 from pawl.chassis.bus.outbox import Subscription
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.process import logs
-from pawl.event.v1 import event_pb2
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.job.v1.ledger_pb2 import EncodedEvents
 
 _INBOXES: Final = "pawl.internal.v1.inboxes"
 _VIEWERS: Final = "pawl.internal.v1.viewers"
@@ -32,18 +33,20 @@ class BusEvents:
         return self._bus.connected
 
     async def subscribe(
-        self, store_id: StoreId, run_id: RunId, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
+        self, store_id: StoreId, run_id: RunId, take: Callable[[Sequence[bytes], RunEvent], Awaitable[None]]
     ) -> Subscription:
+        """Call `take` with the bytes of consecutive events, and with the last one of them."""
+
         async def deliver(subject: str, data: bytes) -> None:
             try:
-                events = event_pb2.RunEvents.FromString(data).events
-            except DecodeError:
+                events = EncodedEvents.FromString(data).events
+                last = RunEvent.FromString(events[-1])
+            except (DecodeError, IndexError):
                 _log.warning("live.garbled", subject=subject)
                 return
             # The subject is only an address. Trust only the run id in the event.
-            for event in events:
-                if event.store_id == store_id and event.run_id == run_id:
-                    await take(event)
+            if last.store_id == store_id and last.run_id == run_id:
+                await take(events, last)
 
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
 

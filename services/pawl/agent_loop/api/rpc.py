@@ -28,6 +28,7 @@ from pawl.chassis.rpc.interceptor import count_as_stream
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, RunNotFound, SlowConsumer
 from pawl.event.v1 import gap_pb2
+from pawl.job.v1.ledger_pb2 import EncodedEvents
 
 HEARTBEAT_SECONDS: Final = 15.0
 # A client that does not read for this long is disconnected.
@@ -89,7 +90,8 @@ class AgentServicer:
                 if isinstance(page, gap_pb2.Gap):
                     await _write(context, pb.WatchRunResponse(gap=page))
                 else:
-                    await _write(context, pb.WatchRunResponse(events=page))
+                    # The same bytes as those of a WatchRunResponse.
+                    await _write(context, EncodedEvents(events=page).SerializeToString())
 
     async def LeaseCall(self, request: pb.LeaseCallRequest, context: Context) -> pb.LeaseCallResponse:
         run_id, call_id = convert.run_id(request), check_id(request.call_id, "call_id")
@@ -224,9 +226,10 @@ async def _write(
     response: session_pb2.SessionResponse
     | pb.WatchRunResponse
     | pb.WatchPendingResponse
-    | steps_pb2.WatchStepsResponse,
+    | steps_pb2.WatchStepsResponse
+    | bytes,
 ) -> None:
-    """Write a response. Disconnect a client that does not read.
+    """Write a response, which may already be encoded. Disconnect a client that does not read.
 
     Raises:
         SlowConsumer

@@ -30,6 +30,7 @@ from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.process.tasks import shield, start
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import InvalidPageToken, Overloaded, SeqBeyondEnd, SlowConsumer
+from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
 from pawl.values import ENDED, RESTING
@@ -210,8 +211,8 @@ class RunSteps:
             if page.HasField("gap"):
                 steps.take_gap(page.gap)
                 after_seq = page.gap.to_seq
-            steps.take(page.events)
-            after_seq = page.events[-1].seq if page.events else after_seq
+            steps.take(map(RunEvent.FromString, page.events))
+            after_seq += len(page.events)
             if not page.events or after_seq >= page.last_seq:
                 return steps.all()
 
@@ -243,8 +244,9 @@ class RunSteps:
                 if not page:
                     yield WatchStepsResponse(seq=seq)
                     continue
-                seq = page[-1].seq
-                steps.take(event for event in page if event.seq <= after_seq)
-                changes = steps.take(event for event in page if event.seq > after_seq)
+                events = [RunEvent.FromString(event) for event in page]
+                seq = events[-1].seq
+                steps.take(event for event in events if event.seq <= after_seq)
+                changes = steps.take(event for event in events if event.seq > after_seq)
                 if changes:
                     yield WatchStepsResponse(changes=changes, seq=seq)

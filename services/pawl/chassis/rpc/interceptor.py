@@ -32,7 +32,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.process.metrics import RpcMetrics
 from pawl.chassis.rpc import status, tls
-from pawl.chassis.rpc.kinds import Behaviour, Context, read_raw
+from pawl.chassis.rpc.kinds import Behaviour, Context, encoder, read_raw
 from pawl.chassis.rpc.limits import AnonymousCalls, Arrivals, CallSlots, Limits, read_one
 from pawl.chassis.rpc.request_id import REQUEST_ID_KEY, set_request_id
 from pawl.errors import (
@@ -141,7 +141,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         is_stream = handler.request_streaming or handler.response_streaming
         method = Method(self, name, access, is_stream=is_stream, reads_many=handler.request_streaming)
         behaviour = read_raw(handler, method.receive, bytes_max=self.limits.message_bytes_max)
-        return grpc.stream_stream_rpc_method_handler(method.wrap(behaviour), None, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(method.wrap(behaviour), None, encoder(handler.response_serializer))
 
     def carried(self, name: str, *, is_stream: bool) -> Method:
         """Return a method for calls that arrive in batches, on a stream that was already admitted."""

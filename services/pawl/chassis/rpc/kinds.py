@@ -21,6 +21,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = "Callable[[Any, Context], Any]"
 Parser: TypeAlias = Callable[[bytes], Any]
+Encoder: TypeAlias = Callable[[Any], bytes]
 Receive: TypeAlias = "Callable[[Context], Awaitable[bytes]]"
 
 
@@ -68,6 +69,15 @@ def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
             raise MalformedRequest from None
 
     return parse
+
+
+def encoder(serialize: Encoder | None) -> Encoder:
+    """Return a serializer that passes on responses that the servicer has already encoded."""
+
+    def encode(response: Any) -> bytes:
+        return response if serialize is None or isinstance(response, bytes) else serialize(response)
+
+    return encode
 
 
 async def _parsed(raw: AsyncIterator[bytes], parse: Parser) -> AsyncGenerator[Any, None]:

@@ -29,13 +29,14 @@ class Operation(Protocol[T_co]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveEvent:
-    """An event as stored in the log. Published once it is durable."""
+class LogRow:
+    """Consecutive events of a run as stored in its log: the bytes of a RunEvents message. Published once durable."""
 
     store_id: StoreId
     run_id: RunId
-    seq: int
-    payload: bytes
+    last_seq: int
+    first_seq: int
+    events: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Written:
     """A durable group. `outcomes` lists the results or errors of its operations, in order."""
 
     outcomes: Sequence[Any | Exception]
-    events: Sequence[LiveEvent]
+    events: Sequence[LogRow]
     wakeups: Sequence[Wakeup]
     work_ready: bool
     lifecycle_count: int
@@ -69,7 +70,7 @@ class Journal(Protocol):
 class Announcer(Protocol):
     """Publishes notifications: best effort, never fails."""
 
-    async def publish(self, events: Sequence[LiveEvent]) -> None: ...
+    async def publish(self, events: Sequence[LogRow]) -> None: ...
 
     async def wake(self, wakeups: Sequence[Wakeup]) -> None:
         """Notify workers that commands arrived for runs they hold."""

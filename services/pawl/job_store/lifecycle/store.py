@@ -11,16 +11,17 @@ an id derived from the pause.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from asyncpg import Record
 
 from pawl.chassis.db.database import Connection, Database, affected
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import RunId, RunKey
 from pawl.chassis.process import logs
 from pawl.event.v1 import event_pb2
 from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
+from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 
 # Changes lost in a crash are repeated under the same id, so commits need not wait for the disk. A recall is not
@@ -28,10 +29,17 @@ from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
 _WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
+# A row of the log comes with the first of its events only.
 _OUTBOX: Final = """
-SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, coalesce(o.payload, e.payload) AS payload
-FROM job_store.outbox AS o LEFT JOIN job_store.events AS e USING (store_id, run_id, seq)
-ORDER BY o.id LIMIT $1
+SELECT o.id, o.store_id, o.run_id, o.seq, o.event_id, o.type, o.time, o.payload, e.first_seq, CASE
+    WHEN e.last_seq IS DISTINCT FROM lag(e.last_seq) OVER (PARTITION BY o.store_id, o.run_id ORDER BY o.id)
+    THEN e.events END AS events
+FROM (SELECT * FROM job_store.outbox ORDER BY id LIMIT $1) AS o LEFT JOIN LATERAL (
+    SELECT first_seq, last_seq, events FROM job_store.events AS e
+    WHERE e.store_id = o.store_id AND e.run_id = o.run_id AND e.last_seq >= o.seq AND o.payload IS NULL
+    ORDER BY e.last_seq LIMIT 1
+) AS e ON e.first_seq <= o.seq
+ORDER BY o.id
 """
 _GONE: Final = "DELETE FROM job_store.outbox WHERE id = ANY ($1::bigint[])"
 _SENT: Final = """
@@ -100,9 +108,11 @@ class PostgresOutbox:
             else:
                 await connection.execute(_NO_HURRY)
             records = await connection.fetch(_OUTBOX, events_max)
+            payloads = _payloads(records)
             # Events whose run has since been removed have nothing to send.
-            gone = [record["id"] for record in records if record["payload"] is None]
-            stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
+            gone = [record["id"] for record in records if record["id"] not in payloads]
+            present = (record for record in records if record["id"] in payloads)
+            stored = await stream.send([_lifecycle(record, payloads[record["id"]]) for record in present])
             if gone:
                 await connection.execute(_GONE, gone)
             if stored:
@@ -166,7 +176,22 @@ def _pause(number: int, record: Record) -> Lifecycle:
     )
 
 
-def _lifecycle(record: Record) -> Lifecycle:
+def _payloads(records: Iterable[Record]) -> dict[int, bytes]:
+    """Return the bytes of the events that still exist, by outbox id."""
+    payloads: dict[int, bytes] = {}
+    logs: dict[RunKey, Sequence[bytes]] = {}
+    for record in records:
+        run = RunKey(record["store_id"], record["run_id"])
+        if record["events"] is not None:
+            logs[run] = log_rows.unpack(record["events"])
+        if record["payload"] is not None:
+            payloads[record["id"]] = record["payload"]
+        elif record["first_seq"] is not None:
+            payloads[record["id"]] = logs[run][record["seq"] - record["first_seq"]]
+    return payloads
+
+
+def _lifecycle(record: Record, payload: bytes) -> Lifecycle:
     return Lifecycle(
         outbox_id=record["id"],
         store_id=record["store_id"],
@@ -174,5 +199,5 @@ def _lifecycle(record: Record) -> Lifecycle:
         event_id=record["event_id"],
         type=record["type"],
         time=record["time"],
-        payload=record["payload"],
+        payload=payload,
     )

@@ -74,7 +74,7 @@ WITH old AS MATERIALIZED (
     ) AS counted WHERE events_before < $2
 ), trimmed AS (
     DELETE FROM job_store.events AS e USING part AS p
-    WHERE e.store_id = p.store_id AND e.run_id = p.run_id AND e.seq < p.last_seq
+    WHERE e.store_id = p.store_id AND e.run_id = p.run_id AND e.last_seq < p.last_seq
 ), forgotten AS (
     DELETE FROM job_store.commands AS c USING part AS p WHERE c.store_id = p.store_id AND c.run_id = p.run_id
 )
@@ -200,7 +200,7 @@ def _removal(table: str, owner: str, rest: str) -> str:
 
 _OF_RUNS: Final = tuple(
     _removal(table, "run_id", rest)
-    for table, rest in (("events", "seq"), ("commands", "command_id"), ("calls", "call_id"))
+    for table, rest in (("events", "last_seq"), ("commands", "command_id"), ("calls", "call_id"))
 )
 OF_CONVERSATIONS: Final = tuple(
     _removal(table, "conversation_id", "number") for table in ("conversation_words", "messages")

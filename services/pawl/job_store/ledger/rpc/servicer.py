@@ -15,7 +15,7 @@ from pawl.chassis.ids import RunKey, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEnd
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.ledger.group_commit import Lane
@@ -293,7 +293,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         if request.after_seq > part.last_seq:
             raise SeqBeyondEnd(f"the log ends at seq {part.last_seq}", last_seq=part.last_seq)
         return pb.ListEventsResponse(
-            events=map(event_pb2.RunEvent.FromString, part.payloads),
+            events=part.payloads,
             last_seq=part.last_seq,
             ended=part.ended,
             gap=None if part.gap is None else messages.gap(part.gap),

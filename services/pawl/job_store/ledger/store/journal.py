@@ -14,7 +14,8 @@ import asyncpg
 from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.process import logs
 from pawl.errors import PawlError
-from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.ports import GroupConflict, LogRow, Operation, Written
+from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rpc.messages import usage_of
 from pawl.job_store.ledger.rules import offers
@@ -72,10 +73,7 @@ class PostgresJournal:
             except Exception as error:  # noqa: BLE001  # it changed nothing and must not affect the others
                 _log.exception("ledger.operation_failed", operation=type(operation).__name__)
                 outcomes.append(error)
-        events = [
-            LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=encode_event(event))
-            for event in unit.events.rows
-        ]
+        events = log_rows.pack((event, encode_event(event)) for event in unit.events.rows)
         outbox: list[tuple[Event, bytes | None]] = []
         if self._keeps_lifecycle:
             outbox += [(event, None) for event in unit.events.rows if event.lifecycle_type]
@@ -101,7 +99,7 @@ async def _slot_is_needed(connection: Connection, unit: UnitOfWork) -> bool:
 async def _store(
     connection: Connection,
     unit: UnitOfWork,
-    events: Sequence[LiveEvent],
+    events: Sequence[LogRow],
     outbox: Sequence[tuple[Event, bytes | None]],
 ) -> None:
     """Write all changes of the operations in one round trip."""

@@ -8,13 +8,14 @@ from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, UserId
 from pawl.errors import RunNotFound
 from pawl.job_store.ledger.reading import LogGap, LogPart
+from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.store import tables
 from pawl.values import RunState
 
 # The statements are built only from constants in this package.
 # ruff: noqa: S608
 
-# A part of a log that has reached this size takes no more events.
+# A part of a log that has reached this size takes no more rows.
 EVENTS_BYTES_MAX: Final = 1024 * 1024
 # A snapshot takes no more messages, or calls, beyond this size.
 SNAPSHOT_BYTES_MAX: Final = 512 * 1024
@@ -26,15 +27,16 @@ _SEQ_MAX: Final = 2**63 - 1
 # A single statement reads from one snapshot, so no event that the run row counts is missing. For another user's run it
 # reads no more than for a missing one, so that the response time does not reveal that the run exists.
 _EVENTS: Final = """
-SELECT r.state, r.last_seq, r.trimmed_seq, r.trimmed_log_seq, e.payload
-FROM job_store.runs AS r LEFT JOIN LATERAL (
-    SELECT seq, payload FROM (
-        SELECT seq, payload, sum(length(payload)) OVER (ORDER BY seq) - length(payload) AS bytes_before
-        FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND seq > greatest($3, r.trimmed_log_seq)
-        ORDER BY seq LIMIT $4
-    ) AS part WHERE bytes_before < $5
+SELECT r.state, r.last_seq, r.trimmed_seq, r.trimmed_log_seq, e.first_seq, e.events
+FROM job_store.runs AS r CROSS JOIN LATERAL (SELECT greatest($3, r.trimmed_seq, r.trimmed_log_seq) AS seq) AS start
+LEFT JOIN LATERAL (
+    SELECT first_seq, events FROM (
+        SELECT first_seq, events, sum(length(events)) OVER (ORDER BY last_seq) - length(events) AS bytes_before
+        FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND last_seq > start.seq
+        ORDER BY last_seq LIMIT $4
+    ) AS part WHERE bytes_before < $5 AND first_seq - $4 <= start.seq
 ) AS e ON true
-WHERE r.store_id = $1 AND r.run_id = $2 AND ($6 = '' OR r.user_id = $6) ORDER BY e.seq
+WHERE r.store_id = $1 AND r.run_id = $2 AND ($6 = '' OR r.user_id = $6) ORDER BY e.first_seq
 """
 _RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
 _MESSAGES: Final = f"""
@@ -72,8 +74,9 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
     end = max(run["trimmed_seq"], run["trimmed_log_seq"])
     if start < end:
         gap = await _gap(connection, key, start + 1, end, with_calls=end == run["trimmed_seq"])
+    rows = [(record["first_seq"], record["events"]) for record in records if record["events"] is not None]
     return LogPart(
-        payloads=[record["payload"] for record in records if record["payload"] is not None],
+        payloads=log_rows.cut(rows, max(start, end), events_max),
         last_seq=run["last_seq"],
         ended=RunState(run["state"]).is_terminal,
         gap=gap,

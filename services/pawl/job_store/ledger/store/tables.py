@@ -12,7 +12,7 @@ import msgspec
 from asyncpg import Record
 
 from pawl.chassis.ids import ClientId, SessionId
-from pawl.job_store.ledger.ports import LiveEvent
+from pawl.job_store.ledger.ports import LogRow
 from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.approval import Decision, Grant
 from pawl.job_store.ledger.rules.background import NO_BACKGROUND, Background
@@ -280,10 +280,10 @@ REQUESTS: Final[Columns[RequestRow]] = Columns(
 )
 
 
-EVENTS: Final[Columns[LiveEvent]] = Columns(
+EVENTS: Final[Columns[LogRow]] = Columns(
     "job_store.events",
-    LiveEvent,
-    [*_fixed("text", "store_id", "run_id"), *_fixed("bigint", "seq"), *_fixed("bytea", "payload")],
+    LogRow,
+    [*_fixed("text", "store_id", "run_id"), *_fixed("bigint", "last_seq", "first_seq"), *_fixed("bytea", "events")],
     key_length=3,
     gathered=True,
 )

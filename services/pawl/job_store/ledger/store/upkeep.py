@@ -134,11 +134,12 @@ WITH gone AS (
 DELETE FROM job_store.commands AS m USING gone AS g
 WHERE m.store_id = g.store_id AND m.run_id = g.run_id AND m.call_id = g.call_id AND m.consumed
 """
-# Events that are still to be sent stay until the next trim, but no reader gets them.
+# Rows with later events or events still to be sent stay until the next trim. No reader gets their trimmed events.
 _EVENTS: Final = """
 DELETE FROM job_store.events AS e USING unnest($1::text[], $2::text[], $3::bigint[]) AS k (store_id, run_id, seq)
-WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.seq <= k.seq AND NOT EXISTS (
-    SELECT FROM job_store.outbox AS o WHERE o.store_id = e.store_id AND o.run_id = e.run_id AND o.seq = e.seq
+WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.last_seq <= k.seq AND NOT EXISTS (
+    SELECT FROM job_store.outbox AS o
+    WHERE o.store_id = e.store_id AND o.run_id = e.run_id AND o.seq BETWEEN e.first_seq AND e.last_seq
 )
 """
 

@@ -1,0 +1,48 @@
+"""Packs events into rows of the log, and takes them out again.
+
+A row has the events that a transaction wrote for a run, so that a commit costs one row, whatever it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pawl.chassis.ids import RunKey
+from pawl.chassis.rpc.parts import in_parts
+from pawl.job.v1.ledger_pb2 import EncodedEvents
+from pawl.job_store.ledger.ports import LogRow
+from pawl.job_store.ledger.rules.events import Event
+
+# NATS accepts messages of 1 MiB by default. A larger event has a row of its own.
+ROW_BYTES_MAX: Final = 256 * 1024
+
+
+def pack(events: Iterable[tuple[Event, bytes]]) -> list[LogRow]:
+    """Return the rows of events, which come with their bytes and in order of seq within each run."""
+    logs: dict[RunKey, list[tuple[int, bytes]]] = {}
+    for event, encoded in events:
+        logs.setdefault(RunKey(event.store_id, event.run_id), []).append((event.seq, encoded))
+    return [
+        LogRow(
+            store_id=run.store_id,
+            run_id=run.run_id,
+            last_seq=part[-1][0],
+            first_seq=part[0][0],
+            events=EncodedEvents(events=[encoded for _, encoded in part]).SerializeToString(),
+        )
+        for run, log in logs.items()
+        for part in in_parts(log, lambda entry: len(entry[1]), size_max=ROW_BYTES_MAX)
+    ]
+
+
+def unpack(events: bytes) -> Sequence[bytes]:
+    return EncodedEvents.FromString(events).events
+
+
+def cut(rows: Iterable[tuple[int, bytes]], after_seq: int, events_max: int) -> list[bytes]:
+    """Return at most `events_max` events after a seq, from rows given as (`first_seq`, `events`)."""
+    found: list[bytes] = []
+    for first_seq, events in rows:
+        found += unpack(events)[max(0, after_seq + 1 - first_seq) :]
+    return found[:events_max]
