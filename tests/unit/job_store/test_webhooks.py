@@ -29,7 +29,7 @@ def signed(event_id: str, time: datetime, body: str) -> str:
 def test_an_old_signature_is_invalid_for_another_id_and_time() -> None:
     """The signed parts are joined by dots, so a dot inside the id would shift the others."""
     assert checked("a", NOW_TEXT, "{}", signed("a", NOW, "{}")) == "a"
-    with pytest.raises(BadSignature, match="full stop"):
+    with pytest.raises(BadSignature, match="dot"):
         checked(f"a.{OLD_TEXT}", NOW_TEXT, "{}", signed("a", OLD, f"{NOW_TEXT}.{{}}"))
 
 
