@@ -63,6 +63,10 @@ class Chooser:
             people=self.pick(PEOPLE),
             budget=budget,
             ceiling=self.pick([0, 150]) if budget else 0,
+            drive=self.pick(["", *WORKERS]),
+            seconds=LEASE_SECONDS,
+            partial=False,
+            given=[],
             limits=self.model.limits,
         )
 
@@ -300,7 +304,7 @@ class Chooser:
 
     def several(self) -> list[Row]:
         kinds = [self.submit, self.submit, self.share, self.commit, self.commit, self.send, self.lease_offer]
-        return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
+        return [self.pick(kinds)() | {"partial": True} for _ in range(self.pick([2, 3]))]
 
     def wait(self, seconds: float = 0.0) -> Row:
         """Advance the clock, by less than any lease or by more."""

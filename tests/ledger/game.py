@@ -69,8 +69,7 @@ class Game:
         await self._tick()
         answers = [await product.do(ask) for product in self._products]
         assert answers.count(answers[0]) == len(answers), ("the stores differ", ask, answers)
-        if ask["do"] == "claim":
-            ask["given"] = list(answers[0][1])
+        note_given(ask, answers[0])
         agree(ask, self.model.do(ask), answers[0])
         await self.compare()
         return answers[0]
@@ -91,12 +90,12 @@ class Game:
         *every, first, second = await asyncio.gather(
             mine.group(asks[0]), other.group(asks[1]), mine.do(claims[0]), other.do(claims[1])
         )
-        for claim, answer in zip(claims, (first, second), strict=True):
-            claim["given"] = list(answer[1])
         answers = [*every[0], *every[1], first, second]
         await self.as_in_some_order(list(zip((*asks[0], *asks[1], *claims), answers, strict=True)))
 
     async def as_in_some_order(self, answered: Sequence[tuple[Row, tuple[Any, ...]]]) -> None:
+        for ask, answer in answered:
+            note_given(ask, answer)
         store = self._products[0].store
         shown = view_of_tables(await store.tables(), await store.now())
         differences: list[AssertionError] = []
@@ -291,6 +290,14 @@ def first_difference(seeds: Iterable[int]) -> str:
         except AssertionError as difference:
             return f"seed {seed}: {str(difference).splitlines()[0][:300]}"
     return ""
+
+
+def note_given(ask: Row, answer: tuple[Any, ...]) -> None:
+    """Add the runs that the product gave to a worker to the ask, because the rules leave a choice."""
+    if ask["do"] == "claim":
+        ask["given"] = list(answer[1])
+    if ask["do"] == "submit" and answer[0] == "ok":
+        ask["given"] = [(ask["store"], answer[1])] if answer[3] else []
 
 
 def _differing(shown: Row, wanted: Row) -> list[tuple[Any, ...]]:

@@ -113,7 +113,7 @@ class Model:
             earlier = self.requests[request]
             if earlier["fingerprint"] != ask["fingerprint"]:
                 raise Refusal("REQUEST_ID_REUSED")
-            return ("ok", earlier["run"], earlier["steered"])
+            return ("ok", earlier["run"], earlier["steered"], False)
         found = self._conversation(ask)
         active = self.runs.get((store, found["active"])) if found else None
         policy = "CREATE" if active is None else ask["policy"]
@@ -137,7 +137,22 @@ class Model:
         if ask["request"]:
             row = {"fingerprint": ask["fingerprint"], "run": run["id"], "steered": steered}
             self.requests[request] = row
-        return ("ok", run["id"], steered)
+        return ("ok", run["id"], steered, self._grant(ask, run, policy))
+
+    def _grant(self, ask: Row, run: Row, policy: str) -> bool:
+        """Give a new run to the worker that asks for it, if it has its turn, no run of its store is due and a slot is
+        free. With `partial`, the store may decline.
+        """
+        if not ask["drive"] or policy != "CREATE":
+            return False
+        runs = [other for other in self.runs.values() if other["store"] == run["store"] and other is not run]
+        active = [other["user"] for other in runs if other["worker"] or other["state"] in {"RUNNING", "CANCELLING"}]
+        is_first = all(other["claim_at"] is None or other["claim_at"] > self.now for other in runs)
+        has_room = len(active) < self.limits["per_store"] and active.count(run["user"]) < self.limits["per_user"]
+        if not is_first or not has_room or (ask["partial"] and not ask["given"]):
+            return False
+        run["worker"], run["epoch"], run["claim_at"] = ask["drive"], 1, self.after(ask["seconds"])
+        return True
 
     def _conversation(self, ask: Row) -> Row | None:
         name = ask["conversation"]

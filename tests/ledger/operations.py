@@ -27,6 +27,7 @@ from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.offers import LeaseOffer
+from pawl.job_store.ledger.rules.slots import FreeDrive, SlotLimits
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import CallState, DecisionKind, DecisionRight, LeaseAction, MessagePolicy, RunState, StopCause
@@ -101,7 +102,8 @@ def _submit(ask: Row) -> Submit:
         interrupt=b"",
         queue_max=ask["limits"]["queue"],
         store_queue_max=ask["limits"]["store_queue"],
-        store_slots=ask["limits"]["per_store"],
+        slots=SlotLimits(per_store=ask["limits"]["per_store"], per_user=ask["limits"]["per_user"]),
+        drive=FreeDrive(worker_id=ask["drive"], lease_seconds=ask["seconds"]) if ask["drive"] else None,
         token_budget=ask["budget"],
         token_ceiling=ask["ceiling"],
         text_bytes=ask["bytes"],

@@ -127,7 +127,7 @@ def _answer(answer: object) -> tuple[Any, ...]:
         case ConversationRow():
             return ("ok", answer.sharing.name)
         case Submitted():
-            return ("ok", answer.run.run_id, answer.steered)
+            return ("ok", answer.run.run_id, answer.steered, answer.is_claimed)
         case LastCommit():
             return ("ok", answer.first_seq, answer.last_seq, answer.commands_pending)
         case Receipt():

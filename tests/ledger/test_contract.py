@@ -79,8 +79,9 @@ async def test_repeated_request_for_the_last_queue_slot_gets_the_same_run(databa
             ask = choose.submit() | {"request": "r1"}
             copy = ask | {"tag": "copy"}
             answers = await asyncio.gather(Product(one, first).do(ask), Product(two, second).do(copy))
-            assert answers[0] == answers[1], answers
+            assert answers[0][:3] == answers[1][:3], answers
             assert answers[0][0] == "ok", answers
+            assert sum(is_claimed for *_, is_claimed in answers) <= 1, answers
 
 
 async def test_step_locks_conversation_then_run_and_sees_earlier_writes(

@@ -31,7 +31,55 @@ REFERENCE_MODEL = "the reference model"
 
 _COMMIT = "pawl.job_store.ledger.rules.commit"
 
+_SUBMIT = "pawl.job_store.ledger.rules.submit"
+_SLOTS = "pawl.job_store.ledger.rules.slots"
+
 OF_THE_LEDGER = (
+    Mutant(
+        name="messages_to_busy_conversations_get_leases",
+        module=_SUBMIT,
+        text="        if conversation.active_run_id is None:\n",
+        instead="        if conversation.active_run_id is None or self.drive is not None:\n",
+        checker="one_run_at_a_time",
+    ),
+    Mutant(
+        name="repeated_requests_get_leases",
+        module=_SUBMIT,
+        text="Submitted(run=run, steered=earlier.steered))",
+        instead="Submitted(run=run, steered=earlier.steered, is_claimed=self.drive is not None))",
+        checker="leases_are_given_once",
+    ),
+    Mutant(
+        name="messages_get_leases_above_the_slot_limit",
+        module=_SLOTS,
+        text="and limits.have_room(slots.used, slots.used_by_user[user_id])",
+        instead="",
+        checker="limits_hold",
+        seed=14,
+    ),
+    Mutant(
+        name="leases_of_one_transaction_use_no_slots",
+        module="pawl.job_store.ledger.rules.unit_of_work",
+        text="if slots is not None and (used or",
+        instead="if slots is not None and (",
+        checker=REFERENCE_MODEL,
+        seed=40,
+    ),
+    Mutant(
+        name="messages_get_leases_before_due_runs",
+        module=_SLOTS,
+        text="not slots.has_due and",
+        instead="",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="messages_get_leases_during_claims",
+        module=_SLOTS,
+        text="    return slots is not None and not slots.has_due and",
+        instead="    return slots is None or not slots.has_due and",
+        checker="limits_hold",
+        seed=11,
+    ),
     Mutant(
         name="effects_precede_their_record",
         module="pawl.job_store.ledger.rules.calls",

@@ -228,8 +228,8 @@ OF_RUNS = (
     Mutant(
         name="one_run_starts_above_the_slot_limit",
         module="pawl.job_store.ledger.rules.slots",
-        text="if used >= limits.per_store or",
-        instead="if used > limits.per_store or",
+        text="return used < self.per_store and",
+        instead="return used <= self.per_store and",
         checker="limits_hold",
         seed=2,
     ),

@@ -34,11 +34,9 @@ from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, Co
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
-from tests.simulation.store import Database, with_lease
+from tests.simulation.store import Database, uses_slot, with_lease
 
 R = TypeVar("R")
-
-_IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
 
 
 class MemoryLeases:
@@ -114,9 +112,7 @@ class MemoryLeases:
         active = [
             run.user_id
             for run in self._database.tables.runs.values()
-            if run.store_id == row.store_id
-            and (run.worker_id is not None or run.state.name in _IN_MOTION)
-            and run.in_background == row.in_background
+            if run.store_id == row.store_id and uses_slot(run, row)
         ]
         if row.in_background:
             if len(active) > self._limits.background_per_store:

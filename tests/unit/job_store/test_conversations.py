@@ -13,6 +13,7 @@ from pawl.errors import ConversationBusy, InvalidField, PawlError, RequestIdReus
 from pawl.job_store.ledger.rules import search
 from pawl.job_store.ledger.rules.conversations import UpdateConversation, key_hash, made_title
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.values import CallState, MessagePolicy
 from tests.unit.job_store.world import STORE, USER, World, change, delegation
 
@@ -62,7 +63,7 @@ def test_a_key_belongs_to_one_user_of_one_store() -> None:
 
 def test_a_refused_message_with_a_new_key_creates_no_conversation(world: World) -> None:
     with pytest.raises(PawlError):
-        keyed(world, queue_max=0, store_queue_max=0, store_slots=0)
+        keyed(world, queue_max=0, store_queue_max=0, slots=SlotLimits(per_store=0, per_user=0))
     assert not list(world.unit.conversations.items())
 
 

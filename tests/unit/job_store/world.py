@@ -17,6 +17,7 @@ from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.offers import Leased, LeaseOffer
 from pawl.job_store.ledger.rules.rows import CallRow, LastCommit, Queue, QueueKey, RunRow
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.submit import Submit, Submitted
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, DecisionKind, MessagePolicy, RunState, StopCause
@@ -171,6 +172,7 @@ def submission(policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> Su
         "options": b"",
         "queue_max": 100,
         "store_queue_max": 10_000,
+        "slots": SlotLimits(per_store=20, per_user=20),
     }
     return Submit(**(values | fields))
 

@@ -241,6 +241,7 @@ class SubmitMessageRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     ASKED_TOOLS_SHA256_FIELD_NUMBER: _builtins.int
     ONLY_REPEAT_FIELD_NUMBER: _builtins.int
+    DRIVE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -317,6 +318,12 @@ class SubmitMessageRequest(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
         """Validated tools that come with the run, at most 64 (not compared). Not allowed with STEER."""
 
+    @_builtins.property
+    def drive(self) -> Global___FreeDrive:
+        """A free drive of the caller's worker (not compared). If the message starts a run that can start now, the worker
+        gets its lease in the same transaction. Absent if the caller does not want to drive the run.
+        """
+
     def __init__(
         self,
         *,
@@ -343,14 +350,41 @@ class SubmitMessageRequest(_message.Message):
         client_id: _builtins.str = ...,
         asked_tools_sha256: _builtins.bytes = ...,
         only_repeat: _builtins.bool = ...,
+        drive: Global___FreeDrive | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "drive", b"drive", "options", b"options", "undo", b"undo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "drive", b"drive", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitMessageRequest: _TypeAlias = SubmitMessageRequest  # noqa: Y015
+
+@_typing.final
+class FreeDrive(_message.Message):
+    """A worker that can drive one more run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Worker ID."""
+    lease_seconds: _builtins.float
+    """Lease duration in seconds, 1 to 300."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        lease_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_seconds", b"lease_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FreeDrive: _TypeAlias = FreeDrive  # noqa: Y015
 
 @_typing.final
 class SubmitMessageResponse(_message.Message):
@@ -360,21 +394,30 @@ class SubmitMessageResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     STEERED_FIELD_NUMBER: _builtins.int
+    CLAIMED_FIELD_NUMBER: _builtins.int
     steered: _builtins.bool
     """Whether the message entered an active run."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run that was created or entered."""
 
+    @_builtins.property
+    def claimed(self) -> Global___ClaimedRun:
+        """The same run, if the worker named in `drive` holds its lease now, as after ClaimRuns. Absent for a repeated
+        request, and if the run has to wait for its turn, for a slot or behind other due runs. If the response is lost,
+        RenewLeases returns the run.
+        """
+
     def __init__(
         self,
         *,
         run: _run_pb2.Run | None = ...,
         steered: _builtins.bool = ...,
+        claimed: Global___ClaimedRun | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claimed", b"claimed", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "steered", b"steered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed", b"claimed", "run", b"run", "steered", b"steered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 import grpc
@@ -13,10 +13,12 @@ from pawl.agent.v1 import conversation_pb2 as public
 from pawl.agent.v1 import conversation_pb2_grpc
 from pawl.agent_loop.api.values import ClientSession
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.ledger import read_claim
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import RunOptions
+from pawl.agent_loop.loop.worker import Worker
 from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId
 from pawl.chassis.rpc.client import translated
@@ -60,14 +62,15 @@ class PublicLedger:
     """Client for job-store, acting on behalf of a user. Other users' resources are not found.
 
     It does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same id and
-    payload. It calls `run_due` when a request may have made a run due.
+    payload. `worker` is this process's worker, if any: it drives the runs that messages start, if they can start
+    immediately, and is woken when a request may have made a run due.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, worker: Worker | None = None) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._conversations = conversation_pb2_grpc.ConversationServiceStub(channel)
         self.channel = channel
-        self._run_due = run_due
+        self._worker = worker
 
     async def submit_message(self, message: pb.SubmitMessageRequest) -> pb.SubmitMessageResponse:
         """Submit a message.
@@ -75,8 +78,14 @@ class PublicLedger:
         Raises:
             ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused
         """
-        response = await translated(self._stub.SubmitMessage(message))
-        self._note(response.run)
+        with self._worker.free_drive() if self._worker else nullcontext() as drive:
+            if drive is not None:
+                message.drive.worker_id, message.drive.lease_seconds = drive.worker_id, drive.lease_seconds
+            response = await translated(self._stub.SubmitMessage(message))
+            if drive is not None and response.HasField("claimed"):
+                drive.start(*read_claim(response.claimed))
+            else:
+                self._note(response.run)
         return response
 
     async def start_job(self, job: pb.StartJobRequest) -> run_pb2.Run:
@@ -113,9 +122,9 @@ class PublicLedger:
         return response
 
     def _note(self, run: run_pb2.Run) -> None:
-        """Call `run_due` if the run may be due. A run that is being driven has a worker, which the ledger notifies."""
-        if run.state not in _NOT_DUE:
-            self._run_due()
+        """Wake the worker if the run may be due. A run that is being driven has a worker, which the ledger notifies."""
+        if self._worker is not None and run.state not in _NOT_DUE:
+            self._worker.wake()
 
     async def send_command(
         self, caller: Principal, run_id: RunId, command: pb.Command, **fields: Any

@@ -72,7 +72,7 @@ class WorkerLedgerClient:
             background_runs_max=background_runs_max,
         )
         response = await translated(self._stub.ClaimRuns(request))
-        return {_CLAIM.read(run): _came_along(run) for run in response.runs}
+        return dict(map(read_claim, response.runs))
 
     async def load(self, claim: Claim) -> Loaded:
         """Load the full state of a claimed run.
@@ -138,14 +138,15 @@ class WorkerLedgerClient:
         return wire.CALL.read(response.call)
 
 
-def _came_along(run: pb.ClaimedRun) -> Loaded | None:
-    """Return the state that was sent with a claim; None if it cannot be read, in which case `load` reports why."""
+def read_claim(run: pb.ClaimedRun) -> tuple[Claim, Loaded | None]:
+    """Return a claim and the state sent with it; None if it cannot be read, in which case `load` reports why."""
+    claim = _CLAIM.read(run)
     if not run.HasField("loaded"):
-        return None
+        return claim, None
     try:
-        return _loaded(run.loaded)
-    except Exception:  # noqa: BLE001  # the other runs are already claimed
-        return None
+        return claim, _loaded(run.loaded)
+    except Exception:  # noqa: BLE001  # the run is already claimed, like the others
+        return claim, None
 
 
 def _loaded(response: pb.LoadRunResponse) -> Loaded:

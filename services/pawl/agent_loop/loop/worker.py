@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,8 +27,8 @@ from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 _CLAIMED_AT_ONCE_MAX: Final = 64
 # Claiming one run costs as much as claiming many, so claims start at least this far apart.
 _CLAIM_SECONDS_MIN: Final = 0.02
-# A sleep that ends this late means that the process is overloaded. It then stops claiming for a while, so that its runs
-# and the requests it serves stay responsive.
+# A sleep that ends this late means that the process is overloaded. It then stops claiming for a while and offers no
+# drives, so that its runs and the requests it serves stay responsive.
 _BUSY_SECONDS: Final = 0.05
 _THROTTLE_SECONDS_MAX: Final = 1.0
 # Stop work this long before an unconfirmed lease ends.
@@ -59,6 +60,15 @@ class WorkerLimits:
     hand_over_seconds: float = 1.0
     # Delay before claiming work that came through another process, which normally claims it itself.
     remote_work_delay_seconds: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeDrive:
+    """A reserved drive. The ledger may give the worker a run for it; `start` then drives that run."""
+
+    worker_id: WorkerId
+    lease_seconds: float
+    start: Callable[[Claim, Loaded | None], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,6 +112,11 @@ class Worker:
         # A heap of the times when parked runs are due. No other worker polls that soon.
         self._due_times: list[float] = []
         self._claiming = asyncio.Lock()
+        # Drives reserved for requests that are being accepted.
+        self._reserved = 0
+        self._none_reserved = asyncio.Event()
+        self._none_reserved.set()
+        self._is_overloaded = False
         self._stopping = False
 
     async def listen(self, bus: Bus) -> None:
@@ -123,11 +138,35 @@ class Worker:
             heapq.heappush(self._due_times, due + _DUE_AFTER_SECONDS)
             self._wakeup.set()
 
+    @contextmanager
+    def free_drive(self) -> Iterator[FreeDrive | None]:
+        """Reserve a drive for the run that a request may start; None if other workers should get that run.
+
+        That is the case if this worker stops, is overloaded or drives half as many runs as it may.
+        """
+        held = len(self._held) + self._reserved
+        if self._stopping or self._is_overloaded or held >= self._limits.runs_max * _CROWDED_FRACTION:
+            yield None
+            return
+        self._reserved += 1
+        self._none_reserved.clear()
+        started = self._clock.monotonic()
+        try:
+            yield FreeDrive(
+                worker_id=self.worker_id,
+                lease_seconds=self._limits.lease_seconds,
+                start=lambda claim, loaded: self._start(claim, started, loaded),
+            )
+        finally:
+            self._reserved -= 1
+            if not self._reserved:
+                self._none_reserved.set()
+
     async def claim_forever(self) -> None:
         while not self._stopping:
             self._work_may_be_there = False
             self._work_is_ours.clear()
-            room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
+            room = min(self._limits.runs_max - len(self._held) - self._reserved, _CLAIMED_AT_ONCE_MAX)
             started = self._clock.monotonic()
             if room <= 0 or await self._claim(room) < room:
                 await self._wait_for_work(started)
@@ -149,10 +188,17 @@ class Worker:
         """Sleep until `due`, or up to a second longer if this process is overloaded."""
         end = due + _THROTTLE_SECONDS_MAX
         while (left := due - self._clock.monotonic()) > 0:
-            await self._clock.sleep(left)
-            late = self._clock.monotonic() - due
-            if self._held and late > _BUSY_SECONDS:
+            late = await self._sleep(left)
+            if self._is_overloaded:
                 due = min(due + 2 * late, end)
+
+    async def _sleep(self, seconds: float) -> float:
+        """Sleep; return how many seconds too late the sleep ended."""
+        due = self._clock.monotonic() + seconds
+        await self._clock.sleep(seconds)
+        late = self._clock.monotonic() - due
+        self._is_overloaded = bool(self._held) and late > _BUSY_SECONDS
+        return late
 
     async def renew_forever(self) -> None:
         pause, is_failing = self._limits.renew_seconds, False
@@ -178,7 +224,7 @@ class Worker:
                 if held.confirmed_until - _FENCE_MARGIN_SECONDS <= now:
                     self._drop(claim, held, "lease.unconfirmed")
             soonest = min((held.confirmed_until for held in self._held.values()), default=now + 1.0)
-            await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
+            await self._sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
 
     async def hand_over(self) -> None:
         """Stop all drives at their next commit point and release all runs. Does not settle anything."""
@@ -191,6 +237,8 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Release runs that the ledger still gives to reserved drives, too.
+        await within(_RELEASE_SECONDS_MAX, self._none_reserved.wait())
         try:
             # Also release the runs from a claim that is still in flight.
             async with asyncio.timeout(_RELEASE_SECONDS_MAX), self._claiming:
@@ -253,7 +301,10 @@ class Worker:
         task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
         task.add_done_callback(lambda ended: self._remove(claim, ended))
         self._held[claim] = _Held(
-            drive=drive, task=task, claimed_at=started, confirmed_until=started + self._limits.lease_seconds
+            drive=drive,
+            task=task,
+            claimed_at=self._clock.monotonic(),
+            confirmed_until=started + self._limits.lease_seconds,
         )
         self._meter.runs_held(len(self._held))
 

@@ -20,6 +20,7 @@ from pawl.job_store.ledger.rules.rows import (
     RunRow,
     Segment,
 )
+from pawl.job_store.ledger.rules.submit import Submitted
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, RunState
 
@@ -154,6 +155,24 @@ class Loaded:
     failures: Mapping[RunId, bytes]
     pending_notices: PendingNotices
     shared_tokens_left: int | None
+
+
+def loaded_with(submitted: Submitted) -> Loaded:
+    """Return what `Reads.load` returns for a run that has just been submitted to a new conversation."""
+    run = submitted.run
+    return Loaded(
+        run=run,
+        user_id=run.user_id,
+        messages=submitted.history,
+        calls=(),
+        omitted_bytes={},
+        commands=(),
+        loop_state=b"",
+        time=run.create_time,
+        failures={},
+        pending_notices=PendingNotices(),
+        shared_tokens_left=run.shared_tokens_left,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,6 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
     submitted = operations.submit(request.message, limits)
     changes = {
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
-        "store_slots": limits.slots.background_per_store,
         "new_conversation_id": ConversationId(
             check_id(request.new_conversation_id, "new_conversation_id", optional=True)
         ),

@@ -26,7 +26,7 @@ from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rpc import messages, own_tools, user_messages
+from pawl.job_store.ledger.rpc import leases, messages, own_tools, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.command import (
@@ -63,8 +63,6 @@ from pawl.values import (
 
 E = TypeVar("E", bound=IntEnum)
 
-LEASE_SECONDS_MIN: Final = 1.0
-LEASE_SECONDS_MAX: Final = 300.0
 EVENTS_PER_COMMIT_MAX: Final = 1000
 _PEOPLE_MAX: Final = 8
 
@@ -116,7 +114,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
             user_messages.without_documents(request),
             without=(
                 *("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
-                *("tools", "client_id", "only_repeat"),
+                *("tools", "client_id", "only_repeat", "drive"),
             ),
         ),
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
@@ -134,7 +132,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
-        store_slots=limits.slots.per_store,
+        slots=limits.slots,
+        drive=leases.free_drive(request),
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
@@ -264,15 +263,8 @@ def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
         user_id=check_id(request.user_id, "user_id"),
         client_id=check_id(request.client_id, "client_id"),
         session_id=check_id(request.session_id, "session_id", optional=True),
-        lease_seconds=lease_seconds(request.lease_seconds),
+        lease_seconds=leases.lease_seconds(request.lease_seconds),
     )
-
-
-def lease_seconds(asked: float) -> float:
-    """Return a valid lease duration, or raise InvalidField."""
-    if not LEASE_SECONDS_MIN <= asked <= LEASE_SECONDS_MAX:
-        raise InvalidField(f"lease_seconds must be between 1 and 300, got {asked:g}", field="lease_seconds")
-    return asked
 
 
 def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:

@@ -22,10 +22,11 @@ from pawl.job_store.ledger.group_commit import Lane
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.ports import Operation
-from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
-from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
+from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView, loaded_with
+from pawl.job_store.ledger.rpc import filters, job_messages, leases, messages, operations, own_tools, parts
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
+from pawl.job_store.ledger.rules.submit import Submitted
 from pawl.job_store.ledger.rules.waiting import explain, explain_all
 from pawl.values import CommandOutcome
 
@@ -53,7 +54,13 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         submitted = await self._write(operation, request.ByteSize(), request.store_id)
         run = messages.run(submitted.run)
         run.queue_position = submitted.queue_position
-        return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
+        response = pb.SubmitMessageResponse(run=run, steered=submitted.steered)
+        if submitted.is_claimed:
+            self._ledger.meter.claims.inc()
+            response.claimed.store_id, response.claimed.run_id = run.store_id, run.run_id
+            response.claimed.epoch = submitted.run.epoch
+            await self._load_along(response.claimed, submitted)
+        return response
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
         operation = job_messages.start(request, self._ledger.limits)
@@ -75,7 +82,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             claimed = await self._ledger.leases.claim(
                 worker_id,
                 runs_max=request.runs_max,
-                lease_seconds=operations.lease_seconds(request.lease_seconds),
+                lease_seconds=leases.lease_seconds(request.lease_seconds),
                 background_runs_max=request.background_runs_max,
             )
         self._ledger.meter.claims.inc(len(claimed))
@@ -91,10 +98,12 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         for part in parts.of_run(loaded):
             yield part
 
-    async def _load_along(self, run: pb.ClaimedRun) -> None:
+    async def _load_along(self, run: pb.ClaimedRun, submitted: Submitted | None = None) -> None:
         """Add the loaded run to its claim if it is small. If it cannot be loaded, LoadRun reports why."""
         try:
-            loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
+            found = loaded_with(submitted) if submitted is not None and submitted.history else None
+            found = found or await self._ledger.reads.load(operations.run_key(run), run.epoch)
+            loaded = list(parts.of_run(found))
         except Exception as error:  # noqa: BLE001  # the other runs are claimed already
             _log.info("run.not_loaded", run=run.run_id, error=type(error).__name__)
             return
@@ -104,7 +113,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
         renewed = await self._ledger.leases.renew(
             check_id(request.worker_id, "worker_id"),
-            lease_seconds=operations.lease_seconds(request.lease_seconds),
+            lease_seconds=leases.lease_seconds(request.lease_seconds),
         )
         return pb.RenewLeasesResponse(
             runs=map(messages.CLAIMED.fields, renewed.runs),
@@ -180,7 +189,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             check_id(request.user_id, "user_id"),
             check_id(request.client_id, "client_id"),
             check_id(request.session_id, "session_id"),
-            lease_seconds=operations.lease_seconds(request.lease_seconds),
+            lease_seconds=leases.lease_seconds(request.lease_seconds),
         )
         return pb.RenewOffersResponse(calls=map(messages.call, held))
 

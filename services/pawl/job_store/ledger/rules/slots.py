@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from pawl.chassis.ids import RunKey, UserId
+from pawl.chassis.ids import RunKey, UserId, WorkerId
 
 
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,40 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     per_store: int
     per_user: int
     background_per_store: int = 100
+
+    def have_room(self, used: int, used_by_user: int) -> bool:
+        return used < self.per_store and used_by_user < self.per_user
+
+
+class FreeDrive(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that can drive one more run, with the duration of its leases."""
+
+    worker_id: WorkerId
+    lease_seconds: float
+
+
+class Slots(msgspec.Struct, frozen=True, kw_only=True):
+    """The slots that a store's runs use, except for background runs, and whether any of its runs is due.
+
+    `used_by_user` is complete only for the users that were asked for.
+    """
+
+    used: int
+    used_by_user: Mapping[UserId, int]
+    has_due: bool
+
+    def changed(self, user_id: UserId, used: int, *, is_due: bool) -> Slots:
+        """Return the slots after a run of a user took (1) or left (-1) one, or became due."""
+        by_user = {**self.used_by_user, user_id: self.used_by_user.get(user_id, 0) + used}
+        return Slots(used=self.used + used, used_by_user=by_user, has_due=self.has_due or is_due)
+
+
+def may_start(slots: Slots | None, user_id: UserId, limits: SlotLimits) -> bool:
+    """Return whether a run that is being accepted may get a lease immediately: it passes no due run of its store.
+
+    `slots` is None if other claims may change them, so that no limit could be checked.
+    """
+    return slots is not None and not slots.has_due and limits.have_room(slots.used, slots.used_by_user[user_id])
 
 
 class DueRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +126,7 @@ def _fitting(line: Line, limits: SlotLimits) -> Iterator[DueRun]:
                 continue
             background += 1
         elif not run.is_active:
-            if used >= limits.per_store or used_by_user[run.user_id] >= limits.per_user:
+            if not limits.have_room(used, used_by_user[run.user_id]):
                 continue
             used += 1
             used_by_user[run.user_id] += 1

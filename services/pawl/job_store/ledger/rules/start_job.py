@@ -19,8 +19,8 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 class StartJob(Submit, frozen=True, kw_only=True):
     """Start the job `run_id`, which reports to the conversation that its message would otherwise go to.
 
-    The message is in a conversation of its own, so the run waits for no turn. It uses a background slot: `store_slots`
-    and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start time; the result
+    The message is in a conversation of its own, so the run waits for no turn. It uses a background slot, and
+    `store_queue_max` is the limit for background runs. `job` encodes the job for a given start time; the result
     is appended to the run's options. If `is_silent`, the job reports nothing, not even its end.
     """
 
@@ -34,7 +34,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
         return replace(
             super().row_keys,
             runs=(RunKey(self.store_id, self.run_id),),
-            queues=((queue, self.store_queue_max, self.store_slots),),
+            queues=((queue, self.store_queue_max, self.slots.background_per_store),),
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:

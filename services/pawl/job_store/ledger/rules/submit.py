@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Final, assert_never
 
 import msgspec
@@ -18,6 +19,7 @@ from pawl.errors import (
     ToolExists,
 )
 from pawl.job_store.ledger.rules import inbox, jobs, stop, turn
+from pawl.job_store.ledger.rules.background import NO_BACKGROUND
 from pawl.job_store.ledger.rules.conversations import ConversationRequest, absent
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.log import write
@@ -26,10 +28,12 @@ from pawl.job_store.ledger.rules.rows import (
     CommandRow,
     ConversationKey,
     ConversationRow,
+    MessageRow,
     OwnTools,
     QueueKey,
     RunRow,
 )
+from pawl.job_store.ledger.rules.slots import FreeDrive, SlotLimits, may_start
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import MessagePolicy, RunState, StopCause
 
@@ -39,12 +43,15 @@ _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT}
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The run that was created or entered.
 
-    `queue_position` is its position in the conversation's queue, from 1; 0 if it has the turn.
+    `queue_position` is its position in the conversation's queue, from 1; 0 if it has the turn. `is_claimed` means that
+    the `drive` of the message has its lease. `history` has all messages of the conversation if it is new.
     """
 
     run: RunRow
     steered: bool
     queue_position: int = 0
+    is_claimed: bool = False
+    history: tuple[MessageRow, ...] = ()
 
 
 class Submit(ConversationRequest, frozen=True, kw_only=True):
@@ -57,8 +64,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     Opaque: `message` as it enters the conversation, `steer` and `interrupt` as commands for the owner of the active
     run, and `options` for the new run. `text_bytes` is the size of the message's text.
 
-    At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the `store_slots`
-    slots of the store.
+    At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the store's
+    slots, which `slots` limits. If a new run can start immediately (`may_start`), `drive` gets its lease.
 
     `undoes` is the run that the new one undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat` only a repeated request succeeds, for example because the agent is missing.
@@ -76,7 +83,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     token_budget: int = 0
     token_ceiling: int = 0
     text_bytes: int = 0
-    store_slots: int = 0
+    slots: SlotLimits
+    drive: FreeDrive | None = None
     inbox_limits: inbox.Limits = inbox.LIMITS
     key_hash: bytes = b""
     made_title: str = ""
@@ -95,7 +103,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_slots),),
+            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.slots.per_store),),
+            slots=((self.store_id, self.user_id),) if self.drive else (),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
@@ -231,13 +240,24 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             run = replace(run, own_tools=self.own_tools)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
-            return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)
+            return self._started(unit, conversation, run, created)
         queue, interrupting = conversation.queue, conversation.interrupting
         index = sum(waiting in interrupting for waiting in queue) if first else len(queue)
         queue = (*queue[:index], run.run_id, *queue[index:])
         interrupting = (*interrupting, run.run_id) if first else interrupting
         unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
         return Submitted(run=write(unit, run, [created]), steered=False)
+
+    def _started(self, unit: UnitOfWork, conversation: ConversationRow, run: RunRow, created: RunChanged) -> Submitted:
+        """Give the turn to the run, and its lease to `drive` if it may start."""
+        end = None
+        if self.drive is not None and may_start(unit.slots.get(self.store_id), self.user_id, self.slots):
+            end = unit.now + timedelta(seconds=self.drive.lease_seconds)
+            run = replace(run, worker_id=self.drive.worker_id, epoch=run.epoch + 1, start_time=unit.now)
+        run = turn.give(unit, conversation, run, before=(created,), claim_at=end)
+        is_new = not conversation.last_number and conversation.background == NO_BACKGROUND
+        history = tuple(row for row in unit.messages.rows if row.run_id == run.run_id) if is_new else ()
+        return Submitted(run=run, steered=False, is_claimed=end is not None, history=history)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Refuse a run if too many already wait for a slot of the store.

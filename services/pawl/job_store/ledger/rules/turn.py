@@ -55,12 +55,13 @@ def give(
 ) -> RunRow:
     """Give the turn to `run`: its message enters the conversation, and workers may claim it from `claim_at` on.
 
-    `before` is written to its log first. A run that notices started has no message.
+    If a worker already has it, `claim_at` is the end of the lease. `before` is written to its log first. A run that
+    notices started has no message.
     """
     if run.queued_message is None:
         raise Internal("a run that had its turn cannot get it again")
     conversation = conversation.without(run.run_id, now=unit.now)
-    unit.work_ready = True
+    unit.work_ready = unit.work_ready or run.worker_id is None
     if run.is_turn:
         unit.put_conversation(replace(conversation, active_run_id=run.run_id))
         return log.write(unit, replace(run, queued_message=None, claim_at=claim_at or unit.now), before)

@@ -33,6 +33,7 @@ from pawl.job_store.ledger.rules.rows import (
     Segment,
     SegmentRow,
 )
+from pawl.job_store.ledger.rules.slots import Slots
 from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT, Trim
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.job_store.triggers.rules import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
@@ -120,6 +121,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
       that they execute with its run.
     - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
       runs.
+    - `slots` names stores and users whose slots are counted. No other transaction can use these slots, unless a claim
+      is in progress; then they are not loaded.
     - `stopped` adds all the user's queued runs in conversations that `conversations` also names.
     - `keyed` names conversations by their clients' keys.
     - A trigger comes with the last run it started, a lane with the run of its last event and its waiting event.
@@ -140,6 +143,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
     queues: tuple[tuple[QueueKey, int, int], ...] = ()
+    slots: tuple[tuple[StoreId, UserId], ...] = ()
     schedules: tuple[ScheduleKey, ...] = ()
     triggers: tuple[TriggerKey, ...] = ()
     trigger_events: tuple[EventKey, ...] = ()
@@ -154,8 +158,8 @@ class UnitOfWork:
     `now` is the time of the transaction, `ids` creates ids. `loop_states` maps runs to their new worker states.
     `wakeups` lists the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log.
     `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run became
-    claimable. `queues` has the queues that were loaded. `kept` has, for each path, the last number that its newest
-    summary covers and the count of messages after it.
+    claimable. `queues` and `slots` have those that were loaded. `kept` has, for each path, the last number that its
+    newest summary covers and the count of messages after it.
     """
 
     now: datetime
@@ -170,6 +174,7 @@ class UnitOfWork:
         self.commands: Table[CommandKey, CommandRow] = Table(undo)
         self.loop_states: Table[RunKey, bytes] = Table(undo)
         self.queues: Table[QueueKey, Queue] = Table(undo)
+        self.slots: Table[StoreId, Slots] = Table(undo)
         self.schedules: Table[ScheduleKey, ScheduleRow] = Table(undo)
         self.triggers: Table[TriggerKey, TriggerRow] = Table(undo)
         self.trigger_events: Table[EventKey, EventRow] = Table(undo)
@@ -223,7 +228,7 @@ class UnitOfWork:
         self._commands_of.setdefault(RunKey(command.store_id, command.run_id), {})[command.key] = None
 
     def put_run(self, run: RunRow) -> RunRow:
-        """Create or change a run, and update the counts of its queue."""
+        """Create or change a run, and update the counts of its queue and slots."""
         before = self.runs.get(run.key)
         queued = run.needs_slot(self.now) - (before is not None and before.needs_slot(self.now))
         active = run.is_active - (before is not None and before.is_active)
@@ -231,6 +236,10 @@ class UnitOfWork:
         queue = self.queues.get(queue_key)
         if queue is not None and (queued or active):
             self.queues.put(queue_key, replace(queue, queued=queue.queued + queued, active=queue.active + active))
+        slots, used = self.slots.get(run.store_id), 0 if run.in_background else active
+        is_due = run.claim_at is not None and run.claim_at <= self.now
+        if slots is not None and (used or (is_due and not slots.has_due)):
+            self.slots.put(run.store_id, slots.changed(run.user_id, used, is_due=is_due))
         self.runs.put(run.key, run)
         return run
 

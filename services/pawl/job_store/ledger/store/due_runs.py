@@ -2,13 +2,13 @@
 
 A claim has two steps. It finds the stores without a lock. Then it locks these stores, reads the first runs of each and
 counts the used slots. Other claims on the same stores wait until it commits. Only claims make runs active, so the
-limits hold for any number of job stores.
+limits hold for any number of job stores. A message that claims its own run takes the same lock, but never waits for it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -17,7 +17,7 @@ from asyncpg import Record
 
 from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
-from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
+from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, Slots, assign_slots
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -61,6 +61,10 @@ _LOCK: Final = """
 SELECT pg_advisory_xact_lock(hashtext('job_store.places'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
 """
+_TRY_LOCK: Final = """
+SELECT store_id FROM (SELECT DISTINCT store_id FROM unnest($1::text[]) AS k (store_id) OFFSET 0) AS stores
+WHERE pg_try_advisory_xact_lock(hashtext('job_store.places'), hashtext(store_id))
+"""
 
 _DUE_RUN: Final = """
 r.store_id, r.run_id, r.user_id, r.active, r.in_background, r.claim_at,
@@ -74,6 +78,17 @@ _USED: Final = """
 _USED_BY_USER: Final = """
 (SELECT count(*) FROM job_store.runs AS a
  WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS used_by_user
+"""
+
+_SLOTS: Final = f"""
+SELECT due.store_id, due.user_id, slots.*, {_USED_BY_USER}
+FROM unnest($1::text[]) AS s (store_id)
+CROSS JOIN LATERAL (
+    SELECT {_USED},
+        EXISTS (SELECT FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.claim_at <= now()) AS has_due
+    OFFSET 0
+) AS slots
+JOIN unnest($2::text[], $3::text[]) AS due (store_id, user_id) USING (store_id)
 """
 
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
@@ -133,6 +148,29 @@ _WINDOW_MIN: Final = 8
 # If these all belong to users at their limits, this many other users get their turn.
 _USERS_MAX: Final = 16
 _CURSORS_MAX: Final = 1000
+
+
+async def lock_free_slots(connection: Connection, stores: Collection[StoreId]) -> list[StoreId]:
+    """Lock the slots of stores for which no claim is in progress, without waiting; return these stores.
+
+    The holder may wait for rows: claims wait for this lock only before they lock any row.
+    """
+    return [record["store_id"] for record in await connection.fetch(_TRY_LOCK, stores)]
+
+
+async def used_slots(
+    connection: Connection, locked: Sequence[StoreId], users: Sequence[tuple[StoreId, UserId]]
+) -> dict[StoreId, Slots]:
+    """Count the slots of locked stores, also those of some of their users.
+
+    Only a statement after the one that locked them sees everything that earlier claims wrote.
+    """
+    found: dict[StoreId, Slots] = {}
+    for record in await connection.fetch(_SLOTS, locked, *zip(*users, strict=True)):
+        before = found.get(record["store_id"])
+        by_user = {record["user_id"]: record["used_by_user"]} | (dict(before.used_by_user) if before else {})
+        found[record["store_id"]] = Slots(used=record["used"], used_by_user=by_user, has_due=record["has_due"])
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from pawl.job_store.ledger.rules.rows import (
     RequestRow,
 )
 from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
-from pawl.job_store.ledger.store import segments, starters, tables
+from pawl.job_store.ledger.store import due_runs, segments, starters, tables
 from pawl.job_store.schedules.rules import ScheduleKey
 
 K = TypeVar("K", bound=msgspec.Struct)
@@ -185,6 +185,8 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
         named = [*named, await starters.load(connection, unit, triggers, lanes, events)]
     named = await _owned(connection, named)
+    slots = _distinct(named, lambda keys: keys.slots)
+    locked = await due_runs.lock_free_slots(connection, [store_id for store_id, _ in slots]) if slots else []
     limits = {queue: (most, slots) for queue, most, slots in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
     named = await _with_keyed(connection, named)
@@ -196,6 +198,8 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         entered = []
         await _load_named_runs(connection, unit, named)
     await _load_queues(connection, unit, limits, queues)
+    for store_id, used in (await due_runs.used_slots(connection, locked, slots) if locked else {}).items():
+        unit.slots.load(store_id, used)
     await _load_calls_and_commands(connection, unit, named, entered)
     for store_id, path in _distinct(named, lambda keys: keys.paths):
         unit.kept[store_id, path] = await segments.kept(connection, store_id, path)
