@@ -21,7 +21,7 @@ from bench.options import Options
 from bench.processes import others_cpu_seconds
 
 _REASON_MAX: Final = 300
-# Far more than any part needs, so that a part that hangs does not block the others.
+# Far more time than any part needs. It prevents a part that hangs from blocking the others.
 _PART_SECONDS_MAX: Final = 3600.0
 
 Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
@@ -29,7 +29,7 @@ Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Figures measured together. `module` has `async def measure(options)`, which starts and stops what it needs."""
+    """Figures that are measured together. `module` has `async def measure(options)`, which starts what it needs."""
 
     codes: tuple[str, ...]
     module: str
@@ -61,19 +61,19 @@ CODES: Final = tuple(dict.fromkeys(code for part in PARTS for code in part.codes
 
 
 def chosen_parts(codes: Sequence[str]) -> list[Part]:
-    """Return the parts that measure these figures; all parts for an empty list."""
+    """Return the parts that measure these figures; all parts if the list is empty."""
     return [part for part in PARTS if not codes or set(part.codes) & set(codes)]
 
 
 def shortened(error: Exception) -> str:
-    """Return the error in one line; the traceback is on standard error."""
+    """Return the error in one line. The traceback is on standard error."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON_MAX]
 
 
 async def run(parts: Sequence[Part], options: Options, machine: report.Machine) -> list[Figure | NotMeasured]:
-    """Measure the parts in sequence; a part that fails is reported and does not stop the others.
+    """Measure the parts in sequence. A part that fails is reported and does not stop the others.
 
-    The machine record gets the cores used by other programs. Ratios are robust against such load, single times are not.
+    The cores that other programs used are added to `machine`. Such load affects single times, but hardly any ratios.
     """
     found: list[Figure | NotMeasured] = []
     for part in parts:
@@ -94,7 +94,7 @@ async def run(parts: Sequence[Part], options: Options, machine: report.Machine) 
 
 
 def read_arguments() -> tuple[list[Part], Options] | None:
-    """Return the parts to measure and their options; None for the gate."""
+    """Return the parts to measure and their options; None to check the gate."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("figures", nargs="*", help=f"of {', '.join(CODES)}; default: all")
     parser.add_argument("--subjects", help=f"subjects of the comparison, separated by commas: {', '.join(SUBJECTS)}")

@@ -1,7 +1,7 @@
-"""P12: the part of a run's CPU that the audit log takes, with one run and with many.
+"""P12: the audit log's share of a run's CPU time, with one run and with many.
 
-Two suites run side by side. The registry of one loads a module that disables the audit log. The cost of the log is the
-difference in CPU over all processes, including PostgreSQL.
+Two suites run side by side. The registry of one of them loads a module that disables the audit log. The cost of the log
+is the difference in CPU time over all processes, including PostgreSQL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOOLS: Final = {"that only reads": "look_up", "with effects": "reserve"}
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Compare Pawl with and without the audit log, for a read-only tool and for one with effects."""
+    """Compare Pawl with and without the audit log, for a read-only tool and for a tool with effects."""
     found: list[Figure | NotMeasured] = []
     for kind, tool in _TOOLS.items():
         async with AsyncExitStack() as stack:

@@ -1,7 +1,7 @@
-"""P6: how soon StartRun is acknowledged in a burst, while 200 runs are active.
+"""P6: the time until StartRun is acknowledged in a burst, while 200 runs are active.
 
-Clients and runs have separate processes (PAWL_ROLE), and for comparison one process. A store may have 200 active runs,
-and as many more are queued before the burst starts, so that runs of the burst queue behind them. Each burst uses a new
+Clients and runs have separate processes (PAWL_ROLE) or, for comparison, share one. A store may have 200 active runs.
+Another 200 are queued before the burst starts, so that the runs of the burst queue behind them. Each burst uses a new
 Pawl without a backlog.
 """
 
@@ -27,7 +27,7 @@ _COUNT: Final = "SELECT count(*) FROM job_store.runs WHERE state = $1"
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Send a burst at 500 requests/s regardless of answers, and some with a fixed number of open requests."""
+    """Send bursts at 500 requests/s regardless of the answers, and bursts with a fixed number of open requests."""
     count, seconds = options.count(2000, 1000), options.seconds(20, 10)
     found: list[Figure | NotMeasured] = []
     rates = []
@@ -63,9 +63,9 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 async def _burst(
     count: int, number: int | None, seconds: float, *, is_split: bool
 ) -> tuple[list[Outcome], float, float]:
-    """Send `count` requests; return their outcomes, the number of completed runs and of active ones.
+    """Send `count` requests; return their outcomes, the number of completed runs, and the number of active runs.
 
-    Keep `number` requests open for at most the given time, or send all at the target rate.
+    Keeps `number` requests open for at most `seconds`, or sends all of them at the target rate if it is None.
     """
     place = Owner()
     async with pawl(environment=_LIMITS, is_split=is_split) as (subject, _):

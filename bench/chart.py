@@ -1,4 +1,4 @@
-"""Draws the chart of a measurement: SVG with text elements, which browsers show and diffs can read."""
+"""Draws the chart of a measurement as SVG with text elements, which browsers show and diffs can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLE: Final = "text{font:13px sans-serif;fill:#222}.title{font-weight:bold}.sm
 
 
 def draw(points: Sequence[Point], caption: str) -> str | None:
-    """Return the chart with bars for compared points; None without any."""
+    """Return a chart with bars for the compared points; None if there are no points."""
     parts: list[str] = []
     height = _TITLE
     for title in dict.fromkeys(point.title for point in points):
@@ -38,7 +38,7 @@ def draw(points: Sequence[Point], caption: str) -> str | None:
 
 
 def _bars(points: Sequence[Point], top: int) -> list[str]:
-    """Return a bar for each point, with its spread as a thin line."""
+    """Return a bar for each point, with the spread as a thin line."""
     most = max((point.spread[1] if point.spread else point.value) for point in points) or 1.0
     scale = (_WIDTH - _LEFT - _RIGHT) / most
     found = [_text(16, top + 16, points[0].title, "title")]

@@ -1,8 +1,8 @@
-"""P1 and P2: the same runs by Pawl and by common alternatives, side by side against the same model server.
+"""P1 and P2: the same runs by Pawl and by common alternatives, side by side with the same model server.
 
-There are three settings: one run at a time, many concurrent runs, and one at a time on a slower disk. The last one is
-only for Pawl and the hand-written loop, which uses no disk. The CPU of Pawl's client is included, because the others
-run their client in the same process.
+There are three settings: one run at a time, many concurrent runs, and one run at a time on a slower disk. The last
+setting is only for Pawl and the hand-written loop, which does not use the disk. The CPU time of Pawl's client is
+included, because the others run their clients in the same process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _with_effects(data: Path, model_url: str) -> Pawl:
     return Pawl(data, model_url, name="Pawl, a tool with effects", start=start_request("reserve"))
 
 
-# In turn order: subjects that are compared with each other are neighbours.
+# In the order of their turns. Subjects that are compared with each other are neighbours.
 SUBJECTS: Final[dict[str, Callable[[Path, str], Subject]]] = {
     "floor": _peer("raw floor", "handwritten/floor.py"),
     "pawl-effects": _with_effects,
@@ -81,7 +81,7 @@ _COLUMNS: Final = (
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Compare the chosen subjects. They must include those that Pawl's targets refer to."""
+    """Compare the chosen subjects. A target of Pawl whose subjects are not among them is not measured."""
     missing: list[NotMeasured] = []
     subjects: dict[str, Subject] = {}
     async with AsyncExitStack() as stack:
@@ -130,7 +130,7 @@ def judged(names: Mapping[str, str], seen: Mapping[str, Slices]) -> list[Figure 
 
 
 def points(names: Mapping[str, str], seen: Mapping[str, Slices]) -> list[Point]:
-    """Return the figures of each subject: first as multiples of the hand-written loop, then as numbers."""
+    """Return the figures of each subject, first as multiples of the hand-written loop and then as absolute values."""
     multiples, numbers = list[Point](), list[Point]()
     for code, load, what, value, unit in _COLUMNS:
         for name, slices in seen[load].items():

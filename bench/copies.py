@@ -1,7 +1,7 @@
-"""Creates very many runs by SQL: copies of one real conversation under new ids.
+"""Creates very many runs with SQL, as copies of one real conversation under new ids.
 
-All rows are copied, including the ids in opaque columns, so a copy can be claimed, loaded, answered and completed like
-the original. Its log is not copied: a copy has no earlier events.
+All rows are copied, and the ids in opaque columns are replaced too, so a copy can be claimed, loaded, answered and
+completed like the original. The log is not copied, so a copy has no earlier events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncpg
 
 _TABLES: Final = ("conversations", "messages", "runs", "calls")
 _ID: Final = re.compile(r"[a-z]+_[0-9a-z]{26,32}")
-# How many digits of an id hold the number of the copy. The random rest keeps the ids of one copy distinct.
+# Number of an id's digits that hold the number of the copy. The other digits keep the ids within a copy distinct.
 _NUMBER_DIGITS: Final = 8
 
 _COLUMNS: Final = """
@@ -33,22 +33,22 @@ UNION SELECT call_id FROM job_store.calls WHERE store_id = $1 AND conversation_i
 
 
 def copied_id(original: str, number: int) -> str:
-    """Return the id that replaces `original` in the copy with that number; it has the same length."""
+    """Return the id that replaces `original` in the copy with this number. It has the same length."""
     prefix, _, digits = original.partition("_")
     return f"{prefix}_{number:0{_NUMBER_DIGITS}}{digits[_NUMBER_DIGITS:]}"
 
 
 def copied_store(number: int, stores: int) -> str:
-    """Return the store of the copy with that number, for copies spread over this many stores."""
+    """Return the store of the copy with this number, if the copies are spread over `stores` stores."""
     return f"copy-{number % stores:06}"
 
 
 async def copy_conversation(
     connection: asyncpg.Connection, store_id: str, run_id: str, *, count: int, stores: int, users: int = 1
 ) -> None:
-    """Copy the conversation of a run `count` times over several stores and users, and run ANALYZE.
+    """Copy the conversation of a run `count` times, spread over several stores and users, and run ANALYZE.
 
-    Copies are numbered from 1 to `count`; see `copied_id` and `copied_store`. Atomic.
+    Copies are numbered from 1 to `count` (see `copied_id` and `copied_store`). Atomic.
     """
     conversation_id = await connection.fetchval(
         "SELECT conversation_id FROM job_store.runs WHERE store_id = $1 AND run_id = $2", store_id, run_id
@@ -74,13 +74,13 @@ async def forget_all(connection: asyncpg.Connection) -> None:
 
 
 def _copy(table: str, columns: Sequence[str], ids: Sequence[str]) -> str:
-    """Return the statement that copies the rows of one table as text with replaced ids."""
+    """Return the statement that copies the rows of a table as text in which the ids are replaced."""
     row = "original.row"
     for name in ids:
         prefix, _, digits = name.partition("_")
         copy = f"'{prefix}_' || lpad(n::text, {_NUMBER_DIGITS}, '0') || '{digits[_NUMBER_DIGITS:]}'"
         row = f"replace({row}, '{name}', {copy})"
-        # Opaque columns appear in the text as hexadecimal digits.
+        # In the text, opaque columns are hexadecimal digits.
         row = f"replace({row}, '{name.encode().hex()}', encode(convert_to({copy}, 'UTF8'), 'hex'))"
     row = f"""regexp_replace({row}, '"store_id":"[^"]*"', '"store_id":"copy-' || lpad((n % $4)::text, 6, '0') || '"')"""
     row = f"""regexp_replace({row}, '"user_id":"[^"]*"', '"user_id":"user-' || (n / $4 % $5)::text || '"')"""

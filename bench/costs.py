@@ -1,7 +1,7 @@
-"""`python -m bench.costs`: the cost of a run, of one more round and of one more piece of output, for `bench.plan`.
+"""`python -m bench.costs`: the costs of a run, of one more round and of one more piece of output, for `bench.plan`.
 
-Three loads that differ in one aspect each: an immediate answer, the same after three rounds with a call, and the answer
-at 20 ms per chunk. Costs are the differences per run, over all processes of Pawl.
+There are three loads: an immediate answer, the same answer after three rounds with a call, and the answer at 20 ms per
+chunk. The costs are the differences per run, over all processes of Pawl.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.world import pawl
 _TOOL_ROUNDS: Final = 3
 _CHUNK_MILLISECONDS: Final = 20
 _AT_ONCE: Final = 16
-# After a load, wait for pending work: relays, notifications, table sizes.
+# Time to wait after a load for pending work, such as relays, notifications and table sizes.
 _SETTLE_SECONDS: Final = 2.0
 
 _EVENTS: Final = "SELECT count(*) FROM job_store.events"
@@ -37,13 +37,13 @@ _QUERIES: Final = {"events": _EVENTS, "WAL, bytes": _WAL, "transactions": TRANSA
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The costs of one run of a load by name: CPU milliseconds by process, then the rest."""
+    """The costs of one run of a load: CPU milliseconds by process, and other costs."""
 
     name: str
     cost: Mapping[str, float]
 
     def minus(self, name: str, other: Load, divided_by: float = 1.0) -> Load:
-        """Return the additional costs compared with `other`, divided into equal parts."""
+        """Return the costs in addition to those of `other`, divided by `divided_by`."""
         return Load(name, {key: (value - other.cost[key]) / divided_by for key, value in self.cost.items()})
 
 

@@ -48,9 +48,9 @@ _HELD: Final = re.compile(r"^pawl_agent_loop_runs_held(?:\{.*\})? (\S+)$", re.MU
 
 
 async def crowd(address: str, streams: int, per_connection: int) -> None:
-    """Keep this many idle sessions open, each as its own client, until standard input ends.
+    """Keep this many idle sessions open, each for a separate client, until standard input ends.
 
-    Prints a line once all are open, and at the end how many still are.
+    Prints a line once all sessions are open, and at the end the number of sessions that still are.
     """
     channels: list[grpc.aio.Channel] = []
     opening = asyncio.Semaphore(_OPENING_MAX)
@@ -109,7 +109,7 @@ class _Session:
 
 @asynccontextmanager
 async def _crowd(address: str, key: str, streams: int, per_connection: int) -> AsyncIterator[None]:
-    """Keep this many sessions open; raises RuntimeError at the end if any was closed."""
+    """Keep this many sessions open. Raises RuntimeError at the end if any of them was closed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.crowds", address, str(streams), str(per_connection)),
         stdin=asyncio.subprocess.PIPE,
@@ -137,7 +137,7 @@ async def _crowd(address: str, key: str, streams: int, per_connection: int) -> A
 
 
 def roomy_suite(data: Path) -> Suite:
-    """Return a suite with the scripted model and limits for that many clients."""
+    """Return a suite with the scripted model and with limits that allow so many clients."""
     return Suite(
         SuiteOptions(
             data=data,
@@ -164,7 +164,7 @@ def _agent_loop_mib(suite: Suite) -> float:
 
 
 async def _idle(suite: Suite, seconds: float) -> dict[str, float]:
-    """Wait; return the CPU of each process, in milliseconds per second."""
+    """Wait, and return the CPU time of each process in milliseconds per second."""
     before = cpu_seconds(_processes(suite))
     await asyncio.sleep(seconds)
     after = cpu_seconds(_processes(suite))
@@ -182,7 +182,7 @@ class _User:
         return run
 
     async def until(self, run_id: str, state: run_pb2.RunState.ValueType) -> run_pb2.Run:
-        """Wait until a run is in that state."""
+        """Wait until a run is in this state, and return it."""
         async with asyncio.timeout(_DEADLINE_SECONDS):
             while True:
                 request = agent_pb2.GetRunRequest(run_id=run_id)
@@ -208,7 +208,7 @@ async def acting(suite: Suite, store_id: str) -> AsyncIterator[_User]:
 
 
 async def warm(suite: Suite) -> None:
-    """Use every part once before memory is measured."""
+    """Use all parts once before memory is measured."""
     async with acting(suite, "warm") as user:
         for _ in range(_WARM_RUNS):
             await user.until((await user.start("what is 17 * 23")).run_id, run_pb2.RUN_STATE_COMPLETED)
@@ -218,7 +218,7 @@ async def warm(suite: Suite) -> None:
 
 
 async def _streams(suite: Suite, per_connection: int, seconds: float) -> dict[str, float]:
-    """Return the cost of idle sessions for a new agent-loop: memory in MiB, and CPU in milliseconds per second."""
+    """Return the cost of idle sessions in a new agent-loop: memory in MiB, and CPU time in milliseconds per second."""
     await suite.stop_process("agent-loop")
     await suite.start_process("agent-loop")
     await warm(suite)

@@ -12,7 +12,7 @@ from pawl.launcher.suite import Suite
 
 @asynccontextmanager
 async def connect(suite: Suite, *, superuser: bool = False) -> AsyncIterator[asyncpg.Connection]:
-    """Connect like the services, or as the superuser."""
+    """Connect as a service does, or as the superuser."""
     url = suite.database_url
     if superuser:
         password = (suite.folder.path / "secrets" / "postgres-superuser").read_text(encoding="utf-8").strip()
@@ -27,8 +27,8 @@ async def connect(suite: Suite, *, superuser: bool = False) -> AsyncIterator[asy
 async def slow_disk(suite: Suite, milliseconds: float) -> None:
     """Make PostgreSQL sleep before each flush of its log.
 
-    It sleeps while holding the log's lock, like a slow fsync. With `commit_siblings` of 0 that includes lone commits.
-    Unlike a slow fsync, the flush includes what is written to the log during the sleep.
+    It sleeps while holding the log's lock, as with a slow fsync. Because `commit_siblings` is 0, this includes lone
+    commits. Unlike with a slow fsync, the flush includes data that is written to the log during the sleep.
     """
     async with connect(suite, superuser=True) as connection:
         await connection.execute("ALTER SYSTEM SET commit_siblings = 0")

@@ -1,7 +1,8 @@
 """P14: 200 webhook deliveries per second to a receiver that answers, while another receiver hangs.
 
-Life-cycle events are published as job-store does. Half of them belong to a user whose receiver answers, half to a user
-of the same store whose receiver never answers. Measured are the delay of deliveries and their completeness.
+Life-cycle events are published in the same way as by job-store. Half of them belong to a user whose receiver answers,
+and half to a user of the same store whose receiver never answers. The delay of deliveries and their completeness are
+measured.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _P99_MAX_SECONDS: Final = 1.0
 
 
 class _Receiver:
-    """Receives webhooks on one port, and records when each event arrived, except on the path `/hangs`."""
+    """Receives webhooks on one port, and records the arrival of each event, except on the path `/hangs`."""
 
     def __init__(self) -> None:
         self.arrived: dict[str, float] = {}
@@ -46,7 +47,7 @@ class _Receiver:
         self._came: dict[str, asyncio.Event] = {}
 
     def arrival(self, event_id: str) -> asyncio.Event:
-        """Return the event that is set when the delivery arrives."""
+        """Return an asyncio event that is set when the delivery arrives."""
         return self._came.setdefault(event_id, asyncio.Event())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,7 +79,7 @@ async def _receiver() -> AsyncIterator[tuple[_Receiver, int]]:
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Publish events at a constant rate and record when their deliveries arrive."""
+    """Publish events at a constant rate, and record the arrival of their deliveries."""
     seconds = options.seconds(60, 20)
     async with _receiver() as (receiver, port), scratch() as folder:
         egress = folder / "egress.json"
@@ -116,7 +117,7 @@ async def _hook(subject: Pawl, user: str, url: str) -> None:
 
 
 async def _publish(subject: Pawl, seconds: float) -> dict[str, float]:
-    """Publish events for both users; return publish times by event for the receiver that answers.
+    """Publish events for both users; return the publish times, by event, for the receiver that answers.
 
     The hanging receiver's events start first.
     """

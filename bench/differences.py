@@ -1,4 +1,4 @@
-"""Statistical comparison of the durations of two kinds of calls."""
+"""Compares the durations of two kinds of calls statistically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Difference:
 
 
 def difference(times: Sequence[float], reference: Sequence[float]) -> Difference:
-    """Compare two kinds: medians by resampling, and the probability of longer times by the Mann-Whitney test."""
+    """Compare the medians by resampling, and determine the probability of longer times with the Mann-Whitney test."""
     chooser = random.Random(1)
 
     def median(of: Sequence[float]) -> float:
@@ -44,7 +44,7 @@ def difference(times: Sequence[float], reference: Sequence[float]) -> Difference
 
 
 def _longer(times: Sequence[float], reference: Sequence[float]) -> float:
-    """Return how many pairs have a longer first time; equal pairs count half."""
+    """Return the number of pairs in which the first time is longer. Equal pairs count half."""
     ordered = sorted([(each, 1) for each in times] + [(each, 0) for each in reference])
     pairs, below, at = 0.0, 0, 0
     while at < len(ordered):

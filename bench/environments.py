@@ -13,22 +13,22 @@ ENVIRONMENTS: Final = Path(__file__).parent.parent / ".bench"
 
 
 class Unavailable(Exception):
-    """A peer cannot be installed here; the message gives the reason."""
+    """Raised when a peer cannot be installed here. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """How to run a peer."""
+    """The program and the variables with which a peer is run."""
 
     python: Path
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 async def prepare(peer: Path) -> Environment:
-    """Return the environment of the peer in that folder, reinstalled if its lock has changed.
+    """Return the environment of the peer in this folder. It is reinstalled if the lock file has changed.
 
     Raises:
-        Unavailable: it cannot be installed.
+        Unavailable: The peer cannot be installed.
     """
     folder = ENVIRONMENTS / peer.name
     lock = (peer / "requirements.txt").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from typing import Required, TypedDict, Unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure. `target` is a bound in words; `met` is whether `value` is within it, None without a bound.
+    """A figure. `target` is a bound in words. `met` says whether `value` is within the bound; None without a bound.
 
-    `spread` is the range of several measurements, or the quartiles of many; `detail` holds other observations. `bound`
-    is the bound as a number in `unit`, if there is one.
+    `spread` is the range of several measurements, or the quartiles of many. `detail` holds other observations. `bound`
+    is the bound as a number in `unit`, if it is one.
     """
 
     code: str
@@ -27,13 +27,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Figure):
-    """The same figure for one of several `series`, shown together in a table. Multiples have no unit."""
+    """A figure for one of several `series`, which are shown together in a table. Multiples have no unit."""
 
     series: str
 
     @property
     def title(self) -> str:
-        """The name of the figure with its unit, if any."""
+        """The name of the figure, and its unit if it has one."""
         return f"{self.what}, {self.unit}" if self.unit else self.what
 
 
@@ -46,7 +46,7 @@ class NotMeasured:
 
 
 class Measured(TypedDict, total=False):
-    """The parts of a figure with a bound; see `Figure`."""
+    """The measured parts of a figure that has a bound (see `Figure`)."""
 
     code: Required[str]
     what: Required[str]

@@ -1,13 +1,14 @@
 """`python -m bench --gate`: fails if a run costs more CPU than `gate.json` allows.
 
-The cost is the CPU of all processes, client included, as a multiple of the hand-written loop's in the next slice. It is
-the lower quartile of all turns, because other programs on the machine only ever raise it. A load that misses its limit
-is measured once more with twice as many turns, and only a second miss counts.
+The cost is the CPU time of all processes, including the client, as a multiple of the hand-written loop's in the same
+turn. The lower quartile of all turns is used, because other programs on the machine can only increase the cost. A load
+over its limit is measured once more with twice as many turns, and only the second result counts.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,10 +26,11 @@ ALLOWED: Final = Path(__file__).parent / "gate.json"
 MARGIN: Final = 0.25
 _BASE: Final = "handwritten"
 _TURNS: Final = 12
+_WARM_UP_RUNS: Final = 64
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A load of the gate. `cpu_multiple` is the cost of a run when the file was last changed."""
+    """A load that the gate measures. `cpu_multiple` is the cost of a run when the file was last changed."""
 
     at_once: int
     runs: int
@@ -40,8 +42,24 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def passes() -> bool:
-    """Measure each load and print its cost; return whether all are within their limits."""
-    loads = msgspec.json.decode(ALLOWED.read_bytes(), type=dict[str, Load])
+    """Measure the loads and print their costs; return whether all loads are within their limits."""
+    left = msgspec.json.decode(ALLOWED.read_bytes(), type=dict[str, Load])
+    for turns in (_TURNS, 2 * _TURNS):
+        try:
+            left = {name: load for name, load in left.items() if await _misses(name, load, turns)}
+        except Exception:  # noqa: BLE001  # on a very busy machine a subject may fail: count it as a miss
+            traceback.print_exc()
+        if not left:
+            return True
+    print(
+        f"A run costs more CPU than before ({', '.join(left)}). Find out why with `python -m bench P1 P2`. "
+        f"If the cost is justified, set cpu_multiple in {ALLOWED.name} and give the reason in the commit.",
+        file=sys.stderr,
+    )
+    return False
+
+
+async def _misses(name: str, load: Load, turns: int) -> bool:
     async with AsyncExitStack() as stack:
         data = await stack.enter_async_context(scratch())
         server = await stack.enter_async_context(model_server())
@@ -50,23 +68,11 @@ async def passes() -> bool:
             "pawl": await stack.enter_async_context(Pawl(data / "pawl", server.url)),
         }
         for subject in subjects.values():
-            await subject.run(64, 32)
-        return all([await _passes(name, load, subjects) for name, load in loads.items()])
-
-
-async def _passes(name: str, load: Load, subjects: dict[str, Subject]) -> bool:
-    for turns in (_TURNS, 2 * _TURNS):
+            await subject.run(_WARM_UP_RUNS, load.at_once)
         slices = await take_turns(subjects, turns, runs=load.runs, at_once=load.at_once)
-        measured = cost(ratios(slices["pawl"], slices[_BASE], CPU_AND_CLIENT))
-        print(f"{name}: {measured:.2f} times the CPU of the hand-written loop; limit {load.limit:.2f}", flush=True)
-        if measured <= load.limit:
-            return True
-    print(
-        f"A run costs more than before ({load.cpu_multiple}). Find out why with `python -m bench P1 P2`. "
-        f"If the cost is justified, set cpu_multiple in {ALLOWED.name} and give the reason in the commit.",
-        file=sys.stderr,
-    )
-    return False
+    measured = cost(ratios(slices["pawl"], slices[_BASE], CPU_AND_CLIENT))
+    print(f"{name}: {measured:.2f} times the CPU of the hand-written loop; limit {load.limit:.2f}", flush=True)
+    return measured > load.limit
 
 
 def cost(multiples: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""P16: the gateway's cost when idle and with 2,000 tabs, and how much later than gRPC a browser gets events."""
+"""P16: the gateway's cost when idle and with 2,000 tabs, and the delay of a browser's events compared with gRPC."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINE_BYTES_MAX: Final = 2**20
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure the gateway idle, then with tabs; then compare two watchers of the same runs."""
+    """Measure the gateway when idle and then with tabs, and compare two watchers of the same runs."""
     async with scratch() as data, crowds.roomy_suite(data / "suite") as suite:
         await crowds.warm(suite)
         idle = await _rest(suite, options.seconds(30, 10))
@@ -72,7 +72,7 @@ def _gateway(suite: Suite) -> dict[str, int]:
 
 
 async def _busy(suite: Suite, seconds: float) -> dict[str, float]:
-    """Wait; return the CPU of each process, in milliseconds per second."""
+    """Wait, and return the CPU time of each process in milliseconds per second."""
     before = cpu_seconds(_processes(suite))
     await asyncio.sleep(seconds)
     after = cpu_seconds(_processes(suite))
@@ -96,7 +96,7 @@ async def _rest(suite: Suite, seconds: float) -> Figure:
 
 
 async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
-    """Open tabs that show a waiting run, and measure the gateway once all have its log."""
+    """Open tabs that show a waiting run, and measure the gateway once all of them have received the log."""
     opening, tabs = asyncio.Semaphore(_OPENING_MAX), list[asyncio.StreamWriter]()
     async with crowds.acting(suite, _STORE) as user:
         run = await user.until((await user.start("ask me whether to continue")).run_id, run_pb2.RUN_STATE_WAITING)
@@ -137,7 +137,7 @@ async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
 
 
 async def _later(subject: Pawl) -> list[float]:
-    """Do one run; return how many milliseconds later each output event arrived by HTTP than by gRPC."""
+    """Do one run; return the delay of each output event over HTTP compared with gRPC, in milliseconds."""
     run_id = (await subject.agents.StartRun(START)).run.run_id
     async with asyncio.timeout(_PATIENCE_SECONDS):
         by_grpc, by_http = await asyncio.gather(_by_grpc(subject, run_id), _by_http(subject.suite, run_id))
@@ -194,7 +194,7 @@ async def _post(
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
-    """Yield the messages of a stream until it ends; raises RuntimeError if a subscription fails."""
+    """Yield the messages of a stream until it ends. Raises RuntimeError if a subscription fails."""
     while line := await reader.readline():
         if not line.startswith(b"data: "):
             continue

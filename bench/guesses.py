@@ -1,9 +1,9 @@
-"""`python -m bench.guesses`: whether the time of refusals reveals what exists.
+"""`python -m bench.guesses`: checks whether the duration of refusals reveals which objects exist.
 
-In each group the calls use one connection to a service of a running suite, in random order, and all are refused with
-the same message. For each kind it prints the difference of its median from the group's first kind, with a 95 %
-confidence interval. It also prints the probability that a call of it takes longer (0.5 if they are indistinguishable),
-with its p-value.
+In each group, the calls use one connection to a service of a running suite, in random order, and all of them are
+refused with the same message. For each kind of call, the program prints the difference between its median and that of
+the group's first kind, with a 95 % confidence interval. It also prints the probability that a call of this kind takes
+longer (0.5 if the kinds are indistinguishable), with its p-value.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from pawl.launcher import Suite, SuiteOptions
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 
-# Calls of each kind, used in rotation.
+# Number of different calls of each kind, which are used in rotation.
 _POOL: Final = 40
-# Failed logins from one address before lookups are refused.
+# Number of failed logins from one address after which lookups are refused.
 _FAILURES_AT_ONCE: Final = 30
 _EXPIRY_SECONDS: Final = 3.0
 _AGENT: Final = "/pawl.agent.v1.AgentService"
@@ -67,7 +67,7 @@ class Kind:
 
 
 async def refusal(call: Call) -> tuple[float, str]:
-    """Return how long the refusal took, and its message."""
+    """Return the duration of the refusal in seconds, and its message."""
     began = time.perf_counter()
     try:
         await call()
@@ -77,10 +77,10 @@ async def refusal(call: Call) -> tuple[float, str]:
 
 
 async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
-    """Make this many calls of each kind in random order; return how long they took.
+    """Make this many calls of each kind in random order; return their durations in seconds.
 
     Raises:
-        RuntimeError: the messages differ.
+        RuntimeError: The messages differ.
     """
     turns = [kind for kind in kinds for _ in range(count)]
     random.shuffle(turns)
@@ -96,7 +96,7 @@ async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
 
 
 def show(title: str, times: Mapping[str, Sequence[float]]) -> None:
-    """Print the kinds of a group compared with the first one."""
+    """Print the kinds of a group, each compared with the first one."""
     table = Table("", "calls", "median", "difference", "95 % of it", "longer", "by luck", title=title)
     reference = next(iter(times.values()))
     for name, each in times.items():
@@ -121,14 +121,14 @@ class World:
         return (self._suite.process(service).addresses or {})["grpc"]
 
     async def channel(self, service: str) -> grpc.aio.Channel:
-        """Return the single connection to a service."""
+        """Return the only connection to a service."""
         if service not in self._channels:
             opened = grpc.aio.insecure_channel(self.address(service))
             self._channels[service] = await self._stack.enter_async_context(opened)
         return self._channels[service]
 
     async def credentials(self) -> dict[str, list[str]]:
-        """Return key secrets by the reason why they are invalid."""
+        """Return secrets of invalid keys, by the reason why they are invalid."""
         stub: Any = KeyServiceStub(await self.channel("job-store"))
 
         async def make(expire_time: Timestamp | None = None) -> key_pb2.CreateKeyResponse:
@@ -156,7 +156,7 @@ class World:
         }
 
     async def run_ids(self, user: str) -> list[str]:
-        """Return ids of ended runs of a user."""
+        """Return ids of a user's ended runs."""
         stub: Any = AgentServiceStub(await self.channel("agent-loop"))
         found = []
         for _ in range(_POOL):
@@ -167,7 +167,7 @@ class World:
         return found
 
     async def notification_ids(self, user: str) -> list[str]:
-        """Return ids in a user's inbox, once there are enough."""
+        """Return ids of the notifications in a user's inbox, once there are enough of them."""
         stub: Any = NotifyServiceStub(await self.channel("notifier"))
         while True:
             request = notify_pb2.ListNotificationsRequest(page_size=_POOL)
@@ -177,7 +177,7 @@ class World:
             await asyncio.sleep(0.1)
 
     async def key_ids(self, store_id: str) -> list[str]:
-        """Return ids of keys of a store."""
+        """Return ids of a store's keys."""
         stub: Any = KeyServiceStub(await self.channel("job-store"))
         key = key_pb2.Key(name="k", store_id=store_id, user_id="eve", roles=["member"])
         request = key_pb2.CreateKeyRequest(key=key)
@@ -185,7 +185,7 @@ class World:
 
 
 def identity(user: str) -> Metadata:
-    """Return the metadata that identify a user."""
+    """Return the metadata that identifies a user."""
     return (("authorization", f"Bearer key-of-{user}-0123456789"),)
 
 
@@ -195,7 +195,7 @@ def like(ids: Sequence[str]) -> list[str]:
 
 
 def calling(channel: grpc.aio.Channel, method: str, requests: Sequence[Message], metadata: Metadata) -> list[Call]:
-    """Return calls of a method that should be refused."""
+    """Return calls of a method, all of which should be refused."""
     begin: Any = channel.unary_stream(method)
 
     def one(raw: bytes) -> Call:
@@ -237,7 +237,7 @@ async def from_other_addresses(address: str) -> AsyncIterator[str]:
 
 
 async def lookups(address: str, secrets_of: Mapping[str, Sequence[str]], count: int) -> dict[str, list[float]]:
-    """Return the times of logins that need a lookup, because few from their address have failed."""
+    """Return the durations of logins that need a lookup, because few logins from their address have failed."""
     times: dict[str, list[float]] = {name: [] for name in secrets_of}
     each = _FAILURES_AT_ONCE // len(secrets_of) - 1
 
@@ -257,7 +257,7 @@ async def lookups(address: str, secrets_of: Mapping[str, Sequence[str]], count: 
 
 
 async def objects(world: World, count: int) -> None:
-    """Measure refusals for objects of other users."""
+    """Measure refusals of access to other users' objects."""
     bobs, eves = await world.run_ids("bob"), await world.run_ids("eve")
     runs = {"no such run": like(bobs), "of another user": bobs, "of another store": eves}
     key_ids, told = await world.key_ids("other"), await world.notification_ids("bob")

@@ -1,9 +1,9 @@
 """P3: the latency that Pawl adds to a model call for a client that watches one run at a time.
 
-Two delays are measured on the machine's monotonic clock. The first is from the model server's first output of an answer
-to the client's first output event of that round. The second is from the last byte of an answer to the next request; it
-includes two durable commits and the execution of a tool. The hand-written loop is measured for the second one too, in
-turn with Pawl.
+Two delays are measured with the machine's monotonic clock. The first is from the model server's first output of an
+answer to the client's first output event of that round. The second is from the last byte of an answer to the next
+request, which includes two durable commits and the execution of a tool. The second delay is also measured for the
+hand-written loop, in alternation with Pawl.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _P99_MAX_MS: Final = 10.0
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Do runs in sequence with 5 ms between chunks, so that the first chunk of each answer is separate."""
+    """Do runs in sequence, with 5 ms between chunks, so that the first chunk of each answer arrives separately."""
     first, following, by_hand = list[float](), list[float](), list[float]()
     async with AsyncExitStack() as stack:
         data = await stack.enter_async_context(scratch())

@@ -1,4 +1,4 @@
-"""The capacity of job-store: durable events per second on a slow disk (P5), and claims beside very many runs (P8)."""
+"""The capacity of job-store: durable events per second on a slow disk (P5), and claims among very many runs (P8)."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _PLACES_OF_A_USER: Final = 5
 _LEASE_SECONDS: Final = 300.0
 _CLAIMED_AT_ONCE_MAX: Final = 64
 _KEY_VARIABLE: Final = "PAWL_BENCH_SERVICE_KEY"
-# Ten pieces of model output, as one event contains them.
+# Ten pieces of model output, as in one event.
 _TEXT: Final = "and so it continues, word by word, as models write "
 
 
 class JobStore:
-    """A job-store with only its PostgreSQL and NATS, used as agent-loop does with `service_key`; a context manager."""
+    """A job-store with only PostgreSQL and NATS. Use it with `service_key`, as agent-loop does. A context manager."""
 
     def __init__(self, data: Path, **settings: str) -> None:
         self.service_key = secrets.token_hex(32)
@@ -91,7 +91,7 @@ class JobStore:
         return {name: pid for name, pid in found.items() if pid is not None}
 
     async def submit(self, store_id: str, user_id: str = "ann") -> str:
-        """Queue a run; return its id."""
+        """Queue a run, and return its id."""
         request = pb.SubmitMessageRequest(
             store_id=store_id, user_id=user_id, text="Hello.", policy=pb.MESSAGE_POLICY_QUEUE
         )
@@ -116,9 +116,9 @@ def _step(run: pb.ClaimedRun, commit_id: str, **fields: Any) -> pb.CommitRunRequ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The result of one load. Latencies are those of single commits, in milliseconds; CPU is in cores.
+    """The result of one load. Latencies are those of single commits, in milliseconds. CPU usage is in cores.
 
-    `foreign_cores` is the CPU that other programs used; if it is large, the figures mean little.
+    `foreign_cores` is the CPU usage of other programs. If it is high, the figures are not reliable.
     """
 
     owners: int
@@ -132,7 +132,7 @@ class Load:
 
 
 class Generator:
-    """The process that commits as workers do; a context manager."""
+    """The process that makes commits in the same way as workers. A context manager."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -177,7 +177,7 @@ class Generator:
 
 
 async def generate(address: str, service_key: str) -> None:
-    """Run the load generator: each line [owners, events, seconds] on standard input is one load."""
+    """Run the load generator. Each line [owners, events, seconds] on standard input is one load."""
     numbers = itertools.count(1)
     owners: list[pb.ClaimedRun] = []
     async with open_channel(address, service_key=service_key, deadline_seconds=60) as channel:
@@ -229,7 +229,7 @@ async def _load(
 
 
 async def _injected(store: JobStore, generator: Generator) -> tuple[float, float]:
-    """Slow the disk down and check the effect on a lone commit; return its milliseconds before and after."""
+    """Slow the disk down, and check the effect on a lone commit; return its duration before and after, in ms."""
     took: dict[float, list[float]] = {0.0: [], FSYNC_MILLISECONDS: []}
     for _ in range(_TURNS):
         for milliseconds, found in took.items():
@@ -244,7 +244,7 @@ async def _injected(store: JobStore, generator: Generator) -> tuple[float, float
 async def _highest(generator: Generator, loads: Sequence[Load], seconds: float, repetitions: int) -> list[Load]:
     """Return several measurements of the load with the most events per second whose p99 is within the limit.
 
-    Without such a load, return the one with the lowest p99 once.
+    If there is no such load, return a single measurement of the load with the lowest p99.
     """
     fit = [load for load in loads if load.p99 < COMMIT_P99_MILLISECONDS_MAX]
     for load in sorted(fit, key=lambda load: load.events_per_second, reverse=True):
@@ -255,7 +255,7 @@ async def _highest(generator: Generator, loads: Sequence[Load], seconds: float, 
 
 
 async def _events_per_second(data: Path, *, quick: bool) -> Figure:
-    """P5: the highest rate of durable events with commits answered in time."""
+    """P5: the highest rate of durable events at which commits are answered in time."""
     seconds, levels, repetitions = (2.0, _OWNERS[1:7:2], 1) if quick else (5.0, _OWNERS, 3)
     async with (
         JobStore(data, PAWL_ACTIVE_RUNS_PER_STORE="10000", PAWL_ACTIVE_RUNS_PER_USER="10000") as store,
@@ -297,7 +297,7 @@ async def _events_per_second(data: Path, *, quick: bool) -> Figure:
 
 
 async def _claim_seconds(store: JobStore, probe: str | None) -> float:
-    """Return how long a claim of one run takes: a run just added to the store `probe`, or any run."""
+    """Return the duration of a claim of one run: a run that was just added to the store `probe`, or any run."""
     run_id = await store.submit(probe) if probe else None
     began = time.monotonic()
     claimed = await store.claim()
@@ -310,7 +310,7 @@ async def _claim_seconds(store: JobStore, probe: str | None) -> float:
 
 
 async def _compare(empty: JobStore, full: JobStore, probe: str | None, claims: int) -> dict[str, float]:
-    """Claim in turns beside no runs and beside many, so that other load on the machine affects both."""
+    """Alternate claims with no other runs and with many, so that other load on the machine affects both."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(claims + claims // 10):
         pair = await _claim_seconds(empty, "probe"), await _claim_seconds(full, probe)
@@ -327,14 +327,14 @@ async def _compare(empty: JobStore, full: JobStore, probe: str | None, claims: i
 
 
 async def _slots_taken(store: JobStore, runs: int) -> str | None:
-    """One store has all runs, and its slots are taken by many users."""
+    """One store has all runs, and the runs of many users take its slots."""
     await _copies(store, runs, stores=1, users=100)
     await _take(store, _SLOTS)
     return "probe"
 
 
 async def _user_at_limit(store: JobStore, runs: int) -> str | None:
-    """One user has all runs of the one store, and the maximum of active ones."""
+    """One user has all runs of one store, and as many active runs as the limit allows."""
     await _copies(store, runs, stores=1)
     await _take(store, _PLACES_OF_A_USER)
     return "probe"
@@ -368,7 +368,7 @@ async def _copies(store: JobStore, runs: int, *, stores: int, users: int = 1) ->
 
 
 async def _take(store: JobStore, slots: int) -> None:
-    """Claim as many runs as there are slots, and check that there are no more."""
+    """Claim as many runs as there are slots, and check that no more can be claimed."""
     if (claimed := len(await store.claim(_CLAIMED_AT_ONCE_MAX))) != slots:
         raise RuntimeError(f"claimed {claimed} runs but there are {slots} slots")
 
@@ -382,7 +382,7 @@ _CASES: Final[dict[str, Callable[[JobStore, int], Awaitable[str | None]]]] = {
 
 
 async def _claims(data: Path, *, quick: bool) -> list[Figure]:
-    """P8: a claim beside very many runs, compared with one beside none."""
+    """P8: the duration of a claim among very many runs, compared with a claim without other runs."""
     runs, claims = (10_000, 200) if quick else (100_000, 1000)
     figures = []
     async with JobStore(data / "empty") as empty, JobStore(data / "full") as full:

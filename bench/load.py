@@ -1,4 +1,4 @@
-"""Clients of Pawl that do runs: a fixed number concurrently, or at a fixed rate regardless of their outcome."""
+"""Clients of Pawl that do runs: a fixed number concurrently, or at a fixed rate regardless of the outcomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The store and user of a run. With a suite's local key the client names them."""
+    """The store and the user of a run, which the client names when it uses a suite's local key."""
 
     store: str = "local"
     user: str = "me"
@@ -41,9 +41,10 @@ class Owner:
 class Outcome:
     """The outcome of a request for a run; times are seconds of the monotonic clock.
 
-    `began` is when it was due. `answered` is when StartRun was acknowledged (`accepted`) or refused. `ended` is when
-    the client saw the run complete; None if it did not wait or the run did not complete. `refusal` is the reason of a
-    refusal, `untyped CODE` for an error without one, or `ended as STATE` for a run that failed.
+    `began` is the time at which it was due. `answered` is the time at which StartRun was acknowledged (`accepted`) or
+    refused. `ended` is the time at which the client saw that the run had completed; None if it did not wait or the run
+    did not complete. `refusal` is the reason of a refusal, `untyped CODE` for an error without a reason, or `ended as
+    STATE` for a run that failed.
     """
 
     place: Owner
@@ -55,24 +56,24 @@ class Outcome:
 
     @property
     def is_typed(self) -> bool:
-        """Whether a refusal has a reason that a program can act on; False for a failed run."""
+        """True if a refusal has a reason that a program can act on. False for a failed run."""
         return self.refusal.removeprefix("watch: ").isupper()
 
     @property
     def acknowledged_seconds(self) -> float:
-        """The time from when the request was due to the answer of StartRun."""
+        """The time from the moment when the request was due to the answer of StartRun."""
         return self.answered - self.began
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the reason of an error, or else its code."""
+    """Return the reason of an error, or its code if it has no reason."""
     if any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
         return from_rpc_error(error).reason
     return f"untyped {error.code().name}"
 
 
 async def start(agents: Stub, place: Owner, due: float) -> tuple[Outcome, str]:
-    """Request a run; return the outcome and the id of the run, empty if it was refused."""
+    """Request a run; return the outcome, and the id of the run, which is empty if it was refused."""
     try:
         answer = await agents.StartRun(START, metadata=place.metadata, timeout=_DEADLINE_SECONDS)
     except grpc.aio.AioRpcError as error:
@@ -102,9 +103,9 @@ async def play(agents: Stub, place: Owner, due: float) -> Outcome:
 async def at_once(
     number: int, work: Callable[[float], Awaitable[T]], *, seconds: float = math.inf, count: int = sys.maxsize
 ) -> list[T]:
-    """Keep `number` pieces of work running, `count` in total or for a number of seconds.
+    """Keep `number` calls of `work` running, until `count` have been started or `seconds` have passed.
 
-    `work` receives its start time. Returns when all started work is done.
+    `work` receives its start time. Returns when all started calls are done.
     """
     found: list[T] = []
     numbers = iter(range(count))
@@ -123,9 +124,9 @@ async def at_once(
 
 
 async def at_rate(rate: float, seconds: float, work: Callable[[int, float], Awaitable[T]]) -> list[T]:
-    """Start work `rate` times per second regardless of duration; `work` receives its number and due time.
+    """Start `work` `rate` times per second, regardless of its duration. It receives its number and its due time.
 
-    Returns when all is done. If this process cannot keep the rate, the delay counts as time of the work.
+    Returns when all calls are done. If this process cannot keep up the rate, the delay counts as part of the work.
     """
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
@@ -153,7 +154,7 @@ def durations(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 async def warm_up(agents: Stub, place: Callable[[int], Owner]) -> None:
-    """Do some runs with low concurrency, so that first-time costs are not measured."""
+    """Do some runs with low concurrency first, so that the costs of first use are not measured."""
     turns = iter(range(sys.maxsize))
     found = await at_once(8, lambda due: play(agents, place(next(turns)), due), count=64)
     if refused := refusals(found):
@@ -161,9 +162,9 @@ async def warm_up(agents: Stub, place: Callable[[int], Owner]) -> None:
 
 
 async def peak(agents: Stub, place: Callable[[int], Owner], *, numbers: Sequence[int], seconds: float) -> float:
-    """Return the highest rate of completed runs at any of these concurrency levels, with `seconds` for each.
+    """Return the highest rate of completed runs at any of these concurrency levels, each measured for `seconds`.
 
-    Runs that end in the first fifth of the time, or after it, are not counted. `place` returns the owner of a run.
+    Runs that end in the first fifth of this time, or after it, are not counted. `place` returns the owner of a run.
     """
     rates = []
     for number in numbers:

@@ -22,17 +22,17 @@ _AT_ONCE: Final = 16
 _SETTLE_SECONDS: Final = 5.0
 _REST_MAX_MIB: Final = 300.0
 _REST_MAX_SYNCS: Final = 0.5
-# By then the follow-up work of the warm-up is done.
+# After this time, the follow-up work of the warm-up is done.
 _TAIL_SECONDS: Final = 20.0
-# By then connections opened by the warm-up are closed.
+# After this time, connections that the warm-up opened are closed.
 _REST_SECONDS: Final = 60.0
-# Autovacuum works on tables of the warm-up for minutes, with more syncs than all other idle processes together.
+# Autovacuum works on the warm-up's tables for minutes, and syncs more often than all other idle processes together.
 _REST_SYNCS: Final = f"{SYNCS} AND backend_type <> 'autovacuum worker'"
 _SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Warm up, measure the idle services, then let them work and sample every second."""
+    """Warm up, measure the idle services, then let them work and take samples every second."""
     async with pawl() as (subject, _):
         await subject.run(options.count(300, 100), _AT_ONCE)
         await asyncio.sleep(_SETTLE_SECONDS)
@@ -53,7 +53,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
-    """Let the suite idle; return its disk syncs and memory."""
+    """Return the disk syncs and the memory of the idle suite."""
     await asyncio.sleep(_TAIL_SECONDS)
     before = await _counts(subject)
     await asyncio.sleep(_REST_SECONDS)
@@ -90,7 +90,7 @@ Samples = list[tuple[float, int, Mapping[str, float]]]
 
 
 async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
-    """Keep a number of runs active; return the samples and how many runs completed."""
+    """Keep a number of runs active; return the samples, and the number of runs that completed."""
     completed = 0
     services = {name: pid for name, pid in subject.processes().items() if name in _SERVICES}
 
@@ -118,7 +118,7 @@ async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
 
 
 def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMeasured]:
-    """Judge the growth over the last two thirds if there were enough runs; otherwise only report it."""
+    """Compare the growth over the last two thirds with its limit; only report it if there were too few runs."""
     late = [sample for sample in samples if sample[0] > seconds / 3]
     an_hour = {name: slope([(at / 3600, mib[name]) for at, _, mib in late]) for name in _SERVICES}
     by_runs = {name: slope([(done / 1000, mib[name]) for _, done, mib in late]) for name in _SERVICES}

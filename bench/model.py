@@ -1,14 +1,15 @@
-"""The model server of the benchmarks: canned responses, so that its cost is small and the same for all subjects.
+"""The model server of the benchmarks. It sends canned responses, so that its cost is small and equal for all subjects.
 
-`python -m bench.model --port 0` prints its URL. It answers streamed chat completions. While a request has fewer tool
-results than `--tool-rounds`, it answers with one call of the first tool in the request; then with an answer of
-`--chunks` chunks. With `--interval` the calls are repeated in the background at that interval, `--stop-after` times. It
-keeps no state between requests. With `--chunk-milliseconds` the pieces of an answer are sent one by one: the role
-immediately, the first output one interval later, and the end of the answer an interval after the last output.
+`python -m bench.model --port 0` prints its URL. It answers streamed chat completions and keeps no state between
+requests. While a request has fewer tool results than `--tool-rounds`, the server answers with one call of the first
+tool in the request; after that, it sends an answer of `--chunks` chunks. With `--interval`, the calls are repeated in
+the background at that interval, `--stop-after` times. With `--chunk-milliseconds`, the pieces of an answer are sent one
+by one: the role immediately, the first output one interval later, and the end of the answer one interval after the last
+output.
 
-`GET /times` returns, for each request answered since the last `GET /times`, when its last byte arrived, and when the
-first bytes of the answer, the first output and the last bytes were sent. Times are seconds on the machine's monotonic
-clock, read just before the bytes are passed to the system.
+For each request that was answered since the last `GET /times`, `GET /times` returns the time at which the request's
+last byte arrived, and the times at which the first bytes of the answer, the first output and the last bytes were sent.
+Times are seconds of the machine's monotonic clock, which is read just before the bytes are passed to the system.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def delta(finish: str | None = None, **fields: object) -> bytes:
-    """Return an event with one delta."""
+    """Return an event with one delta, which has these fields."""
     return event([{"index": 0, "delta": fields, "finish_reason": finish}])
 
 
@@ -58,7 +59,7 @@ def end(finish: str) -> list[bytes]:
 
 
 def tool_answer(tool: str, number: int, more: str = "{}") -> list[bytes]:
-    """Return the events of an answer with one call, its arguments in fragments and including `more`."""
+    """Return the events of an answer with one call, whose arguments are sent in fragments and include `more`."""
     arguments = json.dumps({"key": f"item-{number}"} | json.loads(more))
     first = {"index": 0, "id": f"call_{number}", "type": "function", "function": {"name": tool, "arguments": ""}}
     fragments = [arguments[at : at + 6] for at in range(0, len(arguments), 6)]
@@ -71,13 +72,13 @@ def tool_answer(tool: str, number: int, more: str = "{}") -> list[bytes]:
 
 
 def text_answer(chunks: int) -> list[bytes]:
-    """Return the events of an answer of `chunks` text pieces; the last piece is always the same."""
+    """Return the events of an answer of `chunks` text pieces. The last piece is always the same."""
     pieces = [*(f"word{n} " for n in range(chunks - 1)), "the end"]
     return [delta(role="assistant", content=""), *(delta(content=piece) for piece in pieces), *end("stop")]
 
 
 def tool_name(request: bytes) -> bytes:
-    """Return the name of the first function in a request, or an empty text."""
+    """Return the name of the first function in a request; empty if it has no function."""
     named = _TOOL_NAME.search(request)
     return named[1] if named else b""
 
@@ -89,7 +90,7 @@ def answers(tool: bytes, tool_rounds: int, chunks: int, more: str = "{}") -> lis
 
 
 def series(interval: float, stop_after: int, *, delay_first: bool) -> str:
-    """Return the arguments of a repeated call as JSON; empty without an interval."""
+    """Return the arguments that make a call repeat, as JSON; empty without an interval."""
     if not interval:
         return "{}"
     said = {"_executeAsync": True, "_interval": interval, "_stopAfter": stop_after, "_delayFirst": delay_first}
@@ -97,7 +98,7 @@ def series(interval: float, stop_after: int, *, delay_first: bool) -> str:
 
 
 class Model(asyncio.Protocol):
-    """One connection, whose requests are answered in sequence."""
+    """A connection whose requests are answered in sequence."""
 
     def __init__(self, answers: Callable[[bytes], list[list[bytes]]], chunk_seconds: float, times: Times) -> None:
         self._answers = answers

@@ -1,6 +1,6 @@
-"""The client's CPU cost of one model call: with the openai client, its raw stream, and Pawl's client.
+"""The CPU cost of a model call in the client: with the openai client, its raw stream, and Pawl's client.
 
-`python -m bench.model_calls` prints CPU microseconds per call, the minimum of several turns.
+`python -m bench.model_calls` prints the CPU time per call in microseconds, as the minimum of several turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pawl.agent_loop.model.answer import Answer
 from pawl.agent_loop.model.client import OpenAiModel
 from pawl.agent_loop.model.request import ModelRequest
 
-_USER: Final = {"role": "user", "content": "What is under item-1?"}
+_USER: Final = {"role": "user", "content": "What is stored under item-1?"}
 _TOOL: Final = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 # With this many tool results, the server writes its long answer.
 _RESULT: Final = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
@@ -33,7 +33,7 @@ Call = Callable[[tuple[Any, ...]], Awaitable[int]]
 
 
 def handwritten(client: openai.AsyncOpenAI) -> Call:
-    """Return a call as shown in the client's documentation."""
+    """Return a call that is written as in the client's documentation."""
 
     async def call(messages: tuple[Any, ...]) -> int:
         stream = await client.chat.completions.create(
@@ -71,7 +71,7 @@ def bare(client: openai.AsyncOpenAI) -> Call:
 
 
 def pawl(model: OpenAiModel) -> Call:
-    """Return a call as agent-loop makes it."""
+    """Return a call that is made in the same way as by agent-loop."""
 
     async def call(messages: tuple[Any, ...]) -> int:
         request = ModelRequest(model="canned", messages=messages, tools=(_TOOL,))
@@ -82,7 +82,7 @@ def pawl(model: OpenAiModel) -> Call:
 
 
 async def cpu_microseconds(call: Call, messages: tuple[Any, ...], *, count: int, at_once: int) -> float:
-    """Return the cost of each of `count` calls, `at_once` of them concurrently."""
+    """Return the average cost of `count` calls, of which `at_once` run concurrently."""
 
     async def caller() -> None:
         for _ in range(count // at_once):

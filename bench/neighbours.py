@@ -1,7 +1,7 @@
-"""P10: one store that offers 100 times its share, and its effect on other stores.
+"""P10: the effect of a store that offers 100 times its share on other stores.
 
-Fifty stores together offer half of the peak, each a fiftieth of it. Then one of them additionally offers 100 times its
-share, which makes the total load one and a half times the capacity of Pawl.
+Fifty stores together offer half of the peak load, each of them a fiftieth of that. Then one of them additionally offers
+100 times its share, so that the total load is one and a half times Pawl's capacity.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _quiet(subject: Pawl, rate: float, seconds: float) -> list[Outcome]:
-    """Offer runs of all stores; return the outcomes of quiet stores."""
+    """Offer runs of all stores; return the outcomes of the quiet stores."""
     found = await load.at_rate(rate, seconds, lambda number, due: load.play(subject.agents, place(number), due))
     return [outcome for outcome in found if outcome.place.store != _NOISY]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`turns`, `runs`, `at_once` and `subjects` are for the comparison; `quick` selects short forms.
+    """`turns`, `runs`, `at_once` and `subjects` are for the comparison. `quick` selects the short form of everything.
 
     `sync_milliseconds` is added to each sync on the slow disk of the comparison.
     """
@@ -22,13 +22,13 @@ class Options:
 
     @property
     def runs_alone(self) -> int:
-        """Return how many sequential runs a subject does per turn."""
+        """Return the number of sequential runs that a subject does per turn."""
         return max(5, self.runs // 4)
 
     def seconds(self, whole: float, short: float) -> float:
-        """Return a duration: `short` in the quick form, else `whole`."""
+        """Return a duration: `short` in the quick form, otherwise `whole`."""
         return short if self.quick else whole
 
     def count(self, whole: int, short: int) -> int:
-        """Return a count: `short` in the quick form, else `whole`."""
+        """Return a count: `short` in the quick form, otherwise `whole`."""
         return short if self.quick else whole

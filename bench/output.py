@@ -1,4 +1,4 @@
-"""P4: how many events the output of an answer becomes, and how soon the first one arrives. One run at a time."""
+"""P4: the number of events into which an answer is divided, and the delay of the first one. One run at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIRST_MAX_MS: Final = 5.0
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Count the events of answers of 100 chunks, sent together and 20 ms apart. The largest count is judged."""
+    """Count the events of answers of 100 chunks, sent together and 20 ms apart. The limit is for the largest count."""
     at_once, _ = await _answers(options.count(50, 20), 0)
     slow, first = await _answers(options.count(25, 6), _SLOW_MS)
     apart = f"{_SLOW_MS:g} ms apart"
@@ -38,7 +38,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _answers(runs: int, chunk_milliseconds: float) -> tuple[list[int], list[float]]:
-    """Return for each answer the number of output events and the milliseconds until the first one."""
+    """Return the number of output events of each answer, and the milliseconds until the first of them."""
     counts: list[int] = []
     first: list[float] = []
     async with pawl(tool_rounds=0, chunks=_CHUNKS, chunk_milliseconds=chunk_milliseconds) as (subject, server):

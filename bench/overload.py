@@ -1,7 +1,8 @@
-"""P10: three times as many runs as Pawl can do, from many stores: what is refused, and how soon Pawl recovers.
+"""P10: three times as many runs as Pawl can do, from many stores: the refusals, and the time until Pawl recovers.
 
-The limits of active runs are the defaults. Each store may queue ten seconds of its part of the peak, as an operator
-would configure it, because longer waits help no user. Clients and runs have separate processes (PAWL_ROLE).
+The limits on active runs are the defaults. Each store can queue the runs of ten seconds at its part of the peak rate.
+An operator would configure this, because longer waits do not help users. Clients and runs have separate processes
+(PAWL_ROLE).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _RECOVERY_MAX_SECONDS: Final = 30.0
 _RECOVERY_PATIENCE_SECONDS: Final = 120.0
 _NORMAL_TIMES_ALONE: Final = 2.0
 _PROBES: Final = Owner(store="probe")
-_TERMINAL_FROM: Final = 10  # States of runs, see the ledger's tables.
+_TERMINAL_FROM: Final = 10  # States of runs; see the ledger's tables.
 _COMPLETED: Final = """
     SELECT count(*) FROM job_store.runs WHERE state = $1 AND store_id <> 'probe' AND end_time >= $2 AND end_time < $3
 """
@@ -44,13 +45,13 @@ _OPEN: Final = "SELECT count(*) FROM job_store.runs WHERE state < $1 AND store_i
 
 
 def place(number: int) -> Owner:
-    """Return the owner of the run with that number: stores and their users rotate."""
+    """Return the owner of the run with this number. Stores and their users take turns."""
     return Owner(store=f"store-{number % STORES}", user=f"user-{number // STORES % _USERS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """The result of an overload. `recovered` is None if it was not over within the time limit."""
+    """The result of an overload. `recovered` is None if Pawl did not recover within the time limit."""
 
     outcomes: Sequence[Outcome]
     completed_per_second: float
@@ -60,7 +61,7 @@ class _Seen:
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Find the peak, then offer three times the peak for a while and wait for recovery."""
+    """Find the peak rate, offer three times this rate for a while, and wait for the recovery."""
     async with pawl(environment=DEFAULT_LIMITS, is_split=True) as (subject, _):
         await load.warm_up(subject.agents, place)
         peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(15, 8))
@@ -95,7 +96,7 @@ async def _overload(subject: Pawl, rate: float, seconds: float) -> _Seen:
 
 
 async def _recover(subject: Pawl, alone_seconds: float) -> tuple[float | None, float | None]:
-    """Return the seconds until the backlog was empty, and until a single run took its normal time."""
+    """Return the seconds until the backlog was empty, and the seconds until a single run took its normal time."""
     began = time.monotonic()
     drained: float | None = None
     while (now := time.monotonic()) < began + _RECOVERY_PATIENCE_SECONDS:
@@ -129,7 +130,7 @@ def _goodput(seen: _Seen, peak: float, seconds: float, queue: int) -> Figure:
 
 
 def _refusals(outcomes: Sequence[Outcome]) -> list[Figure | NotMeasured]:
-    """Count refusals by reason and time. Programs cannot act on a refusal without a reason."""
+    """Return the number of refusals without a reason, which programs cannot act on, and the time of refusals."""
     refused = [outcome for outcome in outcomes if outcome.refusal]
     if not refused:
         return [NotMeasured(code="P10", why="nothing was refused")]

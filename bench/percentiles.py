@@ -1,4 +1,4 @@
-"""Percentiles."""
+"""Computes percentiles."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values (0 to 1) do not exceed."""
+    """Return the smallest of the values that at least a `share` (0 to 1) of them do not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]

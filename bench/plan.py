@@ -1,7 +1,7 @@
 """`python -m bench.plan`: the resources for 10, 1,000 and 1,000,000 active runs, calculated from the cost of one run.
 
-Nothing is measured here. `MEASURED` holds measurements and `Mix` assumptions; the rest is arithmetic and a seeded
-simulation of many databases (see `shards`).
+Nothing is measured here. `MEASURED` contains measurements, and `Mix` contains assumptions. The rest is arithmetic and a
+seeded simulation of many databases (see `shards`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _COMMITS: Final = 30_000
 class Cost:
     """The cost of one piece of work.
 
-    `cpu_ms`: milliseconds of one core by process. `commits`: operations of the ledger, `events` of the log.
-    `database_bytes`: rows and indexes that are kept; `wal_bytes`: bytes written to PostgreSQL's log.
+    `cpu_ms` is in milliseconds of one core, by process. `commits` are operations of the ledger, and `events` are those
+    of the log. `database_bytes` is the size of rows and indexes that are kept. `wal_bytes` are written to PostgreSQL's
+    log.
     """
 
     cpu_ms: Mapping[str, float]
@@ -45,8 +46,9 @@ class Cost:
 class Costs:
     """Measured costs.
 
-    `run`: one with an immediate answer and one watching client. `tool_round`: one more round with one call. `output`:
-    one more piece of an answer, shown as it arrives. `stream_kib`: memory of agent-loop per stream.
+    `run` is a run with an immediate answer and one watching client. `tool_round` is an additional round with one call.
+    `output` is an additional piece of an answer, which is shown as it arrives. `stream_kib` is agent-loop's memory per
+    stream.
     """
 
     run: Cost
@@ -55,8 +57,8 @@ class Costs:
     stream_kib: float
 
 
-# Differences between runs with one answer, with one answer at 20 ms per chunk, and with three more rounds; 16
-# concurrent runs. The two cores were busy with other work, so CPU is rather too high.
+# Differences between runs with one answer, with one answer at 20 ms per chunk, and with three more rounds, with 16
+# concurrent runs. The two cores were busy with other work, so the CPU times are probably too high.
 MEASURED: Final = Costs(
     run=Cost(
         cpu_ms={
@@ -101,12 +103,13 @@ MEASURED: Final = Costs(
 class Mix:
     """Assumptions about the work.
 
-    An active run is one that has not ended. `parked_share` of them wait and do nothing; the others make
-    `rounds_per_minute` each. A run has `rounds_per_run`, the last of which answers. A round has `outputs_per_round`
-    pieces of output, each with its own commit. A run has `watchers_per_run`, parked or not. A commit makes
-    `nats_messages_per_commit`: it is published once, and delivered to an agent-loop with a watcher. A database has
-    `database_cores`, and a disk with `fsync_ms`. No process is planned to exceed `utilisation_max`, for a service as a
-    share of one core. A replica of agent-loop drives and serves as many runs as its default settings allow.
+    A run is active until it has ended. A `parked_share` of the active runs wait and do nothing; each of the others
+    makes `rounds_per_minute`. A run has `rounds_per_run`, and the last round gives the answer. A round has
+    `outputs_per_round` pieces of output, each with a separate commit. A run has `watchers_per_run`, whether or not it
+    is parked. A commit causes `nats_messages_per_commit`: it is published once, and delivered to an agent-loop that has
+    a watcher. A database has `database_cores`, and a disk with `fsync_ms`. No process is planned to exceed
+    `utilisation_max`, which for a service is a share of one core. A replica of agent-loop drives and serves as many
+    runs as its default settings allow.
     """
 
     rounds_per_minute: float = 4.0
@@ -124,7 +127,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The resources for a number of active runs. Rates are per second; a day is one at this rate."""
+    """The resources for a number of active runs. Rates are per second. Daily values assume this rate all day."""
 
     active_runs: int
     rounds: float
@@ -140,7 +143,7 @@ class Fleet:
 
 
 def plan(active_runs: int, mix: Mix, costs: Costs) -> Fleet:
-    """Return the resources for a number of active runs of that mix."""
+    """Return the resources for a number of active runs with this mix."""
     driven = active_runs * (1 - mix.parked_share)
     rounds = driven * mix.rounds_per_minute / 60
     runs = rounds / mix.rounds_per_run
@@ -177,7 +180,7 @@ def plan(active_runs: int, mix: Mix, costs: Costs) -> Fleet:
 
 
 def shard_of(fleet: Fleet, mix: Mix) -> Shard:
-    """Return a database of the plan for the simulation."""
+    """Return one of the plan's databases, for the simulation."""
     return Shard(
         cores=mix.database_cores,
         commit_cpu_ms=fleet.database_cores / fleet.commits * 1000,
@@ -215,7 +218,7 @@ def _latency(shard: Shard, commits: float, seed: int) -> str:
 
 
 def hottest_table(shard: Shard, commits: float, counts: Sequence[int], exponents: Sequence[float], seed: int) -> Table:
-    """Return the load of the hottest shard, by number of shards and inequality of stores."""
+    """Return the load of the hottest shard by the number of shards and the inequality of stores."""
     table = Table(
         *("shards", "Zipf exponent", "largest store", "mean busy"),
         *("hottest by hash", "p99, ms", "hottest by directory", "p99, ms", "stores in the directory"),
@@ -237,7 +240,7 @@ def hottest_table(shard: Shard, commits: float, counts: Sequence[int], exponents
 
 
 def giant_table(shard: Shard, commits: float, count: int, seed: int) -> Table:
-    """Return the effect of one store as large as several shards' shares."""
+    """Return the effect of one store that is as large as several average shards."""
     table = Table(
         *("largest store, of a shard's share", "its commits/s", "hottest shard", "p99, ms", "next hottest", "p99, ms"),
         title=f"One store that outgrows its shard, of {count}; others with exponent 0.6, placed by directory",
@@ -257,7 +260,7 @@ def giant_table(shard: Shard, commits: float, count: int, seed: int) -> Table:
 
 
 def moves_table(counts: Sequence[tuple[int, int]], exponent: float) -> Table:
-    """Return how many stores, and how much load, move when shards are added."""
+    """Return the number of stores, and the amount of load, that move when shards are added."""
     table = Table(
         *("from", "to", "by hash: stores", "load", "hottest", "by directory: stores", "load", "hottest"),
         title=f"What moves when shards are added; exponent {exponent:g}; hottest: of the mean",

@@ -1,4 +1,4 @@
-"""CPU time and memory of a process and all that it started, from the operating system."""
+"""Reads the CPU time and memory of a process and all its descendants from the operating system."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import psutil
 
 
 def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time of each root and its descendants, including ended ones."""
+    """Return the CPU time of each root and its descendants, including those that have ended."""
     return {name: sum(map(_cpu, _tree(pid))) for name, pid in roots.items()}
 
 
 def others_cpu_seconds() -> float:
-    """Return the CPU time of the machine that neither this process nor anything that it started has used."""
+    """Return the CPU time that was used on the machine, except by this process and its descendants."""
     return machine_cpu_seconds() - cpu_seconds({"ours": os.getpid()})["ours"]
 
 
 def machine_cpu_seconds() -> float:
-    """Return the CPU time that all processes of the machine have used."""
+    """Return the CPU time that all processes on the machine have used."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
@@ -30,12 +30,12 @@ def whole_mib(roots: Mapping[str, int]) -> dict[str, float]:
 
 
 def resident_mib(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the memory of each root and its descendants that no other process shares, in MiB."""
+    """Return the memory of each root and its descendants in MiB, excluding memory shared with other processes."""
     return {name: sum(map(_unique, _tree(pid))) / 2**20 for name, pid in roots.items()}
 
 
 def proportional_mib(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the memory of each root and its descendants, with its part of each page that several have, in MiB."""
+    """Return the memory of each root and its descendants in MiB. Each process counts its part of a shared page."""
     return {name: sum(map(_proportional, _tree(pid))) / 2**20 for name, pid in roots.items()}
 
 

@@ -1,9 +1,9 @@
-"""How soon all runs continue after everything was killed: `python -m bench.recovery`.
+"""`python -m bench.recovery`: the time until all runs continue after all processes were killed.
 
-`pawl up` with default settings and two replicas of each service works on 200 runs, half of them in a tool call, half in
-a model answer. Then SIGKILL ends the launcher and all its processes, including PostgreSQL and NATS, and `pawl up` is
-started again. The time runs from that start until the last run has taken a step: until its next owner has committed to
-its log, by the time of that commit.
+`pawl up` with default settings and two replicas of each service works on 200 runs, half of them in a tool call and half
+in a model answer. Then SIGKILL ends the launcher and all its processes, including PostgreSQL and NATS, and `pawl up` is
+started again. The time is measured from this start until the last run has taken a step, which means that its next owner
+has committed to its log.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def measure(folder: Path, report: Callable[[str], None]) -> Recovery:
     """Measure in an empty folder.
 
     Raises:
-        TimeoutError: a process was not ready, or a run did not continue, within a minute and a half.
+        TimeoutError: A process was not ready, or a run did not continue, within a minute and a half.
     """
     async with _up(folder) as (process, endpoints), _agents(endpoints) as stubs:
         started = await _start_runs(stubs)
@@ -151,7 +151,7 @@ async def _start_runs(stubs: Sequence[Stub]) -> list[_Active]:
 
 
 async def _active(stubs: Sequence[Stub], started: _Active) -> _Active:
-    """Return the run once it is in the middle of a call or an answer."""
+    """Return the run once it is running a call or an answer."""
     found: list[run_pb2.Run] = []
 
     async def is_active() -> bool:
@@ -164,11 +164,11 @@ async def _active(stubs: Sequence[Stub], started: _Active) -> _Active:
 
 
 async def _kill_everything(launcher_pid: int) -> int:
-    """Kill the launcher and all its processes together; return how many there were."""
+    """Kill the launcher and all its processes at the same time; return the number of processes."""
     launcher = psutil.Process(launcher_pid)
     processes = [launcher, *launcher.children(recursive=True)]
     for process in processes:
-        # PostgreSQL's processes end on their own when it is killed, maybe earlier.
+        # PostgreSQL's child processes end automatically after it is killed, so they may already be gone.
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
@@ -186,7 +186,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 async def _step_time(stubs: Sequence[Stub], begin_time: float, active: _Active) -> float:
-    """Return when the next owner of a run wrote to its log."""
+    """Return the time at which the next owner of a run wrote to its log."""
     request = agent_pb2.WatchRunRequest(run_id=active.run.run_id, after_seq=active.run.last_seq)
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
@@ -202,7 +202,7 @@ async def _step_time(stubs: Sequence[Stub], begin_time: float, active: _Active) 
 
 
 async def _each(work: Callable[[A], Awaitable[B]], items: Sequence[A]) -> list[B]:
-    """Do the work for each item with limited concurrency."""
+    """Call `work` for each item with limited concurrency."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def bounded(item: A) -> B:

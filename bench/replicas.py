@@ -1,4 +1,4 @@
-"""P11: the cost of a run with two replicas of services, compared with one of each on the same cores."""
+"""P11: the cost of a run with two replicas of services, compared with one replica of each on the same cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONE, _ALL = "one of each", "two of each"
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Let suites with one and two replicas take turns, and report the idle cost of each second replica."""
+    """Alternate suites with one and two replicas of each service and, unless `quick`, with two of a single service."""
     ways = {_ONE: {}, _ALL: dict.fromkeys(_SERVICES, 2)}
     if not options.quick:
         ways |= {f"two of {service}": {service: 2} for service in _SERVICES}
@@ -43,7 +43,7 @@ async def _figures(subjects: Mapping[str, Pawl], options: Options, at_once: int)
 
 
 def _figure(way: str, at_once: int, slices: list[Slice], one: list[Slice]) -> Figure:
-    """Return the cost of a way; two replicas of each are judged."""
+    """Return the cost of one of the ways to run Pawl. Only two replicas of each service have a target."""
     what = f"CPU a run with {way}, {at_once} concurrent, relative to one of each"
     times = shown(ratios(slices, one, CPU))
     detail = {"runs a second, times": shown(ratios(slices, one, RATE))["value"]} | cpu_by_process(slices)

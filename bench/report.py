@@ -1,4 +1,4 @@
-"""The tables of a measurement, its figures as JSON, and its chart."""
+"""Writes the tables of a measurement, its figures as JSON, and its chart."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def machine() -> Machine:
         "kernel": platform.release(),
         "architecture": platform.machine(),
         "load_average_at_start": round(os.getloadavg()[0], 2),
-        # Each measured Pawl checks it at its start.
+        # Each measured Pawl checks this when it starts.
         "postgresql_fsync": "on",
         "sync_milliseconds": round(_sync_milliseconds(), 2),
     }
 
 
 def _sync_milliseconds() -> float:
-    """Return the median time that the data disk takes to sync a page."""
+    """Return the median time, in milliseconds, that the data disk takes to sync a page."""
     took = []
     with tempfile.TemporaryFile(buffering=0) as file:
         for _ in range(_SYNCS):
@@ -60,9 +60,9 @@ def _sync_milliseconds() -> float:
 def write(
     found: Sequence[Figure | NotMeasured], machine: Machine, options: Options, *, whole: bool
 ) -> tuple[Path, ...]:
-    """Write all figures, and the chart if there is anything to draw; return the files.
+    """Write all figures, and a chart if there are points to draw; return the files.
 
-    Only a `whole` measurement is named by the date alone, so that a partial one overwrites no record.
+    Only the files of a `whole` measurement are named by the date alone, so that a partial one does not overwrite them.
     """
     now = datetime.now(UTC)
     result = {
@@ -85,7 +85,7 @@ def write(
 
 
 def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
-    """Print the figures, the comparison, and what could not be measured."""
+    """Print the figures, the comparison, and the figures that could not be measured."""
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
@@ -119,17 +119,17 @@ def in_order(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str]]:
-    """Return a row per figure, in target order: code, what, value, target, verdict."""
+    """Return a row for each figure, in target order: code, description, value, target and verdict."""
     return [(f.code, f.what, measured(f), f.target, verdict(f)) for f in in_order(figures)]
 
 
 def measured(figure: Figure) -> str:
-    """Return the value with its unit, and the range in brackets."""
+    """Return the value with its unit, and the range in parentheses."""
     return _with_range(f"{number(figure.value)} {figure.unit}".strip(), figure.spread)
 
 
 def verdict(figure: Figure) -> str:
-    """Return whether the target is met, by how much, and whether that is in doubt; empty without a target."""
+    """Return whether the target is met, by how much, and whether this is in doubt; empty without a target."""
     if figure.met is None:
         return ""
     word = "met" if figure.met else "MISSED"
@@ -147,7 +147,7 @@ def number(value: float) -> str:
 
 
 def caption(machine: Machine) -> str:
-    """Return the machine in one line."""
+    """Return a description of the machine in one line."""
     return (
         f"{machine['cores']} cores, Python {machine['python']}, Linux {machine['kernel']}, "
         f"fsync {machine['postgresql_fsync']}, a sync takes {machine['sync_milliseconds']} ms, "
@@ -160,7 +160,7 @@ def _detail(figure: Figure) -> str:
 
 
 def _pivot(title: str, points: Sequence[Point]) -> Table:
-    """Return a table with a row per series and a column per figure."""
+    """Return a table with a row for each series and a column for each figure."""
     columns = list(dict.fromkeys(point.title for point in points))
     cells = {(point.series, point.title): point for point in points}
     table = Table("", *columns, title=title)

@@ -1,7 +1,7 @@
-"""P17: the cost of a long history: late rounds of one run, and a message in a long conversation.
+"""P17: the cost of a long history, in late rounds of one run and for a message in a long conversation.
 
-The time of a round is from the last byte of an answer to the arrival of the next request, so the model's own time does
-not count. The history stays below the size at which it is summarised.
+The duration of a round is measured from the last byte of an answer to the arrival of the next request, so the model's
+own time does not count. The history stays below the size at which it is summarised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pawl.event.v1 import run_pb2
 
 _ROUNDS: Final = 1000
 _EARLY: Final = 100
-# Rounds on each side of the one that is judged.
+# Number of rounds on each side of the round that is measured.
 _BESIDE: Final = 15
 _LATE_MAX: Final = 1.5
 _LATE_MAX_MS: Final = 20.0
@@ -47,14 +47,14 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 def _start(conversation_id: str = "") -> agent_pb2.StartRunRequest:
     limits = run_pb2.RunLimits(rounds_max=_ROUNDS, context_bytes_max=_CONTEXT_BYTES)
     return agent_pb2.StartRunRequest(
-        text="Go on.",
+        text="Continue.",
         conversation_id=conversation_id,
         options=run_pb2.RunOptions(tool_names=["look_up"], limits=limits),
     )
 
 
 async def _messages(subject: Pawl, server: ModelServer, count: int) -> list[float]:
-    """Return the milliseconds from each message's acceptance call to the request to the model."""
+    """Return the milliseconds from the StartRun call of each message to the request to the model."""
     found: list[float] = []
     conversation_id = ""
     for _ in range(count // 2):

@@ -1,9 +1,9 @@
 """P13: 100,000 schedules, 500 of which are due in the same second, with two replicas of agent-loop and of job-store.
 
-Measured are when the last of their runs is created, whether each is created once, and how long StartRun takes in the
-following five seconds compared with normal. The worker, a separate process, is stopped during this: 500 concurrent runs
-are more than a small machine can do, regardless of schedules. The figures with the worker are shown too. The due
-schedules belong to 500 users of 50 stores.
+The delay of the last of their runs is measured, whether each run is created exactly once, and the duration of StartRun
+in the following five seconds compared with its normal duration. The worker, a separate process, is stopped during this
+time, because a small machine cannot do 500 concurrent runs even without schedules. The figures with the worker are also
+shown. The due schedules belong to 500 users in 50 stores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pawl.event.v1 import schedule_pb2
 _SCHEDULES: Final = 100_000
 _DUE: Final = 500
 _OF_A_USER: Final = 100
-# Coprime with the number of stores, so that all of them get some.
+# Coprime with the number of stores, so that all of them get some of the schedules.
 _STEP: Final = 199
 _SECONDS_MAX: Final = 5.0
 _TIMES_P99_MAX: Final = 2.0
@@ -41,7 +41,7 @@ _AHEAD_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 60.0
 _LABEL: Final = "scheduled"
 
-# Copies of one schedule. Each user has a hundred, due over the year after the next hour.
+# Copies of one schedule. Each user has a hundred of them, which are due in the course of the next year.
 _COPY: Final = """
 INSERT INTO job_store.schedules
 SELECT (r).*
@@ -51,7 +51,7 @@ FROM job_store.schedules AS s, generate_series(1, $1::int) AS n, jsonb_populate_
     'claim_at', now() + interval '1 hour' + n * interval '5 minutes'
 )) AS r
 """
-# One schedule each of this many users, due at the same time.
+# One schedule for each of this many users, due at the same time.
 _MAKE_DUE: Final = """
 UPDATE job_store.schedules SET user_id = 'user-' || substr(schedule_id, 5), due_time = $2, claim_at = $2
 WHERE schedule_id IN (SELECT 'sch_' || n * $3 FROM generate_series(1, $1::int) AS n)
@@ -64,7 +64,7 @@ FROM job_store.runs WHERE labels LIKE '%' || $1 || '%' AND create_time >= $2
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """StartRun before and during bursts, how long these took, and missing or duplicate runs."""
+    """Outcomes of StartRun before and during bursts, the bursts' durations, and the missing or duplicate runs."""
 
     quiet: list[Outcome] = field(default_factory=list)
     beside: list[Outcome] = field(default_factory=list)
@@ -91,7 +91,7 @@ class _Seen:
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Make schedules due together several times, while StartRun is called at a constant rate."""
+    """Make many schedules due at the same time, repeatedly, while StartRun is called at a constant rate."""
     replicas = {"agent-loop": 3, "job-store": 2}
     async with pawl(environment=DEFAULT_LIMITS, is_split=True, replicas=replicas) as (subject, _):
         await load.warm_up(subject.agents, place)
@@ -136,7 +136,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _schedules(subject: Pawl) -> None:
-    """Create one schedule as its user does, and copies of it."""
+    """Create one schedule in the same way as its user, and copies of it."""
     definition = schedule_pb2.ScheduleDefinition(
         name="copied", text="Look up three items.", cron="0 9 * * *", time_zone="Europe/Berlin", labels={_LABEL: "it"}
     )
@@ -156,7 +156,7 @@ async def _starts(subject: Pawl, seconds: float) -> list[Outcome]:
 
 
 async def _burst(subject: Pawl, seen: _Seen) -> None:
-    """Make schedules due shortly, and measure their runs, and StartRun before and after the due time."""
+    """Make schedules due soon, and measure their runs, and StartRun before and after the due time."""
     seen.quiet += await _starts(subject, _SECONDS_MAX)
     async with connect(subject.suite) as connection:
         due = await connection.fetchval("SELECT date_trunc('second', now()) + $1 * interval '1 second'", _AHEAD_SECONDS)
@@ -170,7 +170,7 @@ async def _burst(subject: Pawl, seen: _Seen) -> None:
 
 
 async def _made(subject: Pawl, due: object) -> tuple[int, int, float]:
-    """Return how many runs the due schedules created, for how many users, and when the last one was created."""
+    """Return the number of runs that the due schedules created, the number of their users, and the last delay."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         async with connect(subject.suite) as connection:

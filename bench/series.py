@@ -1,9 +1,9 @@
-"""P15: long series: when their iterations start, their cost while parked, and what is stored.
+"""P15: long series: the delay of their iterations, their cost while parked, and the data that is stored.
 
-* One series of half a second: the delay of each iteration.
-* 10,000 parked series, none due, and then one due per second: the CPU of all processes.
-* A job notice in an idle conversation: from the end of the job to the model's request.
-* As many iterations as fit into some minutes, by the steps of a worker without its waits: rows, size and claims.
+* One series with an interval of half a second: the delay of each iteration.
+* 10,000 parked series, none of them due, and then one due per second: the CPU time of all processes.
+* A job notice in an idle conversation: the time from the end of the job to the model's request.
+* As many iterations as possible in some minutes, with a worker's steps but without its waits: rows, size and claims.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SELECT extract(epoch FROM coalesce(start_time, create_time))::float8 AS begun FR
 WHERE run_id = $1 AND round > $2 ORDER BY round
 """
 _ENDED: Final = "SELECT extract(epoch FROM max(end_time))::float8 FROM job_store.runs WHERE reports_to <> ''"
-# Copies report to a conversation that does not exist, or each would count there. They are due a second apart.
+# Copies report to a conversation that does not exist, because they would all count there. They are due a second apart.
 _SPREAD: Final = """
 WITH numbered AS (SELECT store_id, run_id, row_number() OVER (ORDER BY run_id) AS n FROM job_store.runs
                   WHERE reports_to <> '' AND store_id LIKE 'copy-%')
@@ -63,7 +63,7 @@ SELECT (SELECT count(*) FROM job_store.calls WHERE run_id = $1)
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure all of them in sequence, each with its own suite."""
+    """Measure all of these in sequence, each with a separate suite."""
     return [
         *await _lateness(options.count(120, 40)),
         *await _parked(options),
@@ -79,7 +79,7 @@ async def _lateness(iterations: int) -> list[Figure | NotMeasured]:
         async with connect(subject.suite) as connection:
             (job,) = await connection.fetch(_JOB)
             first = run_pb2.Run.FromString(job["options"]).job.begin_time.ToNanoseconds() / 1e9
-            # The first one starts with the job, under the conditions of a new process.
+            # The first iteration starts together with the job, under the conditions of a new process.
             begun = [record["begun"] - first for record in await connection.fetch(_BEGUN, job["run_id"], 1)]
     late = [seconds % _INTERVAL_SECONDS * 1000 for seconds in begun]
     return [
@@ -146,12 +146,12 @@ async def _parked(options: Options) -> list[Figure | NotMeasured]:
 
 
 def _over(none: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
-    """Return how much more each process used."""
+    """Return the usage of each process in excess of `none`."""
     return {f"{name}, % of a core": each - none[name] for name, each in used.items()}
 
 
 async def _cpu(subject: Pawl, seconds: float) -> dict[str, float]:
-    """Return the CPU of each process over some seconds, in percent of a core."""
+    """Return the CPU usage of each process over some seconds, in percent of a core."""
     before, began = cpu_seconds(subject.processes()), time.monotonic()
     await asyncio.sleep(seconds)
     took = time.monotonic() - began
@@ -180,7 +180,7 @@ async def _notices(count: int) -> list[Figure | NotMeasured]:
 
 
 async def _next_request(server: ModelServer) -> float:
-    """Return when the next request arrived, on the machine's clock."""
+    """Return the time at which the next request arrived, on the machine's clock."""
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             if requests := await server.requests():
@@ -198,7 +198,7 @@ async def _until(subject: Pawl, query: str, wanted: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """The state of a series after a number of iterations; claims are those since the previous sample."""
+    """The state of a series after a number of iterations. `claims` are those since the previous sample."""
 
     iterations: int
     rows: int
@@ -244,7 +244,7 @@ async def _long(seconds: float) -> list[Figure | NotMeasured]:
 
 
 async def _iterate(store: JobStore, seconds: float) -> Sequence[_Sample]:
-    """Make iterations for that long, with occasional samples."""
+    """Make iterations for this many seconds, and take samples from time to time."""
     await _start(store)
     looks, claims, number = list[_Sample](), list[float](), 0
     began = time.monotonic()
@@ -266,7 +266,7 @@ async def _iterate(store: JobStore, seconds: float) -> Sequence[_Sample]:
 
 
 async def _start(store: JobStore) -> None:
-    """Let a run start the series and end."""
+    """Let a run start the series, and end the run."""
     await store.submit("bench")
     (run,) = await store.claim()
     call = call_pb2.Call(
@@ -286,7 +286,10 @@ async def _start(store: JobStore) -> None:
 
 
 async def _one(store: JobStore, number: int) -> float:
-    """Claim the series, start an iteration, end it, and park until the next one, which is due immediately."""
+    """Claim the series, start and end an iteration, and park until the next iteration, which is due immediately.
+
+    Returns the duration of the claim in seconds.
+    """
     began = time.monotonic()
     request = pb.ClaimRunsRequest(worker_id="bench", runs_max=1, lease_seconds=30, background_runs_max=1)
     (run,) = (await store.stub.ClaimRuns(request)).runs

@@ -1,4 +1,4 @@
-"""A simulation of many databases: stores spread over shards, and the latency of commits on each. Pure and seeded."""
+"""Simulates many databases: stores spread over shards, and the latency of commits on each shard. Pure and seeded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CHOICES: Final = 2
 
 
 def zipf_weights(stores: int, exponent: float) -> list[float]:
-    """Return each store's part of the total load, the largest first; the sum is 1. Exponent 0 makes all equal."""
+    """Return each store's part of the total load, with the largest first and a sum of 1. Exponent 0 makes all equal."""
     weights = [rank**-exponent for rank in range(1, stores + 1)]
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 
 
 def with_largest(weights: Sequence[float], largest: float) -> list[float]:
-    """Return the weights with the first at `largest`, the others scaled so that the sum is still 1."""
+    """Return the weights with `largest` as the first one, and with the others scaled so that the sum is still 1."""
     factor = (1 - largest) / math.fsum(weights[1:])
     return [largest, *(weight * factor for weight in weights[1:])]
 
@@ -59,15 +59,15 @@ def _score(store: int, shard: int) -> bytes:
     return hashlib.blake2b(store.to_bytes(8, "big") + shard.to_bytes(8, "big"), digest_size=8).digest()
 
 
-# Placement with a directory of stores that are not on their rendezvous shard.
+# Placement with a directory of those stores that are not on their rendezvous shard.
 
 
 def bounded(weights: Sequence[float], shards: int, *, slack: float) -> dict[int, int]:
     """Place stores, the largest first, on the first of their two preferred shards that stays within the bound.
 
-    The bound is the mean load of a shard, times 1 + `slack`. A store that fits on neither goes to the emptiest shard.
-    So no shard has more than the bound, or than the mean plus its largest store, whichever is more. The first choice is
-    preferred over the emptier one, because stores on it need no directory entry.
+    The bound is the mean load of a shard times 1 + `slack`. A store that fits on neither shard goes to the emptiest
+    one. Therefore, the load of a shard exceeds neither the bound nor the mean plus its largest store, whichever is
+    more. The first choice is preferred to an emptier shard, because stores on it need no directory entry.
     """
     bound = (1 + slack) / shards
     found = [0.0] * shards
@@ -84,9 +84,10 @@ def bounded(weights: Sequence[float], shards: int, *, slack: float) -> dict[int,
 
 
 def grown(placement: Placement, weights: Sequence[float], shards: int, *, slack: float) -> dict[int, int]:
-    """Return the placement after adding shards: stores leave only shards over the bound.
+    """Return the placement after adding shards. Stores leave only shards that are over the bound.
 
-    From such a shard the largest stores move that fit on the emptiest shard, until it is within the bound or none fits.
+    From such a shard, the largest stores that fit on the emptiest shard move there, until the shard is within the bound
+    or no store fits.
     """
     bound = (1 + slack) / shards
     found = loads(placement, weights, shards)
@@ -111,10 +112,10 @@ def grown(placement: Placement, weights: Sequence[float], shards: int, *, slack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A database: its `cores`, the CPU of a commit, and its disk wait.
+    """A database: its `cores`, the CPU time of a commit, and its disk wait.
 
-    `commit_cpu_ms` is the mean of a lognormal distribution whose deviation is `variation` times the mean. `disk_ms` is
-    added to each commit; disks are assumed to handle requests concurrently.
+    `commit_cpu_ms` is the mean of a lognormal distribution whose standard deviation is `variation` times the mean.
+    `disk_ms` is added to each commit. Disks are assumed to handle requests concurrently.
     """
 
     cores: int
@@ -123,14 +124,14 @@ class Shard:
     variation: float = 1.0
 
     def utilisation(self, commits_per_second: float) -> float:
-        """Return the part of its cores that this many commits use; above 1 it cannot keep up."""
+        """Return the part of the cores that this many commits use. Above 1, the database cannot keep up."""
         return commits_per_second * self.commit_cpu_ms / 1000 / self.cores
 
 
 def simulate(shard: Shard, commits_per_second: float, *, commits: int, seed: int) -> list[float]:
-    """Return the latencies in milliseconds of this many commits with random arrival, served in order.
+    """Return the latencies, in milliseconds, of this many commits that arrive at random and are served in order.
 
-    Unlike in job-store, commits do not become cheaper when many wait, so the results are pessimistic.
+    Unlike in job-store, commits do not become cheaper when many of them wait, so the results are pessimistic.
     """
     source = random.Random(seed)
     sigma = math.sqrt(math.log(1 + shard.variation**2))

@@ -1,7 +1,7 @@
-"""Side-by-side measurement: all subjects stay up and take turns in short slices, so that other load affects them all.
+"""Measures subjects side by side: all stay up and take turns in short slices, so that other load affects all of them.
 
-A single slice means little. The ratio of two slices of one turn is better, and its median over all turns is the figure;
-its spread is the quartiles.
+A single slice means little. The ratio between two slices of the same turn means more, and its median over all turns is
+the figure. The spread is given by its quartiles.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.subjects import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The result of one subject in one turn. `cpu` is by process, `client` is this process, in milliseconds per run.
+    """The result of a subject in a turn. `cpu` is by process and `client` of this process, both in ms per run.
 
-    Subjects with a driver program include the client there, and use almost no CPU in this process.
+    The driver program of a subject includes the client, so these subjects use almost no CPU time in this process.
     """
 
     cpu: Mapping[str, float]
@@ -32,7 +32,7 @@ class Slice:
 
     @property
     def cpu_milliseconds(self) -> float:
-        """CPU of all processes per run."""
+        """The CPU time of all processes per run."""
         return sum(self.cpu.values())
 
 
@@ -51,7 +51,7 @@ class Shown(TypedDict):
 
 
 async def take_turns(subjects: Mapping[str, Subject], turns: int, *, runs: int, at_once: int) -> dict[str, list[Slice]]:
-    """Let each subject do `runs` runs per turn, `at_once` concurrently; every other turn uses the reverse order."""
+    """Let each subject do `runs` runs per turn, `at_once` concurrently. Every other turn is in reverse order."""
     found: dict[str, list[Slice]] = {name: [] for name in subjects}
     order = list(subjects)
     for _ in range(turns):
@@ -80,11 +80,11 @@ def shown(values: Sequence[float]) -> Shown:
 
 
 def ratios(ours: Sequence[Slice], theirs: Sequence[Slice], value: Value) -> list[float]:
-    """Return the ratio of the values, slice by slice."""
+    """Return the ratios of the values, slice by slice."""
     return [value(our) / value(their) for our, their in zip(ours, theirs, strict=True)]
 
 
 def cpu_by_process(slices: Sequence[Slice]) -> dict[str, float]:
-    """Return the median of each process and of the client, in milliseconds per run."""
+    """Return the median CPU time of each process and of the client, in milliseconds per run."""
     parts = {name: statistics.median(one.cpu[name] for one in slices) for name in slices[0].cpu}
     return parts | {"client": statistics.median(one.client for one in slices)}

@@ -1,4 +1,4 @@
-"""The subjects: Pawl and its alternatives. Each does the same runs against the same model server."""
+"""The subjects: Pawl and its alternatives. All of them do the same runs with the same model server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEADLINE_SECONDS: Final = 120.0
 
 
 def start_request(tool: str) -> agent_pb2.StartRunRequest:
-    """Return the request for a measured run. As with the peers, the model gets one tool and calls it."""
+    """Return the request for a measured run. As with the peers, the model gets only one tool and calls it."""
     return agent_pb2.StartRunRequest(text=QUESTION, options=run_pb2.RunOptions(tool_names=[tool]))
 
 
@@ -43,7 +43,7 @@ _SPLIT: Final = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE
 
 
 class Subject(Protocol):
-    """Something that does runs; an async context manager."""
+    """A program that does runs. An async context manager."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Subject(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     async def run(self, count: int, at_once: int) -> list[float]:
-        """Do `count` runs, `at_once` concurrently; return the seconds that each took."""
+        """Do `count` runs, `at_once` concurrently; return their durations in seconds."""
         ...
 
     def processes(self) -> Mapping[str, int]:
@@ -61,7 +61,7 @@ class Subject(Protocol):
 
 
 class Pawl:
-    """The whole suite on this machine: four services, PostgreSQL with fsync, NATS. The client is in this process."""
+    """The whole suite on this machine: services, PostgreSQL with fsync, and NATS. The client is in this process."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Pawl:
         is_split: bool = False,
         stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES,
     ) -> None:
-        """Start Pawl; with `is_split`, clients and runs have separate agent-loops."""
+        """Prepare Pawl. With `is_split`, clients and runs have separate agent-loops."""
         self.name = name
         self._start = start
         self._is_split = is_split
@@ -165,7 +165,7 @@ def _name_and_replica(name: str) -> tuple[str, int]:
 
 
 class Peer:
-    """A program in bench/peers with its folder's environment. With `database` it gets its own PostgreSQL."""
+    """A program in bench/peers, in the environment of its folder. With `database`, it gets its own PostgreSQL."""
 
     def __init__(self, name: str, program: str, data: Path, model_url: str, *, database: bool = False) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""A tool module that disables the registry's audit log, to measure the log's cost."""
+"""A tool module that disables the registry's audit log, so that the cost of the log can be measured."""
 
 from __future__ import annotations
 

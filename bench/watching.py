@@ -1,4 +1,4 @@
-"""When a client receives the output of one run."""
+"""Records the times at which a client receives the output of a run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pawl.event.v1 import run_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """When the client received each output event of a run, by round, in seconds of the monotonic clock."""
+    """The times at which the client received the output events of a run, by round, in monotonic seconds."""
 
     output: dict[int, list[float]] = field(default_factory=dict)
 
 
 async def watch(pawl: Pawl, start: agent_pb2.StartRunRequest = START) -> Seen:
-    """Do one run and record when its output arrives.
+    """Do one run, and record the times at which its output arrives.
 
     Raises:
-        RuntimeError: it did not complete.
+        RuntimeError: The run did not complete.
     """
     return await follow(pawl, (await pawl.agents.StartRun(start)).run.run_id)
 
 
 async def follow(pawl: Pawl, run_id: str) -> Seen:
-    """Watch a run to its end and record when its output arrives.
+    """Watch a run to its end, and record the times at which its output arrives.
 
     Raises:
-        RuntimeError: it did not complete.
+        RuntimeError: The run did not complete.
     """
     seen, state = Seen(), run_pb2.RUN_STATE_UNSPECIFIED
     async for answer in pawl.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id)):

@@ -1,4 +1,4 @@
-"""The environment of a benchmark: the model server and a Pawl."""
+"""The environment of a benchmark: the model server and Pawl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.launcher.services import STAGES, ServiceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """When a request arrived and when its answer was sent, in seconds of the machine's monotonic clock."""
+    """The times at which a request arrived and its answer was sent, in seconds of the machine's monotonic clock."""
 
     arrived: float
     first_bytes: float
@@ -29,7 +29,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ModelServer:
-    """The canned model server at `url`."""
+    """The model server at `url`, which sends canned responses."""
 
     url: str
 
@@ -50,7 +50,7 @@ class ModelServer:
 
 @asynccontextmanager
 async def model_server(**options: float) -> AsyncIterator[ModelServer]:
-    """Run the canned model server with these command-line options."""
+    """Run the model server with these command-line options."""
     arguments = [f"--{name.replace('_', '-')}={value:g}" for name, value in options.items()]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.model", *arguments, stdout=asyncio.subprocess.PIPE
@@ -80,7 +80,7 @@ async def pawl(
     stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES,
     **model: float,
 ) -> AsyncIterator[tuple[Pawl, ModelServer]]:
-    """Run a new Pawl with fsync and its model server."""
+    """Run a new Pawl, with fsync, and its model server."""
     async with (
         scratch() as data,
         model_server(**model) as server,

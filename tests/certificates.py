@@ -8,6 +8,9 @@ from pathlib import Path
 
 import trustme
 
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc import tls
+
 EXPIRED = datetime.now(UTC) - timedelta(hours=1)
 
 
@@ -47,6 +50,12 @@ def write(folder: Path, name: str, *trusted: trustme.CA, names: tuple[str, ...] 
     _replace(files.key, issued.private_key_pem.bytes())
     _replace(files.certificate, b"".join(pem.bytes() for pem in issued.cert_chain_pems))
     return files
+
+
+def tls_of(files: Files, clock: Clock) -> tls.Tls:
+    found = tls.of_service(files.certificate, files.key, files.authority, clock=clock)
+    assert found is not None
+    return found
 
 
 def _replace(path: Path, content: bytes) -> None:

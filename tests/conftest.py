@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 import structlog
+import trustme
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
@@ -97,6 +98,11 @@ def clock() -> ManualClock:
 @pytest.fixture
 def ids(clock: ManualClock) -> IdSource:
     return IdSource(clock)
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 120.0
+_PAUSE_SECONDS_MAX = 0.05
 
 
 async def until(holds: Callable[[], object], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -15,9 +16,11 @@ async def until(holds: Callable[[], object], *, patience_seconds: float = PATIEN
     Raises:
         TimeoutError: it did not hold within `patience_seconds`.
     """
+    pause_seconds = 0.001
     async with asyncio.timeout(patience_seconds):
         while not await _answer(holds()):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
 
 
 async def _answer(held: object) -> object:

@@ -1,6 +1,6 @@
-"""How a peer is driven: it does what it is told on standard input and answers on standard output.
+"""Drives a peer: reads the number of runs from standard input, and writes their durations to standard output.
 
-Imported by the peers, each of which has an environment of its own, so it uses the standard library only.
+It uses only the standard library, because each of the peers that import it has a separate environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "look_up",
-        "description": "Look an item up by its key.",
+        "description": "Look up an item by its key.",
         "parameters": {
             "type": "object",
             "properties": {"key": {"type": "string", "description": "The key of the item"}},
@@ -27,16 +27,16 @@ TOOL = {
         },
     },
 }
-"""The tool as the model is told of it, where a peer does not make this from `look_up` itself."""
+"""The description of the tool for the model, for peers that do not generate it from `look_up`."""
 
 
 def look_up(key: str) -> dict[str, str]:
-    """Look an item up by its key."""
+    """Look up an item by its key."""
     return {"key": key, "value": f"value of {key}"}
 
 
 def options() -> argparse.Namespace:
-    """Return where the model is, where data may be kept, and a database."""
+    """Return the options: the model's URL, a folder for data, and the URL of a database, if any."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", type=Path, required=True)
@@ -45,7 +45,10 @@ def options() -> argparse.Namespace:
 
 
 async def obey(run: Callable[[str], Awaitable[str]]) -> None:
-    """Do `COUNT AT_ONCE` runs for each line of standard input; `run` takes a fresh id and returns the answer."""
+    """Do COUNT runs, AT_ONCE concurrently, for each line `COUNT AT_ONCE` of standard input, and print their seconds.
+
+    `run` takes a new id and returns the answer.
+    """
     loop = asyncio.get_running_loop()
     number = 0
     print("ready", flush=True)

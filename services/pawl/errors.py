@@ -1,7 +1,7 @@
 """The closed set of errors that a Pawl service returns.
 
-There is one concrete class for each reason of `pawl.error.v1.ErrorReason`, below the class of its kind. The chassis
-maps kinds to gRPC codes in one place, and turns a reason reported by a peer back into the same class.
+Each reason of `pawl.error.v1.ErrorReason` has one concrete class, which is derived from the class of its kind. The
+chassis maps kinds to gRPC codes in one place, and restores the same class from a reason that a peer reports.
 
     PawlError
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
@@ -14,11 +14,11 @@ maps kinds to gRPC codes in one place, and turns a reason reported by a peer bac
         TriggerExists
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, GrantNotOffered, DigestMismatch,
         IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
-        AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen,
+        AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen, ConversationErased,
         TriggerPaused, Unreadable
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged
-      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, SlowConsumer
+      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, SlowConsumer
       Unauthenticated: SessionExpired
       PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
       Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
@@ -42,7 +42,7 @@ _WORDS_MEET: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class Kind(StrEnum):
-    """The category of an error, which decides what a caller can do about it. Values are gRPC code names."""
+    """The category of an error, which determines what a caller can do about it. The values are gRPC code names."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -63,11 +63,11 @@ class Kind(StrEnum):
 class PawlError(Exception):
     """An error that a caller may see. Its message must not contain a secret.
 
-    `kind` determines the gRPC code, and programs branch on `reason`. `metadata` holds the values that the reason
-    promises: `InvalidField(..., field="name")`.
+    `kind` determines the gRPC code, and programs branch on `reason`. `metadata` holds the values that are documented
+    for the reason, as in `InvalidField(..., field="name")`.
 
-    Names are derived from classes. A direct subclass is a kind: NotFound is NOT_FOUND. A subclass of a kind is a
-    reason: RunNotFound is RUN_NOT_FOUND.
+    The names of kinds and reasons are derived from the classes. A direct subclass is a kind: NotFound is NOT_FOUND. A
+    subclass of a kind is a reason: RunNotFound is RUN_NOT_FOUND.
     """
 
     kind: ClassVar[Kind]
@@ -110,19 +110,19 @@ class MalformedRequest(InvalidArgument):
 
 
 class InvalidField(InvalidArgument):
-    """A field is missing, out of range or malformed. Metadata `field` names it."""
+    """A field is missing, out of range or malformed. Metadata `field` is its name."""
 
 
 class InvalidId(InvalidArgument):
-    """An id does not match ^[A-Za-z0-9_-]{1,64}$. Metadata `field` names it."""
+    """An id does not match ^[A-Za-z0-9_-]{1,64}$. Metadata `field` is the name of its field."""
 
 
 class InvalidJson(InvalidArgument):
-    """JSON bytes are not strict JSON. The message gives the reason and the position."""
+    """The bytes are not strict JSON. The message gives the reason and the position."""
 
 
 class InvalidSchema(InvalidArgument):
-    """A JSON Schema is not valid 2020-12, or has remote references."""
+    """A JSON Schema is not valid under draft 2020-12, or has remote references."""
 
 
 class InvalidArguments(InvalidArgument):
@@ -130,15 +130,15 @@ class InvalidArguments(InvalidArgument):
 
 
 class InvalidPageToken(InvalidArgument):
-    """The page token was not issued by this method for this filter."""
+    """The page token was issued by another method or for another filter, or was not issued at all."""
 
 
 class DigestRequired(InvalidArgument):
-    """The decision lacks the digest that was shown."""
+    """The decision must include the digest of the call as shown to the user."""
 
 
 class HelloRequired(InvalidArgument):
-    """The first frame of a Session must be `hello`, and only the first."""
+    """The first frame of a Session, and no other frame, must be `hello`."""
 
 
 class InvalidHistory(InvalidArgument):
@@ -150,55 +150,55 @@ class UnsupportedPart(InvalidArgument):
 
 
 class NotFound(PawlError):
-    """The object does not exist, or the caller may not see it."""
+    """The object does not exist, or you cannot access it."""
 
 
 class RunNotFound(NotFound):
-    """No such run, or none that the caller may see."""
+    """The run does not exist, or you cannot access it."""
 
 
 class ConversationNotFound(NotFound):
-    """No such conversation, or none that the caller may see."""
+    """The conversation does not exist, or you cannot access it."""
 
 
 class CallNotFound(NotFound):
-    """No such call, or none that the caller may see."""
+    """The call does not exist, or you cannot access it."""
 
 
 class ToolNotFound(NotFound):
-    """No such tool or tool version in this store."""
+    """The store has no such tool or no such version of the tool."""
 
 
 class SourceNotFound(NotFound):
-    """No such source of tools in this store."""
+    """The store has no such tool source."""
 
 
 class RuleNotFound(NotFound):
-    """No such rule in this store, or none that the caller may see."""
+    """The store has no such rule, or you cannot access it."""
 
 
 class DocumentNotFound(NotFound):
-    """No such document in this store, or none that the caller may see."""
+    """The store has no such document, or you cannot access it."""
 
 
 class NotificationNotFound(NotFound):
-    """No such notification, or none that the caller may see."""
+    """The notification does not exist, or you cannot access it."""
 
 
 class KeyNotFound(NotFound):
-    """No such API key, or none that the caller may see."""
+    """The API key does not exist, or you cannot access it."""
 
 
 class AgentNotFound(NotFound):
-    """No such agent, or none that the caller may use."""
+    """The agent does not exist, or you cannot use it."""
 
 
 class ChannelNotFound(NotFound):
-    """No such channel, or none that the caller may see."""
+    """The channel does not exist, or you cannot access it."""
 
 
 class DeliveryNotFound(NotFound):
-    """No such delivery of a channel, or none that the caller may see."""
+    """The delivery does not exist, or you cannot access it."""
 
 
 class ScheduleNotFound(NotFound):
@@ -210,7 +210,7 @@ class TriggerNotFound(NotFound):
 
 
 class CompletionNotFound(NotFound):
-    """The token completes no call of this store. Check that it is not truncated."""
+    """No call in this store has this completion token. Check that the token is not truncated."""
 
 
 class Unimplemented(PawlError):
@@ -238,15 +238,18 @@ class SourceExists(AlreadyExists):
 
 
 class ConversationExists(AlreadyExists):
-    """You have a conversation with this key: metadata `conversation_id`. Continue it, or choose another key."""
+    """You already have a conversation with this key. Metadata `conversation_id` is its id.
+
+    Continue that conversation, or choose another key.
+    """
 
 
 class ScheduleExists(AlreadyExists):
-    """You have a schedule with this name that does something else. Update it, or choose another name."""
+    """You already have a different schedule with this name. Update it, or choose another name."""
 
 
 class TriggerExists(AlreadyExists):
-    """You have a trigger with this name that does something else. Update it, or choose another name."""
+    """You already have a different trigger with this name. Update it, or choose another name."""
 
 
 class FailedPrecondition(PawlError):
@@ -254,7 +257,7 @@ class FailedPrecondition(PawlError):
 
 
 class RunEnded(FailedPrecondition):
-    """The run has ended. Its state never changes again."""
+    """The run has ended. Its state can no longer change."""
 
 
 class RunNotEnded(FailedPrecondition):
@@ -270,7 +273,7 @@ class CallNotPending(FailedPrecondition):
 
 
 class AlreadyDecided(FailedPrecondition):
-    """The call already has another decision."""
+    """A different decision on the call has already been made."""
 
 
 class GrantNotOffered(FailedPrecondition):
@@ -297,7 +300,7 @@ class RunOfAnotherUser(FailedPrecondition):
 
 
 class DeadlinePassed(FailedPrecondition):
-    """The approval, question, offer or completion has passed its deadline."""
+    """The deadline of the approval, question, offer or completion has passed."""
 
 
 class ApprovalRequired(FailedPrecondition):
@@ -305,7 +308,7 @@ class ApprovalRequired(FailedPrecondition):
 
 
 class AttentionNotNeeded(FailedPrecondition):
-    """The run does not need an operator's attention, or not for this reason."""
+    """The run does not need an operator's attention, or needs it for another reason."""
 
 
 class SourceChanged(FailedPrecondition):
@@ -313,19 +316,19 @@ class SourceChanged(FailedPrecondition):
 
 
 class AgentCycle(FailedPrecondition):
-    """The agents that an agent delegates to lead back to it."""
+    """The agent would delegate to itself, directly or through other agents."""
 
 
 class ForkPointOpen(FailedPrecondition):
-    """The conversation cannot be forked there. Metadata `before` and `after` are the nearest positions where it can."""
+    """The conversation cannot be forked at this position. Metadata `before` and `after` are the nearest valid ones."""
 
 
 class ConversationErased(FailedPrecondition):
-    """The conversation was erased: it takes no messages, and none of it can be read. Start another conversation."""
+    """The conversation was erased: it accepts no messages and can no longer be read. Start another conversation."""
 
 
 class TriggerPaused(FailedPrecondition):
-    """The trigger is paused and takes no events. Deliver the event again later."""
+    """The trigger is paused and does not accept events. Deliver the event again later."""
 
 
 class Unreadable(FailedPrecondition):
@@ -407,7 +410,7 @@ class PermissionDenied(PawlError):
 
 
 class BadSignature(PermissionDenied):
-    """The webhook has no valid signature or key of its trigger."""
+    """The webhook does not have a valid signature or key for its trigger."""
 
 
 class WebhookTooOld(PermissionDenied):
@@ -415,7 +418,7 @@ class WebhookTooOld(PermissionDenied):
 
 
 class ForeignOrigin(PermissionDenied):
-    """A page of another origin made the request with this session."""
+    """A page from another origin made the request with this session."""
 
 
 class ForeignHost(PermissionDenied):
@@ -454,7 +457,7 @@ class Cancelled(PawlError):
 
 
 class Internal(PawlError):
-    """Internal error. Metadata `error_id` finds it in the log."""
+    """Internal error. Metadata `error_id` identifies it in the log."""
 
     reason = "INTERNAL"
 

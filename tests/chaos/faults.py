@@ -178,11 +178,7 @@ async def _quiet(world: World, seconds: float) -> None:
         await world.suite.wait_ready(name, replica)
     await asyncio.sleep(seconds)
     answered = _answered(world)
-
-    async def continues() -> bool:
-        return _answered(world) >= answered + _ANSWERED_MIN
-
-    await until(continues)
+    await until(lambda: _answered(world) >= answered + _ANSWERED_MIN)
 
 
 def _answered(world: World) -> int:

@@ -33,7 +33,6 @@ class FakeChecker(RegistryClient):
     def __init__(self) -> None:
         self.documents = {"handbook.md": "Water the plants."}
         self.taken = frozenset({"look"})
-        self.edited_with: list[str] = []
         self.gone = {"missing"}
         self.jobs_of: list[tuple[str, str]] = []
 
@@ -54,8 +53,6 @@ class FakeChecker(RegistryClient):
     async def check_edit(
         self, read: GetRunResponse, call: Call, arguments_json: bytes, series: Series | None = None
     ) -> Verdict:
-        names = (tool.definition.name for tool in read.own_tools)
-        self.edited_with += [name for name in names if name == call.tool_name]
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")
         return Verdict(

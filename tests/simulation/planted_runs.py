@@ -207,7 +207,7 @@ OF_RUNS = (
         text="after_seq=old.last_seq if names_own_seqs else None",
         instead="after_seq=None",
         checker="streamed_output_matches_the_message",
-        seed=25,
+        seed=35,
         seeds=800,
     ),
     Mutant(

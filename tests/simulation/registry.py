@@ -42,8 +42,6 @@ from pawl.tool_registry.rules import execution as recorded
 from pawl.tool_registry.rules.journal import Entry, Step, next_step
 from pawl.tool_registry.rules.verdict import grant_digest
 from pawl.values import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts, Series
-from pawl.values import EffectClass as EffectOf
-from pawl.values import Series as RegisteredSeries
 from tests.fakes.checker import FakeChecker
 from tests.fakes.registry import tool
 from tests.simulation.chance import Chance
@@ -242,7 +240,7 @@ class Server:
 
     def _known(self, execution: Execution, entry: _Entry) -> ExecutionResult | None:
         """Return the journaled result, or None if the call must run."""
-        effect = EffectOf[entry.effect.value]
+        effect = EffectClass[entry.effect.value]
         read = Entry(
             fingerprint="",
             effect=effect,
@@ -338,7 +336,7 @@ def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes
 
 def _series_digest(series: Series, run_id: str, tool_name: str, arguments_json: bytes, version: int) -> str:
     """Return the digest that a grant covers, by the real registry's rule; `version` is the one in force."""
-    said = RegisteredSeries(
+    said = Series(
         interval_seconds=series.interval_seconds, iterations_max=series.iterations_max, end_time=series.end_time
     )
     return grant_digest(

@@ -1,11 +1,16 @@
-"""The import rules of pyproject.toml work: each is broken on purpose in a copy of the source tree."""
+"""The import rules of pyproject.toml work: each is broken on purpose in a copy of the source tree.
+
+SQL belongs in the `store` module of a feature and in schema.sql (docs/design/decisions).
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,3 +86,25 @@ def test_broken_import_rule_is_reported(model: Path, module: str, code: str) -> 
         path.write_text("")
         if not existed:
             path.unlink()
+
+
+STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
+# Modules that open databases, create and check schemas; and the embedded PostgreSQL.
+BESIDE_STORES = ("chassis/db/", "launcher/postgres.py")
+
+
+def test_sql_is_only_in_store_modules() -> None:
+    modules = (path for path in tree.python("services") if not _may_hold_statements(path))
+    assert [f"{tree.name(path)}:{line}" for path in modules for line in _statements(path)] == []
+
+
+def _may_hold_statements(path: Path) -> bool:
+    inside = path.relative_to(tree.PAWL)
+    return "store" in inside.with_suffix("").parts or inside.as_posix().startswith(BESIDE_STORES)
+
+
+def _statements(path: Path) -> Iterator[int]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Constant(value=str(text)) if STATEMENT.match(text):
+                yield node.lineno

@@ -22,7 +22,7 @@ def test_every_target_that_is_not_a_file_is_phony() -> None:
     assert re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE) == phony[1].split()
 
 
-def test_every_test_is_run_by_one_of_two_targets() -> None:
+def test_each_test_is_run_by_exactly_one_of_two_targets() -> None:
     """Only the mark `long` excludes a test; CI runs `make test` and the long tests marked `ci`."""
     recipes = dict(re.findall(r"^(test[a-z-]*):.*\n\t@(.*)$", MAKEFILE, re.MULTILINE))
     marks = {"test": "not long", "test-long": "long", "test-ci": "ci"}

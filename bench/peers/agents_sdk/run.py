@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK with its SQLite session: items are stored per turn, the loop itself is not durable."""
+"""The OpenAI Agents SDK with its SQLite session. Items are stored in each turn, but the loop itself is not durable."""
 
 from __future__ import annotations
 

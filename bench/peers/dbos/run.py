@@ -1,4 +1,4 @@
-"""DBOS: the hand-written loop as a workflow, each model call and each tool call a step, in PostgreSQL."""
+"""DBOS: the hand-written loop as a workflow in PostgreSQL or SQLite. Each model call and each tool call is a step."""
 
 from __future__ import annotations
 

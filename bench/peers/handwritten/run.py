@@ -1,4 +1,4 @@
-"""The loop that people write by hand over the openai client. Nothing is durable."""
+"""The loop that people write by hand with the openai client. Nothing is durable."""
 
 from __future__ import annotations
 

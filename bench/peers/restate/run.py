@@ -1,4 +1,4 @@
-"""Restate: the hand-written loop as a durable handler, each model call and each tool call a journaled step."""
+"""Restate: the hand-written loop as a durable handler. Each model call and each tool call is a journaled step."""
 
 from __future__ import annotations
 

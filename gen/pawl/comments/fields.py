@@ -585,7 +585,7 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.RecordedResult.duration_seconds': "Seconds from the client's lease to the end, up to 1e10; 0 if there was no lease.",
     'pawl.tool.v1.RecordedResult.result_bytes': 'Size of the result in bytes.',
     'pawl.tool.v1.RecordedResult.result_sha256': 'SHA-256, in hex, of the result.',
-    'pawl.tool.v1.RecordedResult.state': 'SUCCEEDED or FAILED as reported; EXPIRED or CANCELLED if the client held the call without a result.',
+    'pawl.tool.v1.RecordedResult.state': 'SUCCEEDED or FAILED as reported; EXPIRED or CANCELLED if the client held the call but returned no result.',
     'pawl.tool.v1.RecordedResult.tool_name': 'Tool name.',
     'pawl.tool.v1.RecordedResult.tool_version': 'Tool version.',
     'pawl.tool.v1.RecordedResult.user_id': 'User who returned the result or held the call.',

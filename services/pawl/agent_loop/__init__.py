@@ -1,10 +1,10 @@
 """The agent loop, which drives agent runs and serves their users.
 
-It does not own any durable state. Workers claim runs from the ledger, call the model, check and run tool calls through
+It owns no durable state. Workers claim runs from the ledger, call the model, check and run tool calls through
 the registry, and commit each step. The public API writes messages, decisions and results as commands, and streams the
 log.
 
-Guarantees: any replica can serve any client and drive any run, and can be killed at any time. Every acknowledged
+Any replica can serve any client and drive any run, and can be killed at any time. Every acknowledged
 request is in the ledger. If a worker dies, another one continues its runs from the last committed step.
 """
 

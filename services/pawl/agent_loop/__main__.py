@@ -127,7 +127,7 @@ async def _worker(
         # In this role, the processes that serve clients do not claim the runs that their requests make due, so claim
         # those runs without delay.
         limits = replace(limits, remote_work_delay_seconds=0.0)
-    # Use a new id for each start, so that this process does not own an earlier one's leases.
+    # Use a new id for each start, so that this process does not take over an earlier process's leases.
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
     await worker.listen(bus)
     service.background.start("claims", worker.claim_forever)

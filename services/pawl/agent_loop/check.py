@@ -56,7 +56,7 @@ class Report:
     settings: dict[str, str] = field(default_factory=dict)
 
     def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
-        """Add a finding: something works, differs, or fails although runs require it."""
+        """Add a finding: a feature works (`ok`), differs (`note`), or is required by runs but fails (`FAIL`)."""
         self.lines.append(f"{mark:<6}{text}")
 
     @property
@@ -149,7 +149,7 @@ class Probe:
             return
 
     async def _form(self) -> None:
-        """Check whether the server follows a response format. Optional, because runs validate answers themselves."""
+        """Check whether the server follows a response format. It need not, because runs validate answers themselves."""
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:

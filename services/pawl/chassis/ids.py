@@ -1,6 +1,6 @@
 """Defines id types, their format, and how ids are generated.
 
-Each kind of id is its own type, so that mypy rejects a mix-up; at run time all are strings.
+Each kind of id has its own type, so that mypy rejects mix-ups. At run time, all ids are strings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LENGTH: Final = 26
 
 
 class RunKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a run: ids are unique only within a store."""
+    """Identifies a run across all stores, because a run id is unique only within its store."""
 
     store_id: StoreId
     run_id: RunId
@@ -86,7 +86,7 @@ def check_id(value: str, field: Literal["credential_id"], *, optional: bool = ..
 @overload
 def check_id(value: str, field: str, *, optional: bool = ...) -> str: ...
 def check_id(value: str, field: str, *, optional: bool = False) -> str:
-    """Return `value` if it is an id, or empty and `optional`. The field name determines the type.
+    """Return `value` if it is an id, or if it is empty and `optional` is set. The field name determines the type.
 
     Raises:
         InvalidId: The value is not an id; the metadata names the field.
@@ -122,7 +122,7 @@ class IdSource:
     def new(self, prefix: str) -> str:
         milliseconds = int(self._clock.now() * 1000)
         if milliseconds > self._last >> _RANDOM_BITS:
-            # The top random bit stays free, so that adding one never reaches the time.
+            # The top random bit starts at zero, so that adding one never changes the time.
             self._last = milliseconds << _RANDOM_BITS | self._random_bits(_RANDOM_BITS - 1)
         else:
             self._last += 1 + self._random_bits(32)

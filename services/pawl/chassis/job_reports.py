@@ -1,4 +1,4 @@
-"""Parses the short form of a job's report policy, as models and programs write it."""
+"""Parses the short form of a job's report policy, in which models and programs write it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AMOUNT_MAX: Final = 2**31 - 1
 
 
 def read(value: object) -> dict[str, Any]:
-    """Return the fields of `pawl.event.v1.ReportPolicy` for "end" or {"every": 10}; the kind as "END".
+    """Return the fields of `pawl.event.v1.ReportPolicy` for a value such as "end" or {"every": 10}.
 
     Raises:
         InvalidField: The value is malformed.

@@ -21,10 +21,11 @@ _REFUSED: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
 def check_labels(labels: Mapping[str, str], field: str = "labels") -> dict[str, str]:
-    """Return valid labels, to set or to search for.
+    """Return labels that are to be set or searched for, if they are valid.
 
     Raises:
-        InvalidField: `field` names the field, the message the label and the problem.
+        InvalidField: A label is invalid, or there are too many. The message names the label and the problem, and the
+            metadata the `field`.
     """
     if len(labels) > LABELS_MAX:
         raise InvalidField(f"{field}: at most {LABELS_MAX} labels, got {len(labels)}", field=field)

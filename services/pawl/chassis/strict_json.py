@@ -1,7 +1,8 @@
-"""Parses untrusted JSON strictly: tool arguments, results, files.
+"""Parses untrusted JSON strictly, for example tool arguments, results and files.
 
 It is stricter than RFC 8259, so that all readers see the same value. It rejects input that parsers disagree about
-(duplicate keys, NaN, lone surrogates, integers beyond 64 bits) and values that stores cannot hold (NUL, deep nesting).
+(duplicate keys, NaN, lone surrogates, integers beyond 64 bits) and values that stores do not accept (NUL, deep
+nesting).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, J
 
 # Levels of arrays and objects; a scalar has depth 0.
 DEPTH_MAX: Final = 32
-# Arrays and objects. Each costs every reader a hundred times as much as its two bytes.
+# Arrays and objects. Each of them costs every reader a hundred times as much as its two bytes of text.
 CONTAINERS_MAX: Final = 25_000
 INTEGER_MIN: Final = -(2**63)
 INTEGER_MAX: Final = 2**64 - 1
@@ -36,7 +37,7 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 def loads(data: bytes, *, bytes_max: int) -> JsonValue:
     """Parse exactly one JSON value in UTF-8; only white space may surround it.
 
-    A number without fraction and exponent is an int, any other a float.
+    A number with neither a fraction nor an exponent is an int. Any other number is a float.
 
     Raises:
         TooLarge: `data` is longer than `bytes_max`.
@@ -72,9 +73,9 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
 def dumps_canonical(value: JsonValue) -> bytes:
     """Return the canonical text of `value`: equal values give equal bytes in every process.
 
-    Like RFC 8785: UTF-8, no white space, sorted keys, only the escapes that JSON requires. Unlike it, keys sort by code
-    point, integers keep all their digits (up to 64 bits), and a float is always written as one (`1.0`, the shortest
-    text that reads back the same). So 1 and 1.0 are different values.
+    As in RFC 8785, it is UTF-8 without white space, with sorted keys and only the escapes that JSON requires. Unlike in
+    RFC 8785, keys are sorted by code point, integers keep all their digits (up to 64 bits), and a float stays a float
+    (`1.0`, the shortest text that reads back the same). Therefore, 1 and 1.0 are different values.
 
     Raises:
         InvalidJson: `value` holds something that `loads` would refuse.
@@ -137,7 +138,9 @@ def _check_scalars(items: list[Any]) -> None:
 
 
 def storable(text: str) -> str:
-    """Return `text` as stores can hold it: NUL removed, surrogate pairs joined, U+FFFD for each lone surrogate.
+    """Return `text` in a form that stores accept: without NUL, and with U+FFFD for each lone surrogate.
+
+    Two surrogates that form a pair are joined.
 
     Text that needs no change is returned as the same object.
     """

@@ -14,7 +14,7 @@ from typing import Final
 # Joiners are kept in emoji and in scripts that need them for spelling.
 _PICTURE: Final = r"\u2190-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _JOINED: Final = r"[\u0620-\u08ff\u0900-\u109f]"
-# Characters that do not show. Matches of the first group are legitimate and are kept.
+# Invisible characters. Matches of the first group are legitimate and are kept.
 HIDDEN: Final = re.compile(
     rf"((?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_PICTURE}\u00a9\u00ae\u2122])\ufe0f|"
     rf"(?<={_JOINED})[\u200c\u200d](?={_JOINED}))|"
@@ -29,7 +29,7 @@ _UNFINISHED_MARK: Final = re.compile(r"<[^<>\s]{0,300}$")
 
 
 def visible(text: str) -> str:
-    """Return `text` with hidden characters as <U+202E>, and the ASCII form after each non-ASCII host.
+    """Return `text` with each hidden character shown like <U+202E>, and the ASCII form after each non-ASCII host.
 
     Tabs and line breaks are kept. Idempotent.
     """
@@ -38,7 +38,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """Return `text`, or its start and "..." within `bytes_max` bytes. Never splits a character or a mark."""
+    """Return `text`, or as much of it as fits into `bytes_max` bytes with "...". Never splits a character or a mark."""
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return text

@@ -1,4 +1,4 @@
-"""Implements the `pawl` command line, a client of the public API built on `pawl.client` like any other program."""
+"""Implements the `pawl` command line. It is built on `pawl.client` and the public API, as any program could be."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer gives it so
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer passes it by position
     if wanted:
         typer.echo(f"pawl {version('pawl-runtime')}")
         raise typer.Exit

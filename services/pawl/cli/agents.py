@@ -140,8 +140,7 @@ async def apply(
 ) -> None:
     """Save the agents in files, and show the changes.
 
-    A file is YAML or JSON, with one agent or several separated by ---. Agents that are not in any of
-    the files remain
+    A file is YAML or JSON, with one agent or several separated by ---. Agents that are not in the files remain
     unchanged.
     """
     async for line in changes(target, read(file), dry_run=dry_run, draft=draft):
@@ -186,7 +185,7 @@ async def changes(
 async def apply_folder(options: SuiteOptions) -> None:
     """Save the agents in PAWL_AGENTS to a suite that has just started, and print the changes.
 
-    On errors, prints them and retries for a minute, because workers and sources may add tools in that time.
+    Prints errors and retries for a minute, because workers and sources may still add tools.
     """
     printed = set[str]()
     for wait_seconds in _RETRY_DELAYS_SECONDS if options.agents else ():

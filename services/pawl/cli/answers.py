@@ -102,7 +102,7 @@ def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
 def edit(
     call: call_pb2.Call, arguments: bytes, *, for_series: bool = False, series: call_pb2.Series | None = None
 ) -> types_pb2.CallDecision:
-    """Approve a call with different arguments. `for_series` approves the whole series, or a different one.
+    """Approve a call with different arguments. `for_series` approves its whole series, which `series` can change.
 
     Raises:
         CommandError: the arguments are not a JSON object.

@@ -35,7 +35,7 @@ EXIT_UNSUCCESSFUL: Final = 1
 EXIT_IMPOSSIBLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-# How long commands that follow something keep retrying while no service responds.
+# How long commands that keep watching retry while no service responds.
 FOLLOW_SECONDS: Final = 30.0
 
 # Flags before the command, as arguments of AsyncClient.
@@ -101,7 +101,7 @@ def _perform(
 
 
 def follows(target: AsyncClient) -> None:
-    """Let a command that follows something survive a restart of the suite. Other commands fail immediately."""
+    """Let a command that keeps watching survive a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -172,7 +172,7 @@ def object_of(text: str | bytes, what: str) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Report a file that cannot be read.
+    """Convert errors from reading a file into messages for the user.
 
     Raises:
         CommandError: the body raised OSError.
@@ -217,7 +217,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation; r
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Ask the user to confirm, unless `yes` is set.
+    """Return whether the user confirms. Does not ask if `yes` is set.
 
     Raises:
         CommandError: there is no terminal on which to ask.

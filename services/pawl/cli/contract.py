@@ -58,7 +58,7 @@ _SOURCE_SECONDS: Final = 90.0
 class Option:
     """A parameter that fills the field at `path` of a request.
 
-    `help` replaces the field's comment. `put` is for values that are not set as the field's type suggests. An option
+    `help` replaces the field's comment. `put` sets the value if the field's type is not enough to tell how. An option
     with a `constant` is a switch that sets the field to that value. `excludes` names an earlier option that cannot be
     combined with this one.
     """

@@ -259,7 +259,7 @@ async def share(
 ) -> None:
     """Share a conversation, or make it private.
 
-    All users of your store may then read it, with --write also write to it.
+    All users of your store can then read it and, with --write, write to it.
     """
     if private and (arguments or write):
         raise CommandError("--private cannot be combined with --arguments or --write.")
@@ -307,7 +307,7 @@ async def erase(
 async def _resolve(
     target: AsyncClient, key: str, first: str | None, *rest: str | None, most: int = 0
 ) -> tuple[str, list[str]]:
-    """Return a conversation's id and the remaining arguments. If a key is given, the arguments do not contain the id.
+    """Return a conversation's id and the other arguments. `first` is the id, unless a key is given.
 
     Raises:
         CommandError: there is neither an id nor a key, or more than `most` other arguments.

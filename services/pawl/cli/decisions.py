@@ -57,7 +57,7 @@ async def approve(
     """Decide on a pending call.
 
     Shows the call, then approves it, edits its arguments, rejects it or answers it. With --remember it also creates a
-    rule (see `pawl rules`); either both take effect or neither.
+    rule (see `pawl rules`); either both take effect or neither does.
     """
     terms = (interval, stop_after, duration)
     _check_options((edit, reject, answer), remember=remember, limits=(lasts, uses), series=series, terms=terms)

@@ -62,7 +62,7 @@ _NEXT: Final = {
     "INTERNAL": "The service log has the details under that id.",
 }
 
-# The reason whose advice applies to an invalid id in a field.
+# For fields with an id, the reason whose advice applies if the id is invalid.
 _ID_REASONS: Final = {"channel_id": "CHANNEL_NOT_FOUND", "delivery_ids": "DELIVERY_NOT_FOUND"}
 
 # Command parameters that fill a field with a different name. The first one that the command has is used.

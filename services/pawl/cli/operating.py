@@ -45,8 +45,8 @@ async def attention(
 ) -> None:
     """List the runs that need an operator.
 
-    Covers all the store's users, longest wait first, with the reason and what to do. With API keys, requires the
-    operator or admin role.
+    Lists the runs of all the store's users, longest wait first, with the reason and what to do. With API keys, requires
+    the operator or admin role.
     """
     if run_id == "":
         raise CommandError("must not be empty. Omit it to include all.", parameter="run_id")
@@ -91,8 +91,8 @@ async def resolve(
 ) -> None:
     """Report the outcome of an uncertain call.
 
-    For any user's run that needs attention because a process died during a call. First find out whether the call took
-    effect. With API keys, requires the operator or admin role.
+    Works for any user's run that needs attention because a process died during a call. First find out whether the call
+    took effect. With API keys, requires the operator or admin role.
     """
     if (happened is not None) + run_again + tell_model != 1:
         raise CommandError("Specify exactly one of --happened JSON, --run-again and --tell-model.")
@@ -136,8 +136,8 @@ async def undo(
 ) -> int:
     """Undo a run's effects, most recent first.
 
-    Shows what can and cannot be undone, then undoes it and reports. Undo calls that need approval wait for it. The exit
-    code is 0 if everything that can be undone was undone.
+    Shows what can and cannot be undone, then undoes what it can and reports the results. Undo calls that need approval
+    wait for it. The exit code is 0 if everything that can be undone was undone.
     """
     found = await items(target, undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call))
     _show_undos(console, found)

@@ -184,7 +184,7 @@ async def follow(
 
 
 async def show_child_calls(target: AsyncClient, transcript: Transcript, run_id: str, delegates: asyncio.Event) -> None:
-    """Show each of the child runs' pending calls once, while the run waits for other agents. Never returns."""
+    """While the run waits for other agents, show each pending call of its child runs once. Never returns."""
     shown = set[tuple[str, int]]()
     while True:
         await delegates.wait()

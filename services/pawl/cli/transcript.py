@@ -35,7 +35,7 @@ _IN_PROGRESS: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
 
 
 def is_visible(event: event_pb2.RunEvent) -> bool:
-    """Return whether an event from a turn that the model started is worth showing to users."""
+    """Return whether an event from a run that no message started is worth showing to users."""
     match event.WhichOneof("kind"):
         case "run_changed":
             run = event.run_changed.run

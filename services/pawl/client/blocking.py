@@ -69,7 +69,7 @@ class LoopThread:
 
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes all event loops in a process for an event in any of them; the others do not find anything to read.
+    # For an event in one event loop, gRPC wakes all loops in the process; the others find nothing to read.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
 
@@ -128,7 +128,7 @@ def _as(
 
 
 class SyncSession:
-    """A front-end session without asyncio; see `AsyncSession`. A context manager and an iterator over frames."""
+    """A blocking front-end session; see `AsyncSession`. A context manager and an iterator over frames."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
         self._thread = thread
@@ -150,7 +150,7 @@ class SyncSession:
 
 
 class Client:
-    """The client for a suite without asyncio, with the same parameters and methods as `AsyncClient`.
+    """The blocking client for a suite, with the same parameters and methods as `AsyncClient`.
 
     A context manager. Thread-safe.
     """
@@ -230,5 +230,5 @@ class Client:
 
     @_as(AsyncClient.session)
     def session(self, **options: Any) -> SyncSession:
-        """Return a front-end session, which is a context manager; see `AsyncSession`."""
+        """Return a blocking front-end session, which is a context manager; see `AsyncSession`."""
         return SyncSession(self._thread, self._asyncio.session(**options))

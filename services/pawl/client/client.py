@@ -75,10 +75,10 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     ) -> run_pb2.Run:
         """Start a run and return once it is durable. The run continues even if the client disconnects.
 
-        The run starts in the conversation with this id or your key, or in a new conversation. A key creates its
-        conversation if needed. `parts` are added after the message's text: `image(...)`, `file(...)` and more text.
-        `tools` are front-end tools for this run only. Their calls wait for `submit`, or for a session that is attached
-        to the run and has tools with these names.
+        The run starts in the conversation with the given id or key, or in a new one. If no conversation has the key,
+        one is created. `parts` are added after the message's text: `image(...)`, `file(...)` and more text. `tools` are
+        front-end tools for this run only. Their calls wait for `submit`, or for a session that is attached to the run
+        and has tools with these names.
         """
         request = agent_pb2.StartRunRequest(
             conversation_id=conversation_id,
@@ -132,8 +132,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
         """Return a run with its open calls.
 
-        With `wait_seconds` (at most 50), wait until the run needs input or has ended. To ignore a
-        need for input that you already know about, pass the `last_seq` of the run that you have as `after_seq`.
+        With `wait_seconds` (at most 50), wait until the run needs input or has ended. If you already know that it needs
+        input, pass the `last_seq` of the run that you have as `after_seq`, to wait for something new.
         """
         after_seq = natural(after_seq, "after_seq")
         request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
@@ -146,7 +146,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def result(self, run_id: str) -> run_pb2.Run:
         """Wait until a run has ended, and return it with `output_text`, or with `failure` if it failed.
 
-        It keeps waiting while the run waits for users; use `get` or `pending` to see what the run waits for.
+        Keeps waiting while the run waits for users; use `get` or `pending` to see what it waits for.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:
@@ -159,9 +159,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
         """Yield a run's events after `after_seq`, each once, until the run ends.
 
-        A gap replaces events that are no longer stored. If the connection is lost, it continues with any replica, after
-        the last event seen. If you continue to read after an event at which the run waits or ends, that event is marked
-        as seen, and delayed notifications about it are not sent.
+        A gap replaces events that are no longer stored. If the connection is lost, the stream continues with any
+        replica, after the last event seen. Reading on after an event at which the run waits or ends marks the event as
+        seen, so that delayed notifications about it are not sent.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -237,9 +237,10 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         shared: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[conversation_pb2.Conversation, None]:
-        """Yield your conversations that match the words in `query`, or other users' `shared` ones, most recent first.
+        """Yield your conversations or, with `shared`, those that other users share, most recent first.
 
-        `archived=None` yields both archived and other conversations. A conversation must have all of the `labels`.
+        They match the words in `query` and have all of the `labels`, which cannot be combined with `shared`.
+        `archived=None` yields both archived and unarchived conversations.
         """
         request = requests_pb2.ListConversationsRequest(query=query, archived=archived, shared=shared, labels=labels)
         async for page in self.pages(self.conversations.ListConversations, request):
@@ -264,7 +265,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         labels: Mapping[str, str] | None = None,
         request_id: str = "",
     ) -> conversation_pb2.Conversation:
-        """Set a conversation's title, archive state or labels. None leaves a value unchanged.
+        """Change a conversation's title, archive state or labels. None leaves a value unchanged.
 
         An empty title restores the original one. `labels` replaces all existing labels.
         """
@@ -278,7 +279,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def fork(
         self, conversation_id: str, number: int = 0, *, request_id: str = ""
     ) -> conversation_pb2.Conversation:
-        """Copy a conversation up to message `number` into a new one and return that one. Continue it with `send`.
+        """Copy a conversation up to message `number` into a new one, and return the copy. Continue it with `send`.
 
         The message must be the end of an answer whose calls all have results; 0 means the last such message.
         """
@@ -340,7 +341,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             await asyncio.sleep(_ERASURE_SECONDS)
 
     async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
-        """Yield an erased conversation's calls that had started, and whose tools have therefore received the arguments.
+        """Yield an erased conversation's calls that had started, so that their tools had received the arguments.
 
         The list is complete once the erasure has ended. If the conversation has not been erased yet, this erases it;
         see `erase`.

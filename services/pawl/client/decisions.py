@@ -15,7 +15,9 @@ TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_S
 
 
 def approve(call: call_pb2.Call, note: str = "", *, for_series: bool = False) -> types_pb2.CallDecision:
-    """Run the call as shown. With `for_series`, run the whole series (`call.approval.series`). The note is logged.
+    """Return a decision to run the call as shown. The note is logged.
+
+    With `for_series`, the decision applies to the whole series, `call.approval.series`.
 
     Raises:
         InvalidField: the call does not belong to a series.
@@ -31,7 +33,7 @@ def edit(
     for_series: bool = False,
     series: call_pb2.Series | None = None,
 ) -> types_pb2.CallDecision:
-    """Run the call with these arguments (a mapping or JSON text) instead of its own. The note is logged.
+    """Return a decision to run the call with these arguments, a mapping or JSON text. The note is logged.
 
     With `for_series`, the decision applies to the whole series. A `series` changes its interval, limit and end; if it
     has no end, the end that is shown is kept.
@@ -45,12 +47,12 @@ def edit(
 
 
 def reject(call: call_pb2.Call, reason: str = "") -> types_pb2.CallDecision:
-    """Do not run the call, or decline to answer the question. The model receives the reason."""
+    """Return a decision not to run the call or not to answer the question. The model receives the reason."""
     return _decision(call, call_pb2.DECISION_KIND_REJECT, reason=reason)
 
 
 def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
-    """Answer the question, or give this result instead of running the call."""
+    """Return a decision that answers the question, or uses `text` as the result instead of running the call."""
     return _decision(call, call_pb2.DECISION_KIND_ANSWER, answer=text)
 
 

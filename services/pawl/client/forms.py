@@ -52,10 +52,10 @@ def parts_of(given: Sequence[object] | message_pb2.Part) -> list[message_pb2.Par
 
 
 def natural(number: object, field: str) -> int:
-    """Return a number between 0 and 2**63 - 1.
+    """Return `number` after checking that it is an integer between 0 and 2**63 - 1.
 
     Raises:
-        InvalidField: the number is out of range.
+        InvalidField: `number` is not such an integer.
     """
     if isinstance(number, int) and 0 <= number <= _NUMBER_MAX:
         return number
@@ -84,6 +84,6 @@ def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = Fa
 def output(run: run_pb2.Run) -> Any:
     """Return a run's structured answer as a value.
 
-    None while the run is active, if it failed, or if the model refused (`output_text` has the refusal).
+    Returns None while the run is active, if it failed, or if the model refused (`output_text` has the refusal).
     """
     return msgspec.json.decode(run.output_json) if run.output_json else None

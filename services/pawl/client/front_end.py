@@ -20,15 +20,15 @@ from pawl.tool_registry.sdk.values import plain
 from pawl.tools import ExecutionContext, Tool, ToolContext, ToolDefinitionError, ToolError
 
 _RESULT_BYTES_MAX: Final = 1024 * 1024
-# More than a model is shown. A longer error could exceed the limit for results, and the model would then only see its
-# size.
+# More than is shown to a model. A longer error could exceed the limit for results, and the model would then only see
+# its size.
 _ERROR_CHARACTERS_MAX: Final = 64 * 1024
 
 Progress = Callable[[float | None, str], None]
 
 
 def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
-    """Return the definition of a `pawl.tools.tool` function as a front-end tool.
+    """Return the front-end tool definition of a function that was decorated with `pawl.tools.tool`.
 
     Raises:
         ToolDefinitionError: `tool` is not such a function, or uses options that only the registry supports.

@@ -55,7 +55,7 @@ def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.J
             wanted = json.dumps(value).encode() if kind == "equals" else value
             setattr(found, _KINDS[kind], wanted)
     except (KeyError, TypeError, ValueError):
-        message = "a condition must be CEL, or have a path and one of below, above, equals, changed and cel"
+        message = "a condition must be CEL, or have one of below, above, equals, changed and cel, with an optional path"
         raise InvalidField(message, field=field) from None
     return found
 
@@ -63,7 +63,7 @@ def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.J
 def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
     """Return a monitor, which reports each time a condition becomes true.
 
-    A mapping is a condition, optionally with `pause` and `for` (seconds) and `times`.
+    A mapping is a condition that can also have `pause` and `for` (both in seconds) and `times`.
 
     Raises:
         InvalidField: the monitor is invalid.
@@ -107,7 +107,7 @@ class JobVerbs(Target):
     ) -> pb.BackgroundJob:
         """Start a job and return it. Its results are reported to the given conversation, or to a new one.
 
-        If there is an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports`
+        With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports`
         is a word such as `"change"`, or `{"every": 10}`.
         """
         request = pb.StartJobRequest(
@@ -133,7 +133,7 @@ class JobVerbs(Target):
     async def list_jobs(
         self, conversation_id: str = "", *, open_only: bool = False
     ) -> AsyncGenerator[pb.BackgroundJob, None]:
-        """Yield your jobs, newest first. With `conversation_id`, only those that report to it."""
+        """Yield your jobs, newest first; with `conversation_id`, only those that report to that conversation."""
         request = pb.ListJobsRequest(conversation_id=conversation_id, open_only=open_only)
         async for page in self.pages(self.jobs.ListJobs, request):
             for job in page.jobs:

@@ -34,7 +34,7 @@ class ScheduleVerbs(Target):
         return (await self.again(self.scheduler.ListSchedules, pb.ListSchedulesRequest())).schedules
 
     async def pause_schedule(self, name: str, note: str = "") -> schedule_pb2.Schedule:
-        """Pause a schedule. It skips scheduled times during the pause."""
+        """Pause a schedule. Scheduled times during the pause are skipped."""
         return (await self.again(self.scheduler.PauseSchedule, pb.PauseScheduleRequest(name=name, note=note))).schedule
 
     async def resume_schedule(self, name: str) -> schedule_pb2.Schedule:

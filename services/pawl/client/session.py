@@ -56,12 +56,13 @@ _OPENING_SECONDS: Final = 2.0
 _PROGRESS_BYTES_MAX: Final = 1024
 # agent-loop's limit for a frame, unless its PAWL_MESSAGE_BYTES_MAX is lower.
 FRAME_BYTES_MAX: Final = 1280 * 1024
-# Cancelled means that another program uses the client id. The two would end each other's streams forever.
+# Cancelled means that another program uses the client id. If both reconnected, they would end each other's streams
+# forever.
 _PERMANENT: Final = (Cancelled, InvalidArgument, PermissionDenied, TooLarge, Unauthenticated, Unimplemented, StartError)
 
 
 def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinition]:
-    """Return the definitions of `pawl.tools.tool` functions for a run.
+    """Return a run's front-end tool definitions for functions decorated with `pawl.tools.tool`.
 
     Raises:
         ToolDefinitionError: an item is not such a function, or uses options that only the registry supports.
@@ -152,8 +153,8 @@ class AsyncSession:
         """Return the next event, gap or end frame. Safe to cancel.
 
         Raises:
-            PawlError: the session has ended; or a replica refused to attach to a run again. The error's metadata then
-                contains its `run_id`. This is raised once, and no more frames arrive for the run.
+            PawlError: the session has ended, or a replica refused to attach to a run again. The latter is raised once,
+                with the `run_id` in the error's metadata; no more frames arrive for that run.
         """
         if not self._incoming:
             self._check_entered()
@@ -391,7 +392,7 @@ class AsyncSession:
         del self._offers[call.call_id]
 
     def _keep(self, call_id: str, content: bytes, *, is_error: bool) -> None:
-        """Keep a result that was sent under an old lease, because a new offer may be on its way."""
+        """Keep a result that was sent under an earlier lease, because a new offer may be on its way."""
         self._results[call_id] = (content, is_error)
         if len(self._results) > self._hello.calls_max:
             del self._results[next(iter(self._results))]

@@ -84,7 +84,7 @@ class Target:
     the folder `data`, otherwise one at this machine's default ports. If neither is given, PAWL_ADDRESS and PAWL_DATA
     apply. If a folder is given explicitly, a suite must be running on it, because the default ports may belong to
     another suite. For a remote suite, the other services are expected at their default ports on the same hosts, unless
-    PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS are set.
+    PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS is set.
 
     The key is `api_key`, otherwise PAWL_API_KEY, otherwise the local key of a suite on this machine. The local key is
     read before each call and sent only to that suite, because another program may listen there later. `store` and
@@ -92,7 +92,7 @@ class Target:
     certificates; a suite in a data folder provides its own. Without TLS, the key is sent to other machines only with
     `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
 
-    Connections are only opened on the first call. Stubs raise the classes in pawl.errors. Methods, streams and sessions
+    Each connection is opened on its first call. Stubs raise the classes in pawl.errors. Methods, streams and sessions
     retry for `retry_seconds` while no service answers or a deadline is exceeded; None retries forever.
 
     Raises:
@@ -255,7 +255,7 @@ def _check_key(name: str, key: str | None) -> None:
 
 
 def _running(folder: Path) -> Endpoints | None:
-    """Return the endpoints of a folder's suite. Ignores other machines, because anyone may write such a file."""
+    """Return the endpoints of a folder's suite. Ignores other machines: anyone could have written such a file."""
     found = read_endpoints(folder)
     try:
         is_here = found is None or all(is_loopback(each) for name in found.services for each in found.addresses(name))

@@ -30,7 +30,7 @@ class TriggerVerbs(ScheduleVerbs):
         return (await self.again(self.triggers.ListTriggers, pb.ListTriggersRequest())).triggers
 
     async def pause_trigger(self, name: str, note: str = "") -> trigger_pb2.Trigger:
-        """Pause a trigger. It does not accept new events; queued ones keep waiting."""
+        """Pause a trigger. It does not accept new events, and queued ones keep waiting."""
         return (await self.again(self.triggers.PauseTrigger, pb.PauseTriggerRequest(name=name, note=note))).trigger
 
     async def resume_trigger(self, name: str) -> trigger_pb2.Trigger:

@@ -59,7 +59,7 @@ _DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """A method that takes a single request, `package.Service/Method`, and the service that has it."""
+    """A method that takes a single request. `name` is `package.Service/Method`; `peer` is the implementing service."""
 
     name: str
     peer: str
@@ -113,7 +113,7 @@ def find(name: str, *, streams: bool) -> Method:
     """Return a public method.
 
     Raises:
-        MethodNotFound: the method does not exist, or is of the other kind.
+        MethodNotFound: the method does not exist, or does not match `streams`.
     """
     method = PUBLIC.get(name)
     if method is None:

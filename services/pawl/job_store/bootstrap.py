@@ -1,4 +1,4 @@
-"""Create the first key of the deployment: `python -m pawl.job_store.bootstrap`.
+"""Creates the deployment's first key: `python -m pawl.job_store.bootstrap`.
 
 Reads PAWL_DATABASE_URL, or the file named by PAWL_DATABASE_URL_FILE. Creates missing tables and prints the secret to
 standard output. Fails if the deployment already has a key.
@@ -26,7 +26,7 @@ _VARIABLE: Final = "PAWL_DATABASE_URL"
 
 
 async def bootstrap(database_url: str) -> MadeKey:
-    """Create the key.
+    """Create the deployment's first key.
 
     Raises:
         KeysExist: The deployment already has a key.

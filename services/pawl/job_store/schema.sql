@@ -12,9 +12,9 @@ CREATE TABLE conversations (
     update_time timestamptz NOT NULL,
     -- Queued runs whose message arrived with INTERRUPT, in the format of `queue`.
     interrupting text COLLATE "C" NOT NULL DEFAULT '',
-    -- `key_hash` is the hash of the client's conversation key, null without one. `made_title` comes from the first
-    -- message, `title` from the user; both may be empty. `parent_run_id` names the calling run in the conversation of
-    -- a delegated run. Removing the user also removes the key, so that it can be used again.
+    -- `key_hash` is the hash of the client's conversation key, null if it has none. `made_title` comes from the first
+    -- message, `title` from the user; both may be empty. `parent_run_id` names the calling run in the conversation of a
+    -- delegated run. Removing the user also removes the key, so that it can be used again.
     key_hash bytea,
     made_title text COLLATE "C" NOT NULL DEFAULT '',
     title text COLLATE "C" NOT NULL DEFAULT '',
@@ -38,8 +38,8 @@ CREATE TABLE conversations (
     -- Access of other users of the store: a number of pawl.event.v1.Sharing.
     sharing smallint NOT NULL DEFAULT 1,
     shows_arguments boolean NOT NULL DEFAULT false,
-    -- A title from the model (empty for none), when to ask for one (null for never), for which run, and how often it
-    -- was asked.
+    -- A model-generated title (empty if there is none), when to request one (null for never), from which run, and how
+    -- often it was requested.
     model_title text COLLATE "C" NOT NULL DEFAULT '',
     title_at timestamptz,
     title_run_id text COLLATE "C" NOT NULL DEFAULT '',
@@ -179,7 +179,7 @@ CREATE INDEX runs_background ON runs (store_id, claim_at)
     WHERE in_background AND claim_at IS NOT NULL AND NOT active;
 -- What a worker may claim, now or later. The loose scan over stores and the claim itself read only this.
 CREATE INDEX runs_claimable ON runs (store_id, claim_at) WHERE claim_at IS NOT NULL;
--- Few: runs whose workers crashed, and runs that need an operator.
+-- Only the few runs that have crashed a worker.
 CREATE INDEX runs_crashed ON runs (claim_at) WHERE claim_at IS NOT NULL AND crashes > 0;
 -- The open jobs of a conversation.
 CREATE INDEX runs_jobs ON runs (reports_to, store_id, create_time, run_id) WHERE reports_to <> '';
@@ -368,8 +368,8 @@ CREATE TABLE api_keys (
     last_use_time timestamptz,
     request_id text NOT NULL,  -- empty for none
     request_hash bytea NOT NULL,
-    -- The users and keys in whose possession the key may be, because they created it or a key that created it. Keys
-    -- created by a key of the deployment or by the local key (`local`) start with none.
+    -- The users who may know the key's secret, because they created it or a key in the chain that led to it. Keys
+    -- created by a deployment key or the local key (`local`) start with none.
     maker_user_ids text[] NOT NULL DEFAULT '{}',
     PRIMARY KEY (key_id),
     UNIQUE (change),

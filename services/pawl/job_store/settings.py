@@ -19,6 +19,6 @@ class JobStoreSettings(ServiceSettings):
     event_retention_days: float = Field(default=7.0, ge=1.0)
     conversation_retention_days: float = Field(default=30.0, ge=1.0)
 
-    # A step may carry the results of a whole batch: 20 of 1 MiB.
+    # A step can contain the results of a whole batch of calls: up to 20 of 1 MiB each.
     message_bytes_max: Constant[int] = 32 * 1024 * 1024
     queued_runs_per_store: Constant[int] = 10_000

@@ -84,7 +84,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
     """Keep runs from waiting again for times that the database's clock had reached before it went back.
 
-    Polls every second. It knows these times from its own polls, or from the database if no replica has polled recently.
+    Polls every second. It knows these times from its own polls and from the database.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -156,7 +156,7 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Update the ledger's metrics every 5 s, or up to 60 s apart if counting takes over 0.2 % of the time."""
+    """Update the ledger's metrics every 5 s, or up to 60 s apart to keep counting below 0.2 % of the time."""
     while True:
         start = clock.monotonic()
         meter.ledger_counted(await stats.count())

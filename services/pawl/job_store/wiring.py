@@ -1,4 +1,4 @@
-"""Wires the job store: builds the ledger, its servicers and its loops from their ports."""
+"""Wires the job store: builds the ledger, its servicers and its loops from its ports."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LedgerParts:
 
     @property
     def servicers(self) -> tuple[object, ...]:
-        """Servicers for runs and conversations, except for erasure."""
+        """Servicers for runs and conversations, without erasure."""
         return ConversationServicer(self.ledger, None), ListServicer(self.ledger), LedgerServicer(self.ledger)
 
 

@@ -1,7 +1,7 @@
 """Prepares a child process and then becomes its program: `python -I -S child.py PARENT SIGNAL UID:GID PROGRAM ARGS...`.
 
-It runs between fork and exec as its own program, because code in the forked copy of a threaded process may deadlock. It
-uses only the standard library and starts in a few milliseconds.
+This is a separate program, because code that runs in a forked copy of a threaded process can deadlock. It uses only the
+standard library and starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
         os.setgid(gid)
         os.setuid(uid)
     if sys.platform == "linux":
-        # After the change of user, which would clear it.
+        # Set this after the change of user, which would clear it.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if os.getppid() != parent:
         # The parent ended before the death signal was set.

@@ -17,7 +17,7 @@ from pawl.chassis.rpc.replicas import FILE_NAME, Endpoints
 
 
 def write_private(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write a file of mode 0600 atomically; with `durable`, it survives a power failure."""
+    """Write a file with mode 0600 atomically. With `durable`, its content is synced to disk first."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -30,7 +30,7 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 class SecretFiles:
-    """A folder with one secret per file. Modes are always set to 0700 and 0600."""
+    """A folder with one secret per file. The folder always gets mode 0700, and a file mode 0600."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,7 +41,7 @@ class SecretFiles:
         return self._directory / name
 
     def get(self, name: str) -> str:
-        """Return a secret; create it on first use."""
+        """Return a secret, which is created on first use."""
         path = self.path(name)
         if not path.exists():
             self.put(name, secrets.token_urlsafe(32))
@@ -56,7 +56,7 @@ class SecretFiles:
         write_private(self.path(name), f"{value}\n", durable=True)
 
 
-# The version of the layout below. Clusters and schemas have their own versions.
+# The version of the layout below. PostgreSQL clusters and schemas have their own versions.
 VERSION = "1"
 
 _VERSION_FILE = "VERSION"
@@ -67,7 +67,7 @@ _FREE_BYTES_MIN: Final = 32 * 1024 * 1024
 
 
 def problem_of(folder: Path) -> str:
-    """Return one sentence that says why a data folder cannot be used; empty if it can."""
+    """Return one sentence that says why a data folder can no longer be used; empty if it can."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -78,7 +78,7 @@ def problem_of(folder: Path) -> str:
 
 
 class DataFolder:
-    """One data folder, locked by this process from `open` to `close`."""
+    """A data folder, which this process locks from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -133,7 +133,7 @@ class DataFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if {entry.name for entry in self.path.iterdir()} - {_LOCK_FILE} and not (self.path / _VERSION_FILE).exists():
             raise StartError(f"{self.path} is not empty and is not a Pawl data folder. Choose another one with --data.")
-        # PostgreSQL does not run as root, so its account must be able to traverse this folder.
+        # PostgreSQL does not run as root, so another account must be able to traverse this folder.
         self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)
 
     def _check_version(self) -> None:

@@ -17,9 +17,9 @@ _TAIL_BYTES = 8192
 
 
 class LogFile:
-    """The log of one process, which appends to it directly: no line is lost when the launcher dies.
+    """The log of one process. The process appends to it directly, so no line is lost when the launcher dies.
 
-    Rotation copies and truncates the file; a line written at that moment may be lost.
+    A rotation copies and truncates the file. A line that is written at that moment may be lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class LogFile:
         os.truncate(self.path, 0)
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the JSON log lines with that event that the newest process has written."""
+        """Yield the JSON log lines that contain this event and were written by the newest process."""
         with self.path.open("rb") as file:
             file.seek(self._start)
             for line in file:
@@ -52,7 +52,7 @@ class LogFile:
                         yield msgspec.json.decode(line, type=dict[str, Any])
 
     def last_line(self) -> str:
-        """Return the last line, or the message of a JSON log line, or a note that the log is empty."""
+        """Return the last line, only its message if it is JSON, or a note that the log is empty."""
         lines = [line.strip() for line in self._tail().splitlines() if line.strip()]
         if not lines:
             return f"it did not write anything to {self.path}"

@@ -1,4 +1,4 @@
-"""Runs the embedded NATS: the real nats-server with JetStream, and a user per service with only the rights it needs."""
+"""Runs the embedded NATS server with JetStream. Each service has a user that has only the rights it needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READ_STREAM = ("$JS.API.INFO", f"$JS.API.STREAM.INFO.{LIFECYCLE_STREAM}", "$JS.
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """The subjects that a user may publish and subscribe to; others are refused."""
+    """The subjects that a user may publish and subscribe to. All others are refused."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def program() -> Path:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Nats:
-    """One NATS server with its files in a folder. `prepare` it, then let a supervisor run `spec()`."""
+    """A NATS server with its files in a folder. Call `prepare`, then let a supervisor run `spec()`."""
 
     folder: Path
     port: int
@@ -88,7 +88,7 @@ class Nats:
 
     @property
     def url(self) -> str:
-        """The server address without credentials."""
+        """The server's URL without credentials."""
         return f"nats://{address(self.port)}"
 
     def url_of(self, user: str) -> str:
@@ -105,7 +105,7 @@ class Nats:
         return ProcessSpec(name="nats", command=lambda _: command, probe=self._probe)
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration as JSON. nats-server reads JSON, but no Unicode escapes."""
+        """Return the configuration, to be written as JSON. nats-server reads JSON, but not its Unicode escapes."""
         users = [
             {
                 "user": name,
@@ -134,7 +134,7 @@ class Nats:
         return self.folder / "nats.conf"
 
     async def _probe(self) -> Addresses | None:
-        """Return the address once the server sends its greeting, which means that JetStream is ready."""
+        """Return the address if the server sends its greeting, which means that JetStream is ready; otherwise None."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_connection(HOST, self.port)

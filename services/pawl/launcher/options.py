@@ -16,9 +16,9 @@ from pawl.launcher.services import STAGES, ServiceSpec, pawl_variables
 
 PORT_MAX = 65535
 REPLICAS_MAX = 16
-# Variables that no service reads, only the launcher, clients and examples.
+# Variables that no service reads. They are for the launcher, clients and examples.
 _OURS = pawl_variables("DATA AGENTS TOOL_ENVIRONMENT ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
-# The minimum similarity of a misspelt name.
+# The minimum similarity between a misspelt name and the suggested one.
 _NEAR = 0.82
 # Kubernetes sets these variables for services named `pawl` and `pawl-...`.
 _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|PAWL_(\w+_)?PORT=\w+://.*")
@@ -26,13 +26,13 @@ _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """Options of a suite. Defaults: embedded servers, the scripted model, one replica each, free ports everywhere.
+    """Options of a suite. The defaults are embedded servers, the scripted model, one replica each, and free ports.
 
-    `ports` maps names of DEFAULT_PORTS to numbers; missing or 0 means a free port. Each service gets the variables of
-    `environment` that it reads; the process that runs Python tools also gets those in `tool_environment`.
-    `service_environment` adds variables to one service, or to one replica (`agent-loop-1`). `agents` is a folder of
-    agents to save once the suite runs. `local_key` is the key for callers on this machine; by default the data folder
-    has one.
+    `ports` maps names in DEFAULT_PORTS to numbers. If a name is missing or has the number 0, a free port is used. Each
+    service gets the variables in `environment` that it reads; the process that runs Python tools also gets those named
+    in `tool_environment`. `service_environment` adds variables to one service, or to one replica (`agent-loop-1`).
+    `agents` is a folder of agents to save once the suite is running. `local_key` is the key for callers on this
+    machine; by default, the data folder has one.
     """
 
     data: Path
@@ -52,7 +52,7 @@ class SuiteOptions:
     agents: Path | None = None
 
     def port(self, name: str, replica: int = 0) -> int:
-        """Return the port of one replica; 0 for a free one."""
+        """Return the chosen port of a replica; 0 means any free port."""
         return self.ports.get(name, 0) if replica == 0 else 0
 
 
@@ -65,12 +65,13 @@ def read_options(
 ) -> SuiteOptions:
     """Return the options from the flags of `pawl up` and the environment.
 
-    `data` overrides PAWL_DATA (default `.pawl`). `ports` are `name=number`; the name `all` applies to all ports not
-    named. `replicas` are `service=count`. PAWL_DATABASE_URL (with PAWL_DATABASE_OWNER_URL) and PAWL_NATS_URL replace
-    the embedded servers, PAWL_LOCAL_KEY the key; each can be a file named by the variable with the suffix `_FILE`.
-    OPENAI_API_KEY or OPENAI_BASE_URL replace the scripted model.
+    `data` overrides PAWL_DATA (default: `.pawl`). `ports` have the form `name=number`, where the name `all` stands for
+    all ports that are not named. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with
+    PAWL_DATABASE_OWNER_URL) and PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each
+    of them can be read from a file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL
+    replaces the scripted model.
 
-    Raises StartError with one sentence about the first mistake, such as unknown PAWL_ variables.
+    Raises StartError with one sentence about the first mistake, such as an unknown PAWL_ variable.
     """
     if unknown := unknown_of(environment):
         named = (f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())
@@ -85,7 +86,7 @@ def read_options(
         )
     if environment.get("PAWL_TLS_CERTIFICATE_FILE") and not environment.get("PAWL_TLS_CA_FILE"):
         raise StartError(
-            "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE, the authority that services verify each other with."
+            "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE, the CA that services use to verify each other."
         )
     base = dict.fromkeys(DEFAULT_PORTS, chosen.pop("all")) if "all" in chosen else DEFAULT_PORTS
     return SuiteOptions(
@@ -104,9 +105,9 @@ def read_options(
 
 
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the unknown PAWL_ variables, each with a similar known one or an empty string.
+    """Return the unknown PAWL_ variables, each with a similar known name or an empty string.
 
-    Limits of runs are not variables but fields in a file. Variables in PAWL_TOOL_ENVIRONMENT belong to tools.
+    Limits of runs are fields in a file instead of variables. Variables in PAWL_TOOL_ENVIRONMENT belong to tools.
     """
     ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS
     known = {each for name in ours for each in (name, f"{name}_FILE")} | {*_of_tools(environment)}

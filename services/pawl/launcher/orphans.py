@@ -1,7 +1,7 @@
-"""Stops processes left behind by an earlier launcher. They are recorded in files while they run.
+"""Stops processes that an earlier launcher left behind. Processes are recorded in files while they run.
 
-On Linux the kernel signals them when the launcher dies, but they may still be stopping, or hang. On other systems the
-records are the only way to find them.
+On Linux, the kernel signals them when their launcher dies, but they may still be stopping or may hang. On other
+systems, the records are the only way to find them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def forget(directory: Path, name: str) -> None:
 
 
 async def stop_all(directory: Path) -> list[str]:
-    """Stop every recorded process that still runs and remove the records. Return the names of the stopped ones.
+    """Stop all recorded processes that are still running, and remove the records; return the names of those processes.
 
-    Call this only while holding the data folder's lock, so that no other launcher owns them. A process id that now
-    belongs to another process is recognised by its start time and left alone.
+    Call this only while holding the data folder's lock, so that no other launcher owns the processes. If a process id
+    now belongs to another process, which its start time shows, that process is left alone.
     """
     stopped: list[str] = []
     for record in sorted(directory.glob("*.json")):
@@ -47,7 +47,7 @@ async def stop_all(directory: Path) -> list[str]:
 
 
 async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -> None:
-    """Ask a process that is not our child to end, and kill it if it has not ended after a while."""
+    """Ask a process that is not our child to end, and kill it if it does not end in time."""
     for number in (first, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -58,7 +58,7 @@ async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -
 
 
 def started(pid: int) -> str | None:
-    """Return a system-specific start time of a process, or None if it does not exist."""
+    """Return the start time of a process in a system-specific form; None if the process does not exist."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:

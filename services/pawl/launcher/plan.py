@@ -37,14 +37,14 @@ _SOCKET_PATH_BYTES_MAX: Final = 100
 # A comma separates addresses, and gRPC parses the path as part of a URL.
 _NOT_IN_SOCKETS: Final = frozenset(",%#?")
 
-# The launcher sets these for each process, so they are not inherited from its own environment.
+# The launcher sets these variables for each process, so they are not inherited from its own environment.
 _OWN = pawl_variables(
     "LISTEN INTERNAL_LISTEN METRICS_LISTEN ADDRESS_FILE DATABASE_URL DATABASE_URL_FILE DATABASE_OWNER_URL"
     " DATABASE_OWNER_URL_FILE NATS_URL NATS_URL_FILE LOCAL_KEY LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE"
     " SERVICE_KEYS_FILE"
 )
 _OURS: Final = ("PAWL_", "OPENAI_")
-# What any program may need. Proxy variables are not included: their URLs may hold passwords.
+# System variables that any program may need. They do not include proxy variables, whose URLs may contain passwords.
 _SYSTEM_VARIABLES: Final = (
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP TMP LD_LIBRARY_PATH DYLD_LIBRARY_PATH SSL_CERT_FILE"
     " SSL_CERT_DIR PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONUNBUFFERED PYTHONWARNINGS PYTHONDEVMODE"
@@ -57,7 +57,7 @@ _LOCALE: Final = "LC_"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteContext:
-    """What all processes of a suite have in common. `peers` and `model` are called when a process starts."""
+    """The values that all processes of a suite share. `peers` and `model` are called when a process starts."""
 
     options: SuiteOptions
     folder: DataFolder
@@ -67,7 +67,7 @@ class SuiteContext:
 
 
 def process_name(service: str, replica: int) -> str:
-    """Return the name of a process in logs and files: `agent-loop`, then `agent-loop-1`."""
+    """Return the name of a process in logs and files: `agent-loop` for the first replica, then `agent-loop-1`."""
     return service if replica == 0 else f"{service}-{replica}"
 
 
@@ -82,7 +82,7 @@ def service_process(spec: ServiceSpec, replica: int, context: SuiteContext) -> P
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file) or {}
         status = await _status(found, spec, context.options)
-        # An HTTP service is ready without its dependencies: it reports their outage to its users.
+        # An HTTP service is ready even without its dependencies, because it reports their outage to its users.
         return found if status == HTTPStatus.OK or (status and "http" in found) else None
 
     async def answers() -> bool:
@@ -125,7 +125,7 @@ def _environment(
     }
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if not given.get("PAWL_TLS_CERTIFICATE_FILE"):
-        given.pop("PAWL_TLS_CA_FILE", None)  # It is only for commands that talk to other suites.
+        given.pop("PAWL_TLS_CA_FILE", None)  # Then it is only for commands that talk to other suites.
     if not (given.get(_SEAL_KEY) or given.get(f"{_SEAL_KEY}_FILE")):
         chosen[f"{_SEAL_KEY}_FILE"] = str(context.secrets.path(SEAL_FILE))
     if not given.get(_PUBLIC_URL) and options.port("gateway"):
@@ -146,12 +146,15 @@ def _environment(
 
 
 def _secret_files(environment: Mapping[str, str]) -> str:
-    """Return the files named by variables of any service, to hide them from programs of tool sources."""
+    """Return the files that are named by variables of any service, to hide them from tool sources' programs."""
     return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 
 def _internal_listen(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
-    """Return the listen address for other services: a Unix socket, or a port if certificates are required."""
+    """Return the address at which a process listens for other services: a Unix socket, or a port for TLS.
+
+    A port is also used if the path of a socket would be too long.
+    """
     last = _socket(spec, context.options.replicas.get(spec.name, 1) - 1, context)  # All replicas use sockets, or none.
     is_possible = len(os.fsencode(last)) <= _SOCKET_PATH_BYTES_MAX and _NOT_IN_SOCKETS.isdisjoint(last)
     if sys.platform == "win32" or not is_possible or authority_of(spec, context.options) is not None:
@@ -166,7 +169,7 @@ def _socket(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
 def _system(options: SuiteOptions) -> dict[str, str]:
     """Return the system variables that any program gets.
 
-    Children import the same Pawl as this process, independent of the working directory.
+    They make children import the same Pawl as this process, regardless of the working directory.
     """
     outer = {**os.environ, **options.environment}
     found = {name: value for name, value in outer.items() if name in _SYSTEM or name.startswith(_LOCALE)}
@@ -185,12 +188,12 @@ def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_keys(options: SuiteOptions) -> bool:
-    """Return whether callers have keys of their own; otherwise all use the local key."""
+    """Return whether callers have their own keys. Otherwise, all callers use the local key."""
     return bool(options.environment.get("PAWL_API_KEYS_FILE"))
 
 
 def has_owner(options: SuiteOptions) -> bool:
-    """Return whether the schemas are owned by a role other than the services' own."""
+    """Return whether the schemas belong to a role other than those of the services."""
     return options.database_url is None or options.database_owner_url is not None
 
 
@@ -217,7 +220,7 @@ def _read_addresses(path: Path) -> dict[str, str] | None:
 def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
     """Return the file that verifies a service's certificate; None if TLS is not used.
 
-    Without PAWL_TLS_CA_FILE it is the certificate itself.
+    Without PAWL_TLS_CA_FILE, this is the certificate itself.
     """
     variables = {**options.environment, **options.service_environment.get(spec.name, {})}
     certificate = variables.get("PAWL_TLS_CERTIFICATE_FILE")
@@ -225,7 +228,7 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
 
 
 async def _status(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int:
-    """Return the HTTP status of `/healthz`; 0 if there is no answer, for example from a frozen process."""
+    """Return the HTTP status of `/healthz`; 0 if the process does not answer, for example because it is frozen."""
     context = None
     if authority_of(spec, options) is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -28,10 +28,10 @@ _PROBLEMS: Final[Mapping[int, str]] = {
 
 
 def check_ports(chosen: Mapping[str, int]) -> None:
-    """Check that a server can listen on each port; 0 means any free one.
+    """Check that a server can listen on each port. 0 means any free port.
 
     Raises:
-        StartError: A port cannot be used; the message names each with its purpose.
+        StartError: A port cannot be used. The message names each such port and its purpose.
     """
     taken: dict[int, str] = {}
     problems: list[str] = []
@@ -47,7 +47,7 @@ def check_ports(chosen: Mapping[str, int]) -> None:
 
 def _problem(port: int) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connections are in TIME_WAIT is free.
+        # Servers set this too. A port whose last connections are in TIME_WAIT then counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -57,9 +57,9 @@ def _problem(port: int) -> str:
 
 
 def free_port() -> int:
-    """Return a free port that no launcher on this machine gets twice.
+    """Return a free port that no other launcher on this machine gets while this process runs.
 
-    It is outside the ephemeral range, so the system does not use it for an outgoing connection before the server
+    The port is outside the ephemeral range, so the system does not use it for an outgoing connection before the server
     listens.
     """
     while True:
@@ -70,7 +70,7 @@ def free_port() -> int:
 
 
 def _blocks_of_ports() -> Iterator[int]:
-    """Yield ports of blocks reserved by this process: a UDP socket on the first port of a block marks it."""
+    """Yield ports from blocks that this process reserves. A UDP socket on a block's first port marks it as reserved."""
     while True:
         first = random.randrange(_NOT_EPHEMERAL.start, _NOT_EPHEMERAL.stop - _BLOCK, _BLOCK)  # noqa: S311 - no secret
         sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -87,9 +87,9 @@ _own_ports = _blocks_of_ports()
 
 
 def address(port: int) -> str:
-    """Return that port on the loopback interface as host:port; 0 means a free port.
+    """Return this port on the loopback interface as host:port; 0 means a free port.
 
-    Servers of the launcher never let the system choose: it could give the port to a connection while the server
-    restarts.
+    The system never chooses the port of one of the launcher's servers, because it could give that port to a connection
+    while the server restarts.
     """
     return f"{HOST}:{port or free_port()}"

@@ -1,8 +1,8 @@
 """Runs the embedded PostgreSQL: binaries from a wheel, a cluster in the data folder, a database, a role per service.
 
-PostgreSQL refuses to run as root. When started by root it uses its own account, otherwise the current user. The wheel's
-Python API offers only Unix sockets without passwords, so its binaries are run directly: loopback TCP, SCRAM passwords,
-and a process that the supervisor owns.
+PostgreSQL refuses to run as root. If the launcher runs as root, PostgreSQL therefore uses its own account. The wheel's
+Python API offers only Unix sockets without passwords, so its binaries are run directly, with loopback TCP and SCRAM
+passwords, in a process that the supervisor owns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pawl.launcher.processes import Addresses, Command, ProcessSpec, shim
 VERSION = 18
 # Owns the database and creates the schemas; operators may use it to read them.
 ROLE = "pawl"
-# The services' roles. Each service grants its role's privileges at start.
+# The services' roles. Each service grants its role the privileges when it starts.
 ROLES = ("job_store", "tool_registry", "notifier")
 DATABASE = "pawl"
 _SUPERUSER = "postgres"
@@ -41,7 +41,7 @@ _SUPERUSER = "postgres"
 _ACCOUNT = "pgserver"
 _FALLBACK_ACCOUNT = "nobody"
 _CONNECT_SECONDS = 5.0
-# Passed on the command line, so that they apply to a cluster of any age. A power failure loses no acknowledged data.
+# Passed on the command line, so that they also apply to older clusters. A power failure loses no acknowledged data.
 _SETTINGS = {
     "unix_socket_directories": "",
     "max_connections": "200",
@@ -87,9 +87,9 @@ def database_account() -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Postgres:
-    """A PostgreSQL cluster. `prepare` it, then let a supervisor run `spec()`."""
+    """A PostgreSQL cluster. Call `prepare`, then let a supervisor run `spec()`."""
 
-    # The folder of the cluster; it need not exist yet.
+    # The folder of the cluster, which need not exist yet.
     folder: Path
     port: int
     secrets: SecretFiles
@@ -102,7 +102,7 @@ class Postgres:
         return self.url_of(ROLE)
 
     def url_of(self, role: str) -> str:
-        """Return the URL for that role, including the password."""
+        """Return the URL for this role, including the password."""
         return f"postgresql://{role}:{self.secrets.get(f'postgres-{role}')}@{address(self.port)}/{DATABASE}"
 
     async def prepare(self) -> None:
@@ -145,7 +145,7 @@ class Postgres:
         return Command(arguments=arguments, environment=_environment(), folder=self.folder)
 
     async def _initialise(self) -> None:
-        """Run initdb in a temporary folder and move the result, so that a partial cluster is never used."""
+        """Run initdb in a temporary folder, and then move it, so that an incomplete cluster is never used."""
         draft = self.folder.with_name(f"{self.folder.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
@@ -198,9 +198,9 @@ class Postgres:
             raise StartError(f"PostgreSQL could not create its files in {folder.parent}: {' '.join(last)}")
 
     async def _clear_pid_file(self) -> None:
-        """Stop a PostgreSQL server that still runs on these files, or remove a crashed one's pid file.
+        """Stop a PostgreSQL server that is still running on these files, or remove the pid file of a crashed one.
 
-        PostgreSQL itself refuses to start if the recorded pid now belongs to any process.
+        PostgreSQL itself refuses to start if the recorded pid now belongs to another process, whichever it is.
         """
         path = self.folder / "postmaster.pid"
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -211,7 +211,7 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Return whether that process is a PostgreSQL server in this folder, which is its working directory."""
+        """Return whether this process is a PostgreSQL server whose working directory is this folder."""
         try:
             return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.folder.resolve()
         except OSError:
@@ -252,7 +252,7 @@ class Postgres:
 
 
 def _environment() -> dict[str, str]:
-    """Return PostgreSQL's environment: it reads many variables, so it gets only the path and the locale."""
+    """Return PostgreSQL's environment: only the path and the locale, because PostgreSQL reads many variables."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
@@ -267,7 +267,7 @@ def _make_traversable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _account_lock() -> Iterator[None]:
-    """Wait for another process that creates the account: of two concurrent attempts the second would change its uid."""
+    """Ensure that only one process creates the account at a time: a concurrent attempt would change its uid."""
     folder = os.open("/etc", os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

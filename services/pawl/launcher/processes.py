@@ -20,10 +20,10 @@ from pawl.launcher.logfile import LogFile
 
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 10.0
-# After running this long, a process that dies restarts without a long delay.
+# A process that dies after running for this long restarts without a long delay.
 ALIVE_LONG_SECONDS = 30.0
 
-# A process that has answered before is killed and restarted after this long without an answer.
+# A process that has answered before is killed and restarted if it does not answer for this long.
 SILENT_SECONDS_MAX = 30.0
 
 _PROBE_SECONDS = 0.03
@@ -43,18 +43,18 @@ _log = logs.get_logger(__name__)
 class Command:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
-    # The working directory; None for the launcher's, so that the user's relative paths work.
+    # The working directory. None means that of the launcher, so that the user's relative paths work.
     folder: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """How to start a process, check that it is ready, and stop it.
+    """Describes how a process is started, checked and stopped.
 
-    `command` is called before each start with the previous addresses, so that a process with free ports keeps them: its
-    peers know them. `probe` checks once whether the process is ready and returns its addresses, or None if it is not;
-    it raises StartError if waiting is pointless. `answers` checks whether a ready process still answers, whatever its
-    health.
+    `command` is called before each start with the previous addresses, so that a process keeps the free ports that its
+    peers know. `probe` checks once whether the process is ready, and returns its addresses, or None if it is not ready;
+    it raises StartError if waiting is pointless. `answers` checks whether a ready process still answers, even if it is
+    not healthy.
     """
 
     name: str
@@ -80,7 +80,7 @@ def next_delay(previous: float | None, alive_seconds: float) -> float:
 
 
 class Process:
-    """Keeps one process running from `start` to `stop`. Both can be repeated alternately, and called concurrently."""
+    """Keeps one process running from `start` to `stop`. Both can be called repeatedly in turn, and concurrently."""
 
     def __init__(
         self, spec: ProcessSpec, *, run_directory: Path, log_directory: Path, changed: Callable[[], None]
@@ -109,21 +109,21 @@ class Process:
 
     @property
     def ready(self) -> bool:
-        """True if the running process has been ready."""
+        """True if the running process has become ready."""
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Start supervising. Has no effect if it is already being supervised."""
+        """Start supervising the process. Has no effect if it is already supervised."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._supervise(), name=f"supervise-{self.name}")
 
     async def wait_ready(self, seconds: float) -> None:
-        """Return once the process is ready, if necessary after restarts.
+        """Return once the process is ready, possibly after restarts.
 
-        Raises StartError with the last line of its log on timeout, or immediately if the process exits with code 2,
-        which means that its configuration is invalid.
+        Raises StartError after a timeout. Raises it immediately if the probe does, or if the process exits with code 2,
+        which means that its configuration is invalid. The message of a timeout or exit has the last line of the log.
         """
         if self._failure is None:
             raise StartError(f"{self.name} is not started.")
@@ -171,7 +171,7 @@ class Process:
                 return
             delay = next_delay(delay, loop.time() - started_at)
             self.restarts += 1
-            # A process that could never start logs the reason, and `wait_ready` raises it.
+            # A process that cannot start logs the reason itself, and `wait_ready` raises it.
             log = _log.debug if code == _EXIT_USAGE and self.addresses is None else _log.warning
             path = str(self.log.path)
             log("process.died", process=self.name, exit_code=code, restart_in_seconds=delay, log=path)
@@ -212,7 +212,7 @@ class Process:
                 stderr=output,
                 env=dict(command.environment),
                 cwd=command.folder,
-                # Its own group, so that Ctrl-C reaches only the launcher, which stops everything in order.
+                # The process gets its own group, so that Ctrl-C reaches only the launcher, which stops all in order.
                 start_new_session=True,
             )
 
@@ -250,7 +250,7 @@ class Process:
 
 
 async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
-    """Return once a process that was ready has not answered its health check for 30 seconds."""
+    """Return once a process has not answered its health check for 30 seconds."""
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
     while loop.time() - answered_at < SILENT_SECONDS_MAX:

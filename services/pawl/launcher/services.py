@@ -8,7 +8,7 @@ import sys
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """One service: how to run it and which variables it gets.
+    """A service's command, and the variables that it gets.
 
     The process must read its settings from the environment, write its addresses (`metrics`, and `grpc` or `http`) to
     the file PAWL_ADDRESS_FILE, and serve `/healthz` at its metrics address.
@@ -16,13 +16,13 @@ class ServiceSpec:
 
     name: str
     command: tuple[str, ...]
-    # Its NATS user, and its PostgreSQL role if it has a schema; empty if it calls services as a client does.
+    # Its NATS user, and its PostgreSQL role if it has a schema. Empty if it only calls other services, like a client.
     role: str
-    # The variables that it reads, besides system variables; None means all of Pawl's.
+    # The variables that it reads in addition to system variables. None means all of Pawl's variables.
     reads: frozenset[str] | None = None
-    # True if it runs Python tools; the user may pass additional variables to them.
+    # True if it runs Python tools, to which the user can pass additional variables.
     runs_tools: bool = False
-    # The service is started only if this variable is set; empty means always.
+    # The service is started only if this variable is set. Empty means that it is always started.
     needs: str = ""
 
     @property
@@ -96,7 +96,7 @@ def service(name: str) -> ServiceSpec:
     )
 
 
-# A stage starts when all earlier ones are ready, and gets their addresses. Stopping reverses the order.
+# A stage starts when all earlier stages are ready, and gets their addresses. Services stop in the reverse order.
 STAGES: tuple[tuple[ServiceSpec, ...], ...] = (
     (service("job-store"),),
     (service("tool-registry"), service("notifier")),

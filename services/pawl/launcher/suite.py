@@ -1,4 +1,4 @@
-"""The suite as one object, for `pawl up` and for tests in their own event loop."""
+"""The suite as one object, for `pawl up` and for tests that run it in their own event loop."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _log = logs.get_logger(__name__)
 
 
 class Suite:
-    """Starts everything in order on entry, and stops it in reverse on exit.
+    """Starts all processes in order on entry, and stops them in reverse order on exit.
 
-    A process that dies is restarted. `stop` is idempotent; a start that fails or is cancelled stops what it has
-    started.
+    A process that dies is restarted. `stop` is idempotent. If `start` fails or is cancelled, it stops the processes it
+    has started.
     """
 
     def __init__(self, options: SuiteOptions) -> None:
@@ -75,7 +75,7 @@ class Suite:
         await self.stop()
 
     async def start(self) -> None:
-        """Return when every process is ready. Raises StartError with one sentence if that fails."""
+        """Start all processes and wait until they are ready. Raises StartError with one sentence if that fails."""
         secrets = self._secrets = self.folder.open()
         try:
             for name in await orphans.stop_all(self.folder.run):
@@ -98,7 +98,7 @@ class Suite:
             raise
 
     async def stop(self) -> None:
-        """Stop everything in reverse order, and release the data folder."""
+        """Stop all processes in reverse order, and release the data folder."""
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
@@ -134,16 +134,16 @@ class Suite:
 
     @property
     def database_url(self) -> str:
-        """The URL of PostgreSQL, including the password; the embedded one's URL is for the owner."""
+        """The URL of PostgreSQL, including the password. For the embedded server, it is the owner's."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
-        """Return the NATS URL for that user, including the password."""
+        """Return the NATS URL for this user, including the password."""
         return self._secret_files.get(nats_url_file(user))
 
     @property
     def local_key(self) -> str:
-        """The key for callers on this machine, if they have no keys of their own."""
+        """The key for callers on this machine. It exists only if callers have no keys of their own."""
         return self._secret_files.get(LOCAL_KEY)
 
     def process(self, name: str, replica: int = 0) -> Process:
@@ -151,18 +151,18 @@ class Suite:
         return self._processes[process_name(name, replica)]
 
     def pid(self, name: str, replica: int = 0) -> int | None:
-        """Return its process id; None while it is down."""
+        """Return the id of a process; None while it is down."""
         return self.process(name, replica).pid
 
     # Control for tests.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal a process, which is restarted if it dies. SIGKILL has no effect on a process that is down."""
+        """Send a signal to a process, which is restarted if it dies. SIGKILL has no effect if the process is down."""
         with contextlib.suppress(*((ProcessLookupError,) if number == signal.SIGKILL else ())):
             self.process(name, replica).send_signal(number)
 
     async def wait_ready(self, name: str, replica: int = 0) -> None:
-        """Return when that process is ready; after a kill, when it has restarted."""
+        """Return when the process is ready. After it was killed, this means that it has restarted."""
         await self.process(name, replica).wait_ready(self.options.ready_seconds)
 
     async def stop_process(self, name: str, replica: int = 0) -> None:
@@ -170,7 +170,7 @@ class Suite:
         await self.process(name, replica).stop()
 
     async def start_process(self, name: str, replica: int = 0) -> None:
-        """Start a stopped process at the same addresses, and return when it is ready."""
+        """Start a stopped process with the same addresses, and return when it is ready."""
         self.process(name, replica).start()
         await self.wait_ready(name, replica)
 

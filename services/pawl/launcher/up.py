@@ -30,7 +30,7 @@ _NEXT = (
     ("see pending approvals", "inbox"),
 )
 
-# Callers have their own keys, so commands cannot find one.
+# Callers have their own keys, so commands cannot find a key.
 _NO_KEY: Final = ("set your key first", "export PAWL_API_KEY=KEY")
 
 
@@ -46,9 +46,9 @@ def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
 
 
 def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
-    """Return everything that listens: name, address, note."""
+    """Return the name, the address and a note for everything that listens."""
     http = "https" if endpoints.authority else "http"
-    # HTTP addresses first: users open those.
+    # HTTP addresses come first, because users open them.
     services = sorted(endpoints.services.items(), key=lambda each: (not any(one.http for one in each[1]), each[0]))
     found = [
         (
@@ -85,7 +85,7 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
 
 
 def _program() -> str:
-    """Return `pawl` if the shell finds it, otherwise the path that was used to start it."""
+    """Return `pawl` if the shell finds that command, otherwise the path that was used to start it."""
     started = Path(sys.argv[0])
     if started.name != "pawl" or not started.is_file():
         return "pawl"
@@ -103,9 +103,9 @@ async def _nothing(_: SuiteOptions) -> None:
 
 
 def up(options: SuiteOptions, when_ready: Callable[[SuiteOptions], Awaitable[None]] = _nothing) -> int:
-    """Run the suite until SIGTERM, SIGINT or SIGHUP, then stop it in order; call `when_ready` once it is ready.
+    """Run the suite until SIGTERM, SIGINT or SIGHUP, then stop it in order. Calls `when_ready` once it is ready.
 
-    Return the exit code: 0 after an orderly stop, 2 with one sentence on standard error if it could not start.
+    Returns the exit code: 0 after an orderly stop, or 2 after an error, which is one sentence on standard error.
     """
     logs.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
     try:
@@ -150,7 +150,7 @@ async def run_until_signal(suite: Suite, when_ready: Callable[[SuiteOptions], Aw
 
 
 async def _wait(stopping: asyncio.Task[bool], data: Path) -> None:
-    """Return after a signal; report a disk problem once.
+    """Return after a signal. Until then, report each problem with the disk once.
 
     Raises:
         StartError: The data folder has been removed.

@@ -15,7 +15,7 @@ from pawl.mailbox.settings import MailboxSettings
 
 
 def parse_passwords(content: bytes) -> dict[str, dict[str, str]]:
-    """Return passwords by store and name.
+    """Return the passwords by store and name.
 
     Raises:
         ValueError: The content is malformed.

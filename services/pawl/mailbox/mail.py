@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 TEXT_BYTES_MAX: Final = 128 * 1024
 PARTS_MAX: Final = 100
 ATTACHMENTS_MAX: Final = 20
-# A longer thread is assumed to be two programs that answer each other.
+# A longer thread is assumed to consist of two programs that answer each other.
 THREAD_MAILS_MAX: Final = 40
 _HEADER_CHARACTERS_MAX: Final = 998
 _RESULTS_MAX: Final = 8192
@@ -20,23 +20,23 @@ _FILE_NAME_CHARACTERS_MAX: Final = 90
 _BULK: Final = frozenset({"bulk", "list", "junk", "auto_reply"})
 _TEXTS: Final = frozenset({"text/plain", "text/markdown", "text/csv", "text/calendar", "application/json"})
 
-# Only addresses that every parser reads alike: no comments, quotes, groups or lists.
+# Only addresses that all parsers read in the same way: no comments, quotes, groups or lists.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,10}")
 _FROM: Final = re.compile(
     rf"""\s*(?:(?:"[^"\\<>]*"[ \t]*|[^"<>,;:@\\()]*)<(?P<angle>{_ADDRESS.pattern})>|(?P<bare>{_ADDRESS.pattern}))\s*"""
 )
 _MESSAGE_ID: Final = re.compile(r"<[!-;=?-~]{1,250}>")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-# Parsers disagree about lines that are not headers and about a lone carriage return, so both are refused.
+# Parsers disagree about lines that are not headers and about lone carriage returns, so both are refused.
 _HEADERS: Final = re.compile(
     rb"(?:From [^\r\n]*\r?\n)?(?:[!-9;-~]+:[^\r\n]*(?:\r?\n|\Z)(?:[ \t][^\r\n]*(?:\r?\n|\Z))*)*(?:\r?\n|\Z)"
 )
 
 
 def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: Sequence[str]) -> dict[str, Any]:  # noqa: FBT001
-    """Return the data and attachment texts of a message, or a `refusal`: the reason why it may not fire the trigger.
+    """Return a message's data and attachment texts or, if it may not fire the trigger, only the reason as `refusal`.
 
-    `own` is the address of the mailbox. With `is_cut`, `raw` is only the first part of the message.
+    `own` is the address of the mailbox. `is_cut` means that `raw` is only the first part of the message.
     """
     try:
         message = message_from_bytes(raw, policy=policy.default)
@@ -55,18 +55,18 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 
 
 def _automatic(message: EmailMessage) -> str:
-    """Return why the message seems to come from a program (RFC 3834); an empty string if it does not."""
+    """Return why a message must not be answered automatically (RFC 3834); an empty string if it may be."""
     if message.get_content_type() == "multipart/report":
-        return "it is an automatic mail: multipart/report"
+        return "it is an automatic email: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
         if name in message:
-            return f"it is an automatic mail: {name}"
+            return f"it is an automatic email: {name}"
     for name in ("Auto-Submitted", "X-Auto-Response-Suppress", "Precedence", "Return-Path"):
         for value in _raw(message, name):
             word = _without_comments(value).partition(";")[0].strip().lower()
             is_automatic = {"Precedence": word in _BULK, "Return-Path": word == "<>"}
             if is_automatic.get(name, word not in {"", "no", "none"}):
-                return f"it is an automatic mail: {name}: {_clean(word)[:40]}"
+                return f"it is an automatic email: {name}: {_clean(word)[:40]}"
     if len(_ids(message, "References")) >= THREAD_MAILS_MAX:
         return f"its thread has more than {THREAD_MAILS_MAX} messages"
     return ""
@@ -88,7 +88,7 @@ def _unwanted(message: EmailMessage, sender: str, own: str, authserv_id: str, se
 def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
     """Return whether the receiving server reports a DMARC pass for the sender's domain (RFC 8601, RFC 7489).
 
-    Only its topmost result counts: the sender may have forged those below.
+    Only the server's topmost result counts, because the sender may have forged the results below it.
     """
     for value in _raw(message, "Authentication-Results"):
         name, *results = _without_comments(value).lower().split(";")
@@ -102,7 +102,7 @@ def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """Return a structured header without comments and quoted strings; an empty string if one is not closed."""
+    """Return a structured header without its comments and quoted strings; empty if one of them is not closed."""
     kept: list[str] = []
     depth, is_quoted = 0, False
     for piece in re.findall(r"\\.|.", text, re.DOTALL):
@@ -130,7 +130,7 @@ def _headers(message: EmailMessage) -> dict[str, str]:
 
 
 def _parsed(message: EmailMessage, name: str) -> object:
-    """Return a decoded header. Bytes without an encoding are UTF-8 (RFC 6532)."""
+    """Return a decoded header. Unencoded bytes are read as UTF-8 (RFC 6532)."""
     value = next(iter(_raw(message, name)), "")[: 4 * _HEADER_CHARACTERS_MAX]
     return policy.default.header_fetch_parse(name, value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
@@ -157,7 +157,7 @@ def _contents(message: EmailMessage, is_cut: bool) -> dict[str, Any]:  # noqa: F
 
 
 def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
-    """Yield the leaf parts in order. An attached message counts as a file."""
+    """Yield the leaf parts in order. An attached message counts as one file."""
     if part.get_content_maintype() == "multipart" and part.is_multipart():
         for each in cast("list[EmailMessage]", part.get_payload()):
             yield from _leaves(each)
@@ -169,11 +169,11 @@ def _attachment(part: EmailMessage, kind: str, is_cut: bool) -> dict[str, Any]: 
     name = re.sub(r"[^\w. -]", "_", _clean(part.get_filename() or "")).strip(". _")[-_FILE_NAME_CHARACTERS_MAX:]
     payload = part.get_payload(decode=True)
     described: dict[str, Any] = {"name": name or "unnamed", "type": kind}
-    if isinstance(payload, bytes):  # Not for an attached mail.
+    if isinstance(payload, bytes):  # An attached message has no payload.
         described["size_bytes"] = len(payload)
     if kind in _TEXTS and not is_cut:
         return {**described, "text": _text(part)} if payload else described
-    return {**described, "left_out": "the mail is too large" if kind in _TEXTS else "it is not text"}
+    return {**described, "left_out": "the message is too large" if kind in _TEXTS else "it is not text"}
 
 
 def _text(part: EmailMessage) -> str:

@@ -30,19 +30,19 @@ from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
 from pawl.mailbox.poll import Unreadable
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
 
-# The time between two calls of LeaseMailboxes.
+# Time between two calls of LeaseMailboxes.
 LEASE_SECONDS: Final = 5.0
-# Concurrent polls; each store has a quota.
+# Maximum number of concurrent polls. Each store has a quota.
 POLLS_MAX: Final = 16
 POLL_SECONDS_MAX: Final = 60.0
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _POLL_SECONDS: Final = 60
 _BACKOFF_SECONDS_MAX: Final = 3600
-# The longest pause after another service failed.
+# The longest pause after a failure of another service.
 _INTERRUPTED_SECONDS_MAX: Final = 300
 _DOUBLINGS_MAX: Final = 10
 _SETTINGS: Final = ("PAWL_", "OPENAI_")
-# Signals that stop a process from outside: the message is not the cause.
+# Signals that stop a process from outside, so that the message is not the cause.
 _STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 
 # Store, id and generation of a trigger.
@@ -52,7 +52,7 @@ _log = logs.get_logger(__name__)
 
 
 class Mailboxes:
-    """The mailboxes of one process. A slow server delays only mailboxes of the same store."""
+    """Reads the mailboxes that this process leases. A slow server delays only mailboxes of the same store."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class Mailboxes:
         self._failures = failures
         self._slots = FairSlots(POLLS_MAX)
         self._readers: dict[_Key, asyncio.Task[None]] = {}
-        # Consecutive interrupted readers of a mailbox since the last progress.
+        # Number of interruptions of each mailbox's reader since its last progress.
         self._interrupted: dict[_Key, int] = {}
 
     async def run(self) -> None:
-        """Lease mailboxes and poll them until cancelled.
+        """Lease mailboxes and poll them until this is cancelled.
 
         Raises:
-            PawlError: The leases cannot be renewed, so no mailbox may be polled.
+            PawlError: The leases cannot be renewed, so polling has stopped.
         """
         try:
             while True:
@@ -104,9 +104,9 @@ class Mailboxes:
                 self._readers[key] = asyncio.create_task(self._read(mailbox), name="mailbox")
 
     async def _read(self, mailbox: LeasedMailbox) -> None:
-        """Poll one mailbox until its trigger changes or another service fails, then pause.
+        """Poll one mailbox until its trigger changes or another service fails, and then pause.
 
-        The next lease starts it again.
+        After the pause, the next renewal of the lease starts this again.
         """
         try:
             await self._read_forever(mailbox)
@@ -140,7 +140,7 @@ class Mailboxes:
             await asyncio.sleep(0 if has_more else min(seconds, _BACKOFF_SECONDS_MAX))
 
     async def _poll(self, mailbox: LeasedMailbox) -> bool:
-        """Deliver the next messages; return whether there are more.
+        """Deliver the next messages; return whether to poll again immediately, because more messages may follow.
 
         Raises:
             Unreadable: The mailbox cannot be read.
@@ -162,10 +162,10 @@ class Mailboxes:
         return has_moved and (has_more or bool(error))
 
     async def _poll_request(self, mailbox: LeasedMailbox) -> dict[str, Any]:
-        """Return the input of the poll process.
+        """Return the input for the poll process.
 
         Raises:
-            Unreadable: The password is missing, or the deployment does not allow the host.
+            Unreadable: The password is missing or unusable, or the deployment does not allow the host.
         """
         source, store_id = mailbox.mailbox, StoreId(mailbox.store_id)
         password = self._passwords().get(store_id, {}).get(source.password_secret, "")
@@ -202,7 +202,7 @@ class Mailboxes:
         return await work
 
     async def _deliver(self, mailbox: LeasedMailbox, uid: int, data: dict[str, Any]) -> None:
-        """Deliver a message after its attachments. Idempotent.
+        """Store a message's attachments, then deliver the message. Idempotent.
 
         Raises:
             TriggerPaused: The trigger has changed or is paused.
@@ -253,7 +253,7 @@ class Mailboxes:
 async def run_poll(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Run `poll` in a subprocess and return its output lines.
 
-    If the subprocess fails while it parses a message, the last line refuses that message. After any other failure the
+    If the subprocess fails while it parses a message, the last line refuses that message. After any other failure, the
     last line has an `error`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
@@ -293,6 +293,6 @@ def _key(mailbox: LeasedMailbox) -> _Key:
 
 
 def _folder_id(source: MailboxSource) -> str:
-    """Return an id of the folder, because UIDs of another folder may overlap."""
+    """Return an id of a folder, which is needed because different folders can contain the same UIDs."""
     named = json.dumps([source.host, source.port, source.plaintext, source.username, source.folder])
     return hashlib.sha256(named.encode()).hexdigest()[:8]

@@ -1,7 +1,7 @@
 """Polls one mailbox over IMAP (RFC 3501) without changing it: `python -m pawl.mailbox.poll`.
 
-Each poll runs in its own process, which `mailboxes` kills at its timeout. Thus no server or message can use more CPU
-time or memory than allowed. It imports only the standard library and the parser.
+Each poll runs in its own process, which `mailboxes` kills when it times out, so that no server or message can use more
+CPU time or memory than allowed. The process imports only the standard library and the parser.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pawl.mailbox.mail import read_mail
 
 MAIL_BYTES_MAX: Final = 1024 * 1024
 MAILS_MAX: Final = 10
-# Bytes of messages per poll; the last message may exceed it.
+# Limit on the total bytes of a poll's messages. The last message may exceed it.
 MAILS_BYTES_MAX: Final = 4 * MAIL_BYTES_MAX
 SESSION_BYTES_MAX: Final = 8 * MAIL_BYTES_MAX
 LINE_BYTES_MAX: Final = 64 * 1024
-# UIDs per search. The answer is one line, which must be shorter than LINE_BYTES_MAX.
+# Number of UIDs per search. The answer is one line, which must be shorter than LINE_BYTES_MAX.
 RANGE_UIDS: Final = 5000
-# Ranges per poll. The last search covers all remaining UIDs.
+# Maximum number of ranges per poll. The last search covers all remaining UIDs.
 _RANGES_MAX: Final = 100
-# CPU time for a message, and for everything before the first one.
+# CPU time for each message, and for everything before the first message.
 CPU_SECONDS: Final = 5
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
 _SILENT_SECONDS: Final = 10.0
 _UIDS_END: Final = 2**32
 _UID: Final = re.compile(rb"\bUID ([0-9]{1,10})\b")
 _SIZE: Final = re.compile(rb"\bRFC822\.SIZE ([0-9]{1,12})\b")
-# RFC 5530: the message was deleted. After any other refusal it may be available at the next poll.
+# RFC 5530: the message was deleted. After any other refusal, the message may be available at the next poll.
 _GONE: Final = re.compile(rb"\[(?:EXPUNGEISSUED|NONEXISTENT)\]", re.IGNORECASE)
 
 
@@ -45,7 +45,7 @@ class Unreadable(Exception):
 
 
 class _Session(imaplib.IMAP4):
-    """A connection to the first address that accepts one. It is aborted when the server sends too much."""
+    """A connection to the first address that accepts one. It is aborted if the server sends too much."""
 
     def __init__(self, host: str, port: int, addresses: list[str], *, plaintext: bool) -> None:
         self._addresses = addresses
@@ -89,10 +89,11 @@ class _Session(imaplib.IMAP4):
 def poll(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a folder's highest UID and, if its UIDVALIDITY has not changed, the first messages after the position.
 
-    Each message is yielded twice, first without `data`. So if parsing kills the process, the last line names it.
+    Each message is yielded twice, first without `data`. If parsing a message kills the process, the last line therefore
+    names that message.
 
     Raises:
-        Unreadable: The server refuses a command.
+        Unreadable: The server refuses the login or a command.
         OSError, IMAP4.error, ValueError, IndexError: The server is unavailable or violates the protocol.
     """
     session = _Session(asked["host"], asked["port"], asked["addresses"], plaintext=asked["plaintext"])
@@ -149,10 +150,10 @@ def _found(session: _Session, after: int, last: int | None) -> list[int]:
 
 
 def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
-    """Return a message, or its first part and True if it is too large; None if it was deleted."""
+    """Return a message's bytes and whether they are only its first part; None if it was deleted."""
     status, answer = session.uid("FETCH", str(uid), f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)")
     if status != "OK" and not _GONE.match(answer[-1]):
-        raise Unreadable(f"refuses to send the mail {uid}")
+        raise Unreadable(f"refuses to send message {uid}")
     for item in answer:
         if isinstance(item, tuple) and (found := _UID.search(item[0])) and int(found[1]) == uid:
             size, content = _SIZE.search(item[0]), item[1][:MAIL_BYTES_MAX]
@@ -170,7 +171,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def main() -> None:
-    """Poll the mailbox described on standard input; write each result of `poll` as a line to standard output."""
+    """Poll the mailbox described on standard input, and write each result as a line to standard output."""
     _limit(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     _limit_cpu()
     error = ""

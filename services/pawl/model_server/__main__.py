@@ -50,7 +50,7 @@ async def _serve(options: argparse.Namespace, script: Script) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write the file atomically: readers see all of it or nothing."""
+    """Write the file atomically, so that readers see either the whole file or none of it."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)

@@ -1,6 +1,6 @@
 """A small HTTP/1.1 server over asyncio and h11 that can also misbehave on purpose.
 
-A general framework would prevent truncated bodies and connection resets; here those are features.
+A general framework would prevent truncated bodies and connection resets, which are features here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Handler = Callable[[Request, "Connection"], Awaitable[None]]
 
 
 class Connection:
-    """One client connection: reads requests in sequence and passes each to a handler."""
+    """A client connection. Reads its requests in sequence and passes each one to a handler."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -49,19 +49,19 @@ class Connection:
         await self.finish()
 
     async def start(self, status: int, headers: dict[str, str]) -> None:
-        """Send the response head. Without a content length the body is sent chunked."""
+        """Send the response head. Without a content length, the body is sent chunked."""
         reason, fields = _PHRASES.get(status, "Unknown"), [*_SERVER, *headers.items()]
         await self._put(self._h11.send(h11.Response(status_code=status, headers=fields, reason=reason.encode())))
 
     async def write(self, *pieces: bytes) -> None:
-        """Send pieces of the body in one write to the socket, each as its own HTTP chunk."""
+        """Send pieces of the body in a single write to the socket, each as a separate HTTP chunk."""
         await self._put(b"".join(self._h11.send(h11.Data(data=piece)) or b"" for piece in pieces))
 
     async def finish(self) -> None:
         await self._put(self._h11.send(h11.EndOfMessage()))
 
     async def pause(self, seconds: float | None) -> None:
-        """Wait; None means forever. Raises ClientGoneError as soon as the client disconnects."""
+        """Wait, forever if `seconds` is None. Raises ClientGoneError as soon as the client disconnects."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while await self._read():

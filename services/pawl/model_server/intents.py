@@ -1,6 +1,6 @@
 """Recognises the requests in a prompt by a few sentence patterns.
 
-"then" and ";" split a prompt into sequential stages. "and" splits a stage into concurrent parts if every part is
+"then" and ";" split a prompt into sequential stages. "and" splits a stage into concurrent parts if each part is
 recognised on its own.
 """
 
@@ -122,7 +122,7 @@ _STORY = (
 
 
 def stages_of(prompt: str) -> list[Stage]:
-    """Return the requests by stage, never empty: an unrecognised prompt becomes a reply that says so."""
+    """Return the requests by stage. For an unrecognised prompt, return a single reply that says so."""
     return [_stage(part) for part in _THEN.split(prompt.strip()) if part.strip(" .!?,")] or [(_unknown(prompt),)]
 
 

@@ -12,9 +12,9 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Job notices as agent-loop writes them (`loop.rules.history`): a header line, then a JSON array.
+# Job notices in the form in which agent-loop writes them (`loop.rules.history`): a header line, then a JSON array.
 _NOTICES = re.compile(r"^\[Pawl reports [^\n]*:\]\n(\[[^\n]*\])\n*", re.MULTILINE)
-# Quoted lines after a header in brackets that names the source, and events from outside.
+# Quoted lines that follow a header in brackets with their source, and events from outside.
 _QUOTED = re.compile(r"^\[[^\n]*:\]\n(?:> [^\n]*(?:\n|\Z))+\n*|\{\"event\":\{\"source\":[^\n]*$", re.MULTILINE)
 
 Name = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -87,7 +87,7 @@ Message: TypeAlias = System | Developer | User | Assistant | ToolMessage
 
 
 class Parameters(msgspec.Struct):
-    """The JSON Schema of a tool's arguments, as far as this server reads it."""
+    """The parts of a tool's arguments schema that this server reads."""
 
     type: Literal["object"] = "object"
     properties: dict[str, Any] = {}
@@ -131,7 +131,7 @@ class StreamOptions(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A tool call since the last user message, with its result; None if there is no result yet."""
+    """A tool call since the last user message. `content` is its result; None if it has no result yet."""
 
     name: str
     content: str | None
@@ -139,7 +139,7 @@ class Result:
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """One model call. `strict.check_request` checks the other rules of OpenAI."""
+    """One model call. `strict.check_request` checks OpenAI's rules that these types cannot express."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     messages: Annotated[tuple[Message, ...], msgspec.Meta(min_length=1)]
@@ -152,7 +152,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def prompt(self) -> str:
-        """The text of the last user message without quotes and job notices; empty if there is none."""
+        """The text of the last user message, excluding quotes and job notices; empty if there is no user message."""
         position = self._last_user()
         return "" if position is None else _QUOTED.sub("", _NOTICES.sub("", text_of(self.messages[position])))
 
@@ -175,7 +175,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def round(self) -> int:
-        """Number of times the model has answered since the last user message."""
+        """The number of times that the model has answered since the last user message."""
         return sum(isinstance(message, Assistant) for message in self.since_prompt)
 
     @property
@@ -189,7 +189,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that may be called; none if `tool_choice` is "none"."""
+        """The tools that may be called. Empty if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
 
     def tool(self, name: str) -> Tool | None:
@@ -201,7 +201,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     def results(self) -> list[Result]:
         """Return the tool calls since the last user message, in order, with their results.
 
-        A result is searched only up to the next assistant message, because ids may repeat later.
+        A call's result must come before the next assistant message, because call ids may repeat after it.
         """
         found: list[Result] = []
         messages = self.since_prompt
@@ -220,7 +220,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
         return next((i for i in range(last, -1, -1) if self._is_prompt(i)), None)
 
     def _is_prompt(self, position: int) -> bool:
-        """Return whether a message starts a new prompt. Job notices between tool calls do not."""
+        """Return whether a message starts a new prompt. Job notices directly after a tool result do not."""
         message = self.messages[position]
         if not isinstance(message, User):
             return False

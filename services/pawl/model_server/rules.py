@@ -1,7 +1,7 @@
 """Rules that choose a reply from the prompt, the offered tools and the results so far. Pure and stateless.
 
-Each stage with tools takes one round. The rules read from the messages what has been done, so the same messages always
-get the same reply.
+Each stage with tools takes one round. The rules determine from the messages which stages are done, so the same messages
+always get the same reply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEPTH_MAX = 16
 
 
 def filled(schema: Any, text: str, depth: int = _DEPTH_MAX) -> Any:
-    """Return a value for a schema, with `text` for every string. References are not followed."""
+    """Return a value that fits a schema, with `text` for every string. References are not followed."""
     if not isinstance(schema, dict) or not depth:
         return text
     for name in ("const", "default"):
@@ -64,7 +64,7 @@ def describe(content: str | None) -> str:
 
 
 def job_id(content: str | None) -> str:
-    """Return the id of the job that continues the call, or an empty string."""
+    """Return the id of the job that continues a call, from the call's result; empty if there is no such job."""
     value = _field(content, "result") or _parse(content or "")
     return str(value.get("job_id", "")) if isinstance(value, dict) else ""
 
@@ -78,7 +78,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
 
 
 def note(content: str | None) -> str:
-    """Return the result's note in brackets, for example that a reviewer edited the call."""
+    """Return a result's note in parentheses, for example that a reviewer edited the call; empty without a note."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 
@@ -157,7 +157,7 @@ def _final_reply(
 
 
 def _done(stages: Sequence[Stage], results: Sequence[Result]) -> dict[int, list[Result]]:
-    """Assign each round of calls to its stage by tool names."""
+    """Return the results of each stage that is done. Rounds of calls are matched to stages by their tool names."""
     done: dict[int, list[Result]] = {}
     position = 0
     for round_number in sorted({result.round for result in results}):

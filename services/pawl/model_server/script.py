@@ -1,8 +1,8 @@
 """Defines scripted answers, including faults, that replace the rules.
 
-Steps are tried in order; the first that matches and is not used up gives the reply. If no step matches, the rules
-answer. The types here describe replies for the rules, the script file and the wire format. They reject unknown fields,
-so a misspelt field is reported with its position.
+Steps are tried in order, and the first one that matches and is not used up gives the reply. If no step matches, the
+rules answer. The types in this module describe replies for the rules, the script file and the wire format. They reject
+unknown fields, so a misspelt field is reported with its position.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault after some chunks of a stream; 0 means before the response head.
+    """A fault after `after_chunks` chunks of a stream; 0 means before the response head.
 
-    `status` answers with an HTTP error: `body` is any JSON, or text sent unchanged. `hang` stops sending, `reset`
-    resets the connection, `drop` closes it in the middle of the HTTP body. `truncate` ends the body cleanly, but
-    without finish reason, usage and `[DONE]`. `garble` sends a chunk that is not JSON and continues. `error_object`
-    sends an error inside the stream and ends it. `empty_stream` ends without a chunk.
+    `status` answers with an HTTP error whose `body` is JSON, or text that is sent unchanged. `hang` stops sending.
+    `reset` resets the connection. `drop` closes it in the middle of the HTTP body. `truncate` ends the body cleanly,
+    but without a finish reason, usage or `[DONE]`. `garble` sends a chunk that is not JSON and continues.
+    `error_object` sends an error inside the stream and ends it. `empty_stream` ends the stream before its first chunk.
     """
 
     type: Literal["status", "hang", "reset", "drop", "truncate", "garble", "error_object", "empty_stream"]
@@ -53,8 +53,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One answer of the model.
 
-    Parts are sent in this order: role, reasoning, text, tool calls, finish reason, usage, `[DONE]`. `finish_reason`
-    defaults to the one that matches the content. Text and arguments are sent in pieces of `chunk_characters`.
+    Its parts are sent in this order: role, reasoning, text, tool calls, finish reason, usage, `[DONE]`. By default,
+    `finish_reason` depends on the content. Text and arguments are sent in pieces of `chunk_characters`.
     """
 
     text: str = ""
@@ -66,7 +66,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fault: Fault | None = None
 
 
-# How many distinct requests are counted; the oldest are dropped first.
+# Maximum number of distinct requests that are counted. The oldest are dropped first.
 REQUESTS_COUNTED_MAX = 10_000
 
 
@@ -75,10 +75,10 @@ class ScriptError(ValueError):
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions of a step; all must hold.
+    """The conditions of a step, all of which must be met.
 
     `user_contains` must occur in the last user message, ignoring case. `round` is the number of assistant messages
-    after it: 0 is the first model call for the prompt, 1 the call with the first results.
+    after it: it is 0 for the first model call for the prompt, and 1 for the call with the first results.
     """
 
     user_contains: str = ""
@@ -88,8 +88,8 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A reply with its conditions.
 
-    `times` limits its uses for each distinct list of messages: if it is 2, the third attempt of a request gets the next
-    step. Without `when` and `times` a step is used once.
+    `times` limits its uses for each distinct list of messages: if it is 2, the third attempt at a request gets the next
+    step. A step with neither `when` nor `times` is used once.
     """
 
     reply: Reply
@@ -110,7 +110,7 @@ def parse_script(text: bytes | str) -> Script:
 
 
 def load_script(path: Path) -> Script:
-    """Read a script file. Raises ScriptError, including if the file cannot be read."""
+    """Read a script file. Raises ScriptError if it cannot be read or is invalid."""
     try:
         return parse_script(path.read_bytes())
     except OSError as error:
@@ -125,7 +125,7 @@ class Player:
         self._uses: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def choose(self, request: ChatRequest) -> Reply | None:
-        """Return the reply of the first matching step and count the use; None if no step matches."""
+        """Return the reply of the first matching step and count its use; None if no step matches."""
         for number, step in enumerate(self.script.steps):
             if matches(step.when, request) and self._use(number, step, request):
                 return step.reply

@@ -1,4 +1,4 @@
-"""Serves the HTTP routes of the model server, records requests, and causes faults."""
+"""Serves the model server's HTTP routes, records requests, and causes scripted faults."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _log = logs.get_logger(__name__)
 class Recorded:
     """A model call and its outcome.
 
-    `outcome` is `open` until answered, then `complete`, `refused`, `fault` (scripted) or `client_gone`. `body` is the
-    parsed JSON, or None if the body was not JSON.
+    `outcome` is `open` until the call is answered, and then `complete`, `refused`, `fault` (scripted) or `client_gone`.
+    `body` is the parsed JSON, or None if the body was not JSON.
     """
 
     number: int
@@ -44,10 +44,10 @@ class Recorded:
 
 
 class ModelServer:
-    """A running model server: `async with ModelServer(script=...) as server`, then use `server.base_url`.
+    """A model server. Run it with `async with ModelServer(script=...) as server`, and use `server.base_url`.
 
-    Leaving the context closes all connections. `play` replaces the script at any time; `requests` holds the latest
-    calls. The server refuses requests that OpenAI would refuse.
+    It closes all connections on exit. `play` can replace the script at any time, and `requests` holds the latest calls.
+    The server refuses requests that OpenAI would refuse.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ModelServer:
         return f"http://{self.address}/v1"
 
     def play(self, script: Script) -> None:
-        """Replace the script and reset its counts; answers in progress are not affected."""
+        """Replace the script and reset its counts. Answers in progress are not affected."""
         self._player = Player(script)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -172,7 +172,7 @@ async def _stream(reply: Reply, envelope: Envelope, connection: Connection, reco
         case "hang":
             await connection.pause(None)
         case "reset":
-            await connection.pause(0.05)  # a reset discards what the client has not read yet
+            await connection.pause(0.05)  # a reset discards data that the client has not read yet
             connection.reset()
         case "drop":
             connection.close()

@@ -1,6 +1,6 @@
 """Refuses requests that OpenAI refuses, so that tests catch histories that real providers would reject.
 
-The wording follows the errors of OpenAI's chat-completions API.
+The error messages follow those of OpenAI's chat-completions API.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TOOL_MESSAGE_ORPHANED = (
 
 
 def check_request(request: ChatRequest, *, reasoning_echo: bool = False) -> None:
-    """Check rules beyond the request's schema.
+    """Check OpenAI's rules that the types of a request cannot express.
 
-    With `reasoning_echo`, also refuse assistant tool-call messages without `reasoning_content`, as some DeepSeek models
-    do.
+    With `reasoning_echo`, also refuse assistant messages that have tool calls but no `reasoning_content`, as some
+    DeepSeek models do.
 
     Raises:
         RefusedRequest: OpenAI would refuse the request.

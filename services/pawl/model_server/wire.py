@@ -26,13 +26,13 @@ class Envelope:
 
 
 def event(payload: Any) -> bytes:
-    """Return one server-sent event; text is sent unchanged."""
+    """Return one server-sent event. If `payload` is text, it is sent unchanged."""
     data = payload.encode() if isinstance(payload, str) else msgspec.json.encode(payload)
     return b"data: " + data + b"\n\n"
 
 
 def stream_events(reply: Reply, envelope: Envelope) -> list[bytes]:
-    """Return the events of a streamed answer, without `[DONE]`."""
+    """Return the events of a streamed answer, except for `[DONE]`."""
     choices = [[_choice(delta)] for delta in _deltas(reply, envelope)]
     payloads = [_chunk(envelope, each) for each in (*choices, [_choice({}, finish_reason(reply))])]
     if envelope.include_usage:
@@ -58,14 +58,14 @@ def finish_reason(reply: Reply) -> str:
 
 
 def arguments_text(call: ToolCall) -> str:
-    """Return the arguments as text: an object as compact JSON, a string unchanged."""
+    """Return a call's arguments as text: an object as compact JSON, or a string unchanged."""
     if isinstance(call.arguments, str):
         return call.arguments
     return json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
 
 
 def usage(reply: Reply, envelope: Envelope) -> dict[str, Any]:
-    """Return token counts, estimated at four characters per token."""
+    """Return token counts, which are estimated at four characters per token."""
     prompt = -(-envelope.prompt_characters // 4)
     reasoning = -(-len(reply.reasoning) // 4)
     characters = len(reply.text) + sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)

@@ -23,7 +23,7 @@ CREATE TABLE notifications (
     read_time timestamptz,
     call_id text NOT NULL,
     channel_id text NOT NULL,
-    over_time timestamptz,  -- when the decision it asks for was no longer needed
+    over_time timestamptz,  -- when the need that it reports was resolved
     PRIMARY KEY (store_id, user_id, number)
 );
 CREATE INDEX notifications_by_age ON notifications (insert_time);
@@ -36,7 +36,7 @@ CREATE INDEX notifications_of_conversation ON notifications (conversation_id, ru
 CREATE INDEX notifications_unpublished ON notifications (insert_time) WHERE publish_time IS NULL;
 CREATE INDEX notifications_unread ON notifications (store_id, user_id, number) WHERE read_time IS NULL;
 
--- Users who have called with a role that approves, and when they last did.
+-- Users who have called with an approver role, and when they last did.
 CREATE TABLE approvers (
     store_id text NOT NULL,
     user_id text NOT NULL,
@@ -45,7 +45,7 @@ CREATE TABLE approvers (
 );
 CREATE INDEX approvers_by_time ON approvers (store_id, seen_time);
 
--- Erased conversations, for a while: pending notifications about them are dropped.
+-- Recently erased conversations: notifications about them that are still pending are dropped.
 CREATE TABLE erased_conversations (
     store_id text NOT NULL,
     conversation_id text NOT NULL,
@@ -73,7 +73,8 @@ CREATE TABLE webhooks (
     create_time timestamptz NOT NULL,
     -- Delay after the notification. Skipped if it was read or settled by then.
     after_seconds integer NOT NULL DEFAULT 0,
-    -- A mail channel is a webhook with a mailto: URL. When its address was confirmed; null before, and for webhooks.
+    -- An e-mail channel is a webhook with a mailto: URL. This is when its address was confirmed; null before, and for
+    -- webhooks.
     confirm_time timestamptz,
     -- When the confirmation code was created, and wrong attempts since.
     code_time timestamptz,
@@ -103,7 +104,7 @@ CREATE TABLE webhook_deliveries (
     status integer NOT NULL DEFAULT 0,
     latency_ms integer NOT NULL DEFAULT 0,
     last_error text NOT NULL DEFAULT '',
-    resent boolean NOT NULL DEFAULT false,  -- resent by the user, whatever the preferences are
+    resent boolean NOT NULL DEFAULT false,  -- resent by the user, so preferences do not apply
     -- Its first attempt was delayed, by `after_seconds` or quiet hours.
     put_off boolean NOT NULL DEFAULT false,
     PRIMARY KEY (delivery_id),
@@ -120,7 +121,7 @@ CREATE INDEX webhook_deliveries_tests ON webhook_deliveries (insert_time) WHERE 
 -- The test deliveries of a webhook.
 CREATE INDEX webhook_deliveries_tests_of_webhook ON webhook_deliveries (webhook_id, insert_time)
     WHERE number IS NULL;
--- Counts the mails a user was sent recently.
+-- For counting the e-mails that a user was sent recently.
 CREATE INDEX webhook_deliveries_tried ON webhook_deliveries (store_id, user_id, try_time)
     WHERE try_time IS NOT NULL;
 
@@ -152,7 +153,7 @@ CREATE INDEX codes_sent_of_address ON codes_sent (lower(address), sent_time);
 CREATE INDEX codes_sent_of_store ON codes_sent (store_id, sent_time);
 CREATE INDEX codes_sent_old ON codes_sent (sent_time);
 
--- Results of deliveries and disabled channels, until NATS has them.
+-- Events about ended deliveries and disabled channels, until NATS has them.
 CREATE TABLE channel_events (
     event_id text NOT NULL DEFAULT ('che_' || replace(gen_random_uuid()::text, '-', '')),
     type text NOT NULL,

@@ -149,7 +149,7 @@ def _builtin_tools(
 
 
 def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel, files: FileFolders) -> ErasureWork:
-    """Return the worker that erases conversations: first their rows, then the file tools' records of past calls."""
+    """Return the worker that erases conversations: first their rows, and then the file tools' records of past calls."""
     rows = PostgresErasures(database)
 
     async def erase(part: ErasurePart) -> None:
@@ -160,7 +160,7 @@ def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel,
 
 
 def _is_personal(settings: ToolRegistrySettings) -> bool:
-    """Return whether any local program may be added as a source."""
+    """Return whether any local program may be added as a tool source."""
     return settings.is_personal and settings.mcp_programs_file is None
 
 

@@ -157,9 +157,9 @@ _messages: dict[tuple[str, str, int, float], tool_pb2.Tool] = {}
 
 
 def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
-    """Return a version's cached message. It is shared, so do not modify it."""
-    # Cached because versions never change and every run needs them. The creation time tells apart two registries in one
-    # process.
+    """Return the message for a version. It is cached and shared, so do not modify it."""
+    # Cached because versions never change and every run needs them. The creation time distinguishes two registries in
+    # the same process.
     key = (entry.store_id, entry.definition.name, entry.version, entry.create_time)
     message = _messages.get(key)
     if message is None:
@@ -290,7 +290,7 @@ def _sha256(digest: str, field: str) -> str:
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Read the timeouts for read-only calls; None if the request does not ask to run any."""
+    """Read the timeouts for read-only calls; None if the request does not ask for any to be run."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)

@@ -47,7 +47,7 @@ class LedgerReads:
         )
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
-        """Return the tool that a user's call used, if the call needed approval; None if there is no such call."""
+        """Return the tool of a user's call that needed approval; None if the user has no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
@@ -73,7 +73,7 @@ class LedgerReads:
         return None if found is None else found.call
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the JSON result of a call in the conversation or in one of its jobs; None if there is none."""
+        """Return the JSON result of a call in the conversation or in one of its jobs; None if it has no result."""
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
             return None
@@ -87,7 +87,7 @@ class LedgerReads:
     async def jobs(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
     ) -> Sequence[run_pb2.Run]:
-        """Return the conversation's open jobs, then its ended ones, both newest first."""
+        """Return the conversation's open jobs, and then its ended jobs, both with the newest first."""
         found: list[run_pb2.Run] = []
         for states, most in ((_OPEN, _OPEN_MAX), (ENDED, ended_max)):
             request = ledger_pb2.ListJobsRequest(

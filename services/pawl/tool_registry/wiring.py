@@ -66,7 +66,7 @@ class Ports:
     """The registry's external dependencies. `stopping` returns when the process should shut down."""
 
     database: Database
-    # New each time a process starts.
+    # A new id each time a process starts.
     instance_id: str
     journal: PostgresExecutionJournal
     ledger: LedgerReads
@@ -74,13 +74,13 @@ class Ports:
     secrets: FileSecrets
     helper: Helper
     connectors: Mapping[str, Connector]
-    # Takes a store, a schema and an answer. Returns why the answer does not fit, or an empty string.
+    # Takes a store, a schema and an answer. Returns why the answer does not fit; empty if it does.
     answer_problem: Callable[[StoreId, bytes, str], Awaitable[str]]
     observer: RegistryMetrics
     clock: Clock
     ids: IdSource
     stopping: Callable[[], Awaitable[object]]
-    # The gateway's address, or empty.
+    # The gateway's address; empty if it is not public.
     public_url: str = ""
 
 
@@ -91,7 +91,7 @@ class Limits:
     executor: ExecutorOptions
     workers: WorkerOptions
     store_calls_per_minute: int = 0
-    # One person owns this deployment, so the owner may connect any local program as a source.
+    # True if one person owns this deployment. The owner may connect any local program as a source.
     is_personal: bool = False
 
 

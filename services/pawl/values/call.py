@@ -47,7 +47,7 @@ class DecisionKind(IntEnum):
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """The series of job iterations that a call belongs to.
 
-    `digest` identifies the grant that covers the iterations, or the one to ask for. `grant_call_id` is the call whose
+    `digest` identifies the grant that covers the iterations, or the grant to request. `grant_call_id` is the call whose
     approval gave the grant. Both are empty if there is no grant.
     """
 
@@ -55,7 +55,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     interval_seconds: float
     iterations_max: int
     end_time: float | None = None
-    # Used by the registry only.
+    # Used only by the registry.
     grant_call_id: CallId = CallId("")
 
 
@@ -66,7 +66,7 @@ class QuestionKind(StrEnum):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's question to a user, with a reason and suggested answers. Free text is always accepted."""
+    """A call's question to a user, with a reason and suggested answers. Other answers are also accepted."""
 
     question: str
     why: str = ""
@@ -98,12 +98,12 @@ class CommandOutcome(IntEnum):
 
     @property
     def is_taken(self) -> bool:
-        """True if the command took effect, from this request or an earlier one."""
+        """True if the command took effect, through this request or an earlier one."""
         return self in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
 
 
 class CallResolution(IntEnum):
-    """An operator's finding about a call whose outcome was unknown."""
+    """An operator's decision about a call whose outcome was unknown."""
 
     HAPPENED = 1
     RUN_AGAIN = 2

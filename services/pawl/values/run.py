@@ -29,9 +29,9 @@ class RunState(IntEnum):
         return self >= RunState.COMPLETED
 
 
-# A set of int, so that the `state` of a message, an int, can be looked up too.
+# A set of int, so that a message's `state`, which is an int, can also be looked up.
 ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
-# The run has ended, or waits for a user, a program or a time.
+# States of a run that has ended, or that waits for a user, a program or a time.
 RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
 
 
@@ -72,7 +72,7 @@ class LeaseAction(IntEnum):
 
 
 class Overlap(IntEnum):
-    """Overlap policy of a schedule or trigger that fires while its last run is active."""
+    """Overlap policy of a schedule or trigger that fires while its previous run is active."""
 
     SKIP = 1
     QUEUE = 2
@@ -95,7 +95,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that count against the budget. Input and output include cached input and reasoning."""
+        """Tokens that count against the budget. Input includes cached input, and output includes reasoning."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:

@@ -21,7 +21,7 @@ class ExecutionContext(StrEnum):
 
 
 class Category(StrEnum):
-    """How harmful a tool is; all except SAFE require approval."""
+    """A tool's potential for harm. All categories except SAFE require approval."""
 
     SAFE = "SAFE"
     SENSITIVE = "SENSITIVE"
@@ -29,7 +29,7 @@ class Category(StrEnum):
 
 
 class EffectClass(StrEnum):
-    """The kind of side effect. It decides whether a call with an unknown outcome may run again."""
+    """A tool's kind of side effect, which determines whether a call with an unknown outcome may run again."""
 
     READ_ONLY = "READ_ONLY"
     IDEMPOTENT = "IDEMPOTENT"
@@ -38,20 +38,20 @@ class EffectClass(StrEnum):
 
     @property
     def is_journaled(self) -> bool:
-        """True if executions are recorded before they start."""
+        """True if each execution is recorded before it starts."""
         return self in (EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
 
 
 # From least to most harmful.
 SEVERITY: Final = tuple(Category)
-# From the class that needs the least caution to the one that needs the most.
+# In the order of the caution that they require, from the least to the most.
 CAUTION: Final = tuple(EffectClass)
 # Calls of these classes may run again without checking whether they ran before.
 REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
 
 class OfferFallback(StrEnum):
-    """What happens to a front-end call that no client ran in time."""
+    """The fallback for a front-end call that no client ran in time."""
 
     FAIL = "FAIL"
     BACKEND_TOOL = "BACKEND_TOOL"
@@ -59,7 +59,7 @@ class OfferFallback(StrEnum):
 
 
 class JobReports(StrEnum):
-    """Which iterations of a job are reported to its conversation. The end is always reported, except with NONE."""
+    """The iterations of a job that are reported to its conversation. Its end is always reported, except with NONE."""
 
     EVERY = "EVERY"
     CHANGE = "CHANGE"
@@ -71,8 +71,8 @@ class JobReports(StrEnum):
 class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A tool's default for reporting job iterations to conversations. A job can override it.
 
-    `report_iterations` applies to EVERY: it reports every n-th iteration, or every one if 0. `report_seconds` applies
-    to DIGEST: one report covers the iterations of that many seconds.
+    `report_iterations` applies to EVERY: with n, every n-th iteration is reported; with 0, every iteration.
+    `report_seconds` applies to DIGEST: each report covers the iterations in a period of this length.
     """
 
     reports: JobReports
@@ -94,9 +94,9 @@ class Outcome(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
-    # Not an end: the tool has a question for a user.
+    # The call has not ended: its tool has a question for a user.
     INPUT_REQUIRED = "INPUT_REQUIRED"
-    # Not an end: the tool has returned, and an outside system completes the call.
+    # The call has not ended: its tool has returned, and an external system will complete the call.
     AWAITING_COMPLETION = "AWAITING_COMPLETION"
 
 
@@ -108,7 +108,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     # The user's roles when the run was started.
     user_roles: frozenset[str] = frozenset()
-    # How many people must approve each gated call of the run; 0 means one.
+    # Number of people who must approve each gated call of the run. 0 means one.
     approvals_required: int = 0
     # Empty if unknown.
     agent_name: str = ""
@@ -121,7 +121,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to execute. The registry identifies it by its id, so repeated requests are idempotent."""
+    """A call to execute. The registry identifies it by its id, so requests are idempotent."""
 
     call_id: CallId
     tool_name: str
@@ -140,14 +140,14 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool: a fraction from 0 to 1 if known, and human-readable text."""
+    """Progress of a running tool: a fraction from 0 to 1, if known, and a human-readable text."""
 
     fraction: float | None = None
     message: str = ""
 
 
 class ReadTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's timeouts for reads: the default for tools without one, and the maximum for all."""
+    """A run's timeouts for reads: the default for tools that have none, and the maximum for all tools."""
 
     timeout_seconds: float
     timeout_seconds_max: float

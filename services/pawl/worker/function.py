@@ -27,7 +27,7 @@ DID_NOT_HAPPEN: Final = object()
 
 
 class ToolError(Exception):
-    """Raise this to show the model an error text without secrets. Of any other error, it sees only the type."""
+    """Raise this to show its text, which must not contain secrets, to the model. Other errors show only their type."""
 
 
 class OutcomeUnknown(Exception):
@@ -100,7 +100,7 @@ class Function:
         )
 
     def bind(self, call: worker_pb2.Invocation, context: CallContext) -> Callable[[], Any]:
-        """Return a function that makes the call, or its reconciliation."""
+        """Return a function that runs the call, or reconciles it."""
         if call.purpose == worker_pb2.INVOCATION_PURPOSE_RECONCILE:
             reconcile = self.reconcile
             if reconcile is None:

@@ -143,10 +143,10 @@ class Worker:
     ) -> Callable[[F], F]:
         """Make a function a tool. `options` are additional fields of pawl.tool.v1.ToolDefinition.
 
-        Its name, description and schema come from the function's name, docstring and types. `reconcile` is required if
-        the effect is RECONCILABLE. It receives the CallContext and returns the call's result or DID_NOT_HAPPEN, or
-        raises an exception. `reports` selects the job iterations that are reported: "end" or {"every": 10}, for
-        example.
+        The tool's name, description and schema come from the function's name, docstring and types. `reconcile` is
+        required if the effect is RECONCILABLE. It receives the CallContext and returns the call's result or
+        DID_NOT_HAPPEN, or raises an exception. `reports` selects the job iterations that are reported: "end" or
+        {"every": 10}, for example.
 
         Raises:
             ValueError: `reconcile` and `effect` do not match.

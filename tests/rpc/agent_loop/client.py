@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pawl.agent.v1 import session_pb2, types_pb2
@@ -15,12 +13,6 @@ if TYPE_CHECKING:
 
 ACCEPTED = types_pb2.RECEIPT_STATUS_ACCEPTED
 REFUSED = types_pb2.RECEIPT_STATUS_REFUSED
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Client:

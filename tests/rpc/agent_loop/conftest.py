@@ -23,6 +23,7 @@ from pawl.chassis.identity.credentials import ApiKey
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.server import RpcServer
+from pawl.event.v1 import call_pb2
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive
@@ -79,6 +80,18 @@ def live() -> FakeLive:
 async def ledger(clock: ManualClock, live: FakeLive) -> AsyncIterator[PlayedLedger]:
     async with PlayedLedger(clock, live) as ledger:
         yield ledger
+
+
+@pytest.fixture
+async def run(ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+
+
+@pytest.fixture
+async def gated_run(run: None, ledger: PlayedLedger) -> None:
+    """A run of the first user that waits for an approval."""
+    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    ledger.put_run("run_1", token_budget=1000)
 
 
 @pytest.fixture

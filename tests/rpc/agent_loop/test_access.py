@@ -15,7 +15,7 @@ from pawl.agent.v1 import (
     types_pb2,
     undo_pb2,
 )
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import run_pb2
 from tests.rpc.agent_loop.asking import (
     EDIT,
     MISSING,
@@ -37,13 +37,7 @@ from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME, OPER
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
-
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    """A run of the first user that waits for an approval."""
-    await ledger.add_run()
-    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    ledger.put_run("run_1", token_budget=1000)
+pytestmark = pytest.mark.usefixtures("gated_run")
 
 
 def of_run(run_id: str, call_id: str = "call_1") -> list[Any]:

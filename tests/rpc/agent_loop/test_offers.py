@@ -12,7 +12,8 @@ from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2
 from pawl.job_store.ledger.rules.rows import Offer
 from tests.fakes.manual_clock import ManualClock
-from tests.rpc.agent_loop.client import ACCEPTED, Client, until
+from tests.poll import until
+from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -38,9 +39,7 @@ def holder(ledger: PlayedLedger, call_id: str) -> str:
     return ledger.runs["run_1"].calls[call_id].offer.client_id
 
 
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+pytestmark = pytest.mark.usefixtures("run")
 
 
 @pytest.mark.parametrize("before", [True, False])

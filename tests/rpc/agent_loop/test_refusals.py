@@ -57,13 +57,7 @@ from tests.rpc.agent_loop.asking import (
 from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, ME, OPERATOR
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
-
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    """A run of the first user that waits for an approval."""
-    await ledger.add_run()
-    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    ledger.put_run("run_1", token_budget=1000)
+pytestmark = pytest.mark.usefixtures("gated_run")
 
 
 async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: PlayedLedger) -> None:

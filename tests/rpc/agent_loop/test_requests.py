@@ -17,8 +17,8 @@ from pawl.job.v1 import ledger_pb2
 from pawl.values import RunState
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
+from tests.poll import until
 from tests.rpc.agent_loop.asking import top_up
-from tests.rpc.agent_loop.client import until
 from tests.rpc.agent_loop.conftest import APPROVER, ME
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 DIGEST = "digest of call_1"
 
 
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+pytestmark = pytest.mark.usefixtures("run")
 
 
 async def test_created_run_has_its_requested_and_default_options(stub: AgentServiceAsyncStub) -> None:

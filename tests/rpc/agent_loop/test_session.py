@@ -15,7 +15,8 @@ from pawl.chassis.rpc.server import RpcServer
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive
-from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client, until
+from tests.poll import until
+from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
 from tests.rpc.agent_loop.conftest import APPROVER, OTHER_USERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger

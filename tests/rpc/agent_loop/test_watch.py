@@ -20,7 +20,8 @@ from pawl.event.v1 import event_pb2
 from pawl.values import RunState
 from tests import poll
 from tests.fakes.live_events import FakeLive
-from tests.rpc.agent_loop.client import Client, until
+from tests.poll import until
+from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.ledger import ME as CALLER
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+pytestmark = pytest.mark.usefixtures("run")
 
 
 async def watch(stub: AgentServiceAsyncStub, after_seq: int = 0) -> list[bytes]:

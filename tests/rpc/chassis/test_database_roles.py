@@ -104,7 +104,7 @@ async def refused(connection: Connection, *statements: str) -> None:
             pytest.fail(f"PostgreSQL lets this role {statement}")
 
 
-async def test_each_role_uses_its_own_schema_and_no_other(roles: str) -> None:
+async def test_each_database_role_can_use_only_its_own_schema(roles: str) -> None:
     """OPS-1."""
     await start_all(roles)
     admin = await asyncpg.connect(roles)

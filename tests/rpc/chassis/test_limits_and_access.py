@@ -116,29 +116,37 @@ async def held(servicer: EchoServicer, stub: EchoStub, kind: str, *users: str) -
     servicer.release.clear()
 
 
-async def test_no_caller_exceeds_its_quota(serve: Serve, servicer: EchoServicer) -> None:
-    limits = {"unary_calls_max": 8, "streams_max": 8, "store_share": 0.5, "user_share": 0.25}
+SHARES = {"unary_calls_max": 8, "streams_max": 8, "store_share": 0.5, "user_share": 0.25}
+# Each stream may hold a message that has not arrived completely.
+BYTES = {"message_bytes_max": 8000, "request_stream_bytes_max": 6 * 9000, "store_share": 0.5, "user_share": 0.34}
+
+
+@pytest.mark.parametrize(
+    ("limits", "kinds", "users", "reasons", "free_kind"),
+    [
+        (SHARES, ("unary", "talk"), ("ann", "ann", "bob", "cy"), ("per user", "per store"), None),
+        (BYTES, ("collect", "talk"), ("ann", "ann", "bob"), ("2 .* per user", "3 .* per store"), "generate"),
+    ],
+    ids=["calls", "bytes of streaming requests"],
+)
+async def test_no_caller_exceeds_its_quota(  # noqa: PLR0917
+    serve: Serve,
+    servicer: EchoServicer,
+    limits: dict[str, Any],
+    kinds: tuple[str, ...],
+    users: tuple[str, ...],
+    reasons: tuple[str, str],
+    free_kind: str | None,
+) -> None:
     async with echoing(serve(**limits)) as stub:
-        for kind in ("unary", "talk"):
-            async with held(servicer, stub, kind, "ann", "ann", "bob", "cy"):
-                for user, whose in (("ann", "per user"), ("bob", "per store")):
+        for kind in kinds:
+            async with held(servicer, stub, kind, *users):
+                for user, whose in zip(("ann", "bob"), reasons, strict=True):
                     with pytest.raises(Overloaded, match=whose), translating():
                         await stub.call(kind, "one too many", metadata=of("acme", user))
                 assert await stub.call(kind, "room here", metadata=of("other", "ann")) == ["room here"]
-            assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
-
-
-async def test_streaming_requests_fit_into_their_byte_limit(serve: Serve, servicer: EchoServicer) -> None:
-    """Each stream may hold a message that has not arrived completely."""
-    limits = {"message_bytes_max": 8000, "request_stream_bytes_max": 6 * 9000, "store_share": 0.5, "user_share": 0.34}
-    async with echoing(serve(**limits)) as stub:
-        for kind in ("collect", "talk"):
-            async with held(servicer, stub, kind, "ann", "ann", "bob"):
-                for user, whose in (("ann", "2 .* per user"), ("bob", "3 .* per store")):
-                    with pytest.raises(Overloaded, match=whose), translating():
-                        await stub.call(kind, "one too many", metadata=of("acme", user))
-                assert await stub.call(kind, "room here", metadata=of("other", "ann")) == ["room here"]
-                assert await stub.call("generate", "room here", metadata=of("acme", "ann"))
+                if free_kind is not None:
+                    assert await stub.call(free_kind, "room here", metadata=of("acme", "ann"))
             assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
 
 

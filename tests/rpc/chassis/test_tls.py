@@ -35,19 +35,8 @@ LOOPBACK = "127.0.0.1:0"
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
 def other_authority() -> trustme.CA:
     return trustme.CA()
-
-
-def of(files: Files, clock: Clock) -> tls.Tls:
-    found = tls.of_service(files.certificate, files.key, files.authority, clock=clock)
-    assert found is not None
-    return found
 
 
 @pytest.fixture
@@ -87,7 +76,7 @@ async def test_users_can_call_without_a_certificate(serving: Any, tmp_path: Path
 async def test_service_authenticates_with_its_key_and_certificate(
     serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
+    own = certificates.tls_of(certificates.write(tmp_path, "agent-loop", authority), clock)
     async with serving(service_only=True) as server:
         for batches in (True, False):
             for address in (server.internal_address, f"{server.internal_address},{server.internal_address}"):
@@ -100,7 +89,7 @@ async def test_service_key_is_useless_without_its_certificate(
     serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
     """The error is the same as for an unknown key, on the users' port and with another certificate."""
-    other = of(certificates.write(tmp_path, "notifier", authority), clock)
+    other = certificates.tls_of(certificates.write(tmp_path, "notifier", authority), clock)
     async with serving(service_only=True) as server:
         trusted = tmp_path / "job-store-authority.pem"
         messages = set()
@@ -122,7 +111,7 @@ async def test_service_port_requires_a_certificate_from_the_authority(
     expired = certificates.write(tmp_path, "late", authority, names=("agent-loop",), expired=True)
     async with serving(service_only=True) as server:
         bare = tls.of_client(tmp_path / "job-store-authority.pem", clock)
-        for shown in (of(foreign, clock), of(expired, clock), bare, None):
+        for shown in (certificates.tls_of(foreign, clock), certificates.tls_of(expired, clock), bare, None):
             with pytest.raises(DependencyUnavailable), translating():
                 await call_as_service(server.internal_address, shown, batches=False)
 
@@ -130,19 +119,19 @@ async def test_service_port_requires_a_certificate_from_the_authority(
 async def test_channel_verifies_name_authority_and_validity(
     serve: Serve, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
+    own = certificates.tls_of(certificates.write(tmp_path, "agent-loop", authority), clock)
     wrong = {
         "another name": certificates.write(tmp_path, "notifier", authority),
         "another authority": certificates.write(tmp_path, "job-store", other_authority, authority),
         "expired": certificates.write(tmp_path, "late", authority, names=("job-store", "127.0.0.1"), expired=True),
     }
     for files in wrong.values():
-        shown = of(files, clock)
+        shown = certificates.tls_of(files, clock)
         async with serve(tls=shown, listen=LOOPBACK, authenticator=keys(), service_only=True) as server:
             with pytest.raises(DependencyUnavailable), translating():
                 await call_as_service(server.internal_address, own)
     foreign = certificates.write(tmp_path, "elsewhere", authority, names=("elsewhere.example",))
-    async with serve(tls=of(foreign, clock), listen=LOOPBACK, authenticator=keys()) as server:
+    async with serve(tls=certificates.tls_of(foreign, clock), listen=LOOPBACK, authenticator=keys()) as server:
         with pytest.raises(DependencyUnavailable):
             await call_as_user(server.address, foreign.authority, clock)
 
@@ -166,7 +155,7 @@ async def test_command_line_explains_each_tls_failure(
     ]
     for words, files, taken in shown:
         async with (
-            serve(tls=of(files, clock) if files else None, listen=LOOPBACK) as server,
+            serve(tls=certificates.tls_of(files, clock) if files else None, listen=LOOPBACK) as server,
             open_channel(server.address, tls=taken) as channel,
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -185,7 +174,7 @@ async def test_no_call_fails_while_certificates_and_authority_rotate(
 ) -> None:
     """Both sides rotate during single calls, batches and an open stream."""
     authorities = [trustme.CA() for _ in range(3)]
-    own = of(certificates.write(tmp_path, "agent-loop", *authorities), clock)
+    own = certificates.tls_of(certificates.write(tmp_path, "agent-loop", *authorities), clock)
     stop, seen = asyncio.Event(), list[str]()
 
     async def keep_calling(channel: grpc.aio.Channel) -> None:
@@ -199,7 +188,7 @@ async def test_no_call_fails_while_certificates_and_authority_rotate(
         assert shown() is not before
 
     async with serving(service_only=True) as server:
-        held = of(certificates.write(tmp_path, "job-store", *authorities), clock)
+        held = certificates.tls_of(certificates.write(tmp_path, "job-store", *authorities), clock)
         await clock.advance(1.0)
         options: dict[str, Any] = {"service_key": SERVICE_KEY, "tls": own, "server_name": "job-store"}
         async with (
@@ -249,7 +238,7 @@ def test_web_pages_use_the_current_certificate(
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         pages = {"/metrics": lambda: Response(body=b"up 1\n")}
-        async with HttpServer(application(pages), LOOPBACK, tls=of(files, clock)) as server:
+        async with HttpServer(application(pages), LOOPBACK, tls=certificates.tls_of(files, clock)) as server:
             for _ in range(2):
                 assert (await page(server.address, ssl=trusting)).endswith(b"up 1\n")
                 before = await _shown_by(server.address)

@@ -91,10 +91,7 @@ async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: serv
     def live() -> list[event_pb2.RunEvent]:
         return [event for message in received for event in event_pb2.RunEvents.FromString(message.data).events]
 
-    async def all_received() -> bool:
-        return len(live()) >= len(events)
-
-    await until(all_received)
+    await until(lambda: len(live()) >= len(events))
     assert [event.SerializeToString() for event in live()] == [event.SerializeToString() for event in events]
     assert len(received) < len(events), "events of one commit are published together"
     assert {message.subject for message in received} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
@@ -110,17 +107,10 @@ async def test_workers_are_woken_for_work_and_for_commands(
     user = User(replica.stub)
     owner = await user.start()
     await user.send(owner.run_id, steer=pb.SteerCommand(text="hi"))
-
-    async def woken() -> bool:
-        return len(work) == 1 and [message.data for message in wakeups] == [f"acme/{owner.run_id}".encode()]
-
-    await until(woken)
+    woken = [f"acme/{owner.run_id}".encode()]
+    await until(lambda: len(work) == 1 and [message.data for message in wakeups] == woken)
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
-
-    async def woken_again() -> bool:
-        return len(work) == 2
-
-    await until(woken_again)
+    await until(lambda: len(work) == 2)
 
 
 async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
@@ -269,11 +259,7 @@ async def test_inbox_watchers_are_notified_only_of_each_change(
         """Check the messages since the last call, up to an event that is written now and published last."""
         before = fences()
         await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="fence"))])
-
-        async def arrived() -> bool:
-            return fences() > before and len(received) >= len(expected)
-
-        await until(arrived)
+        await until(lambda: fences() > before and len(received) >= len(expected))
         assert [message.data.decode() for message in received] == list(expected)
         received.clear()
 

@@ -9,10 +9,17 @@ import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.errors import ConversationNotFound, InvalidField, InvalidId, InvalidPageToken, PawlError, TooLarge
+from pawl.errors import (
+    ConversationNotFound,
+    InvalidField,
+    InvalidId,
+    InvalidPageToken,
+    PawlError,
+    RequestIdReused,
+    TooLarge,
+)
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.ledger.pages import make_token
 from tests.fakes.unknown_values import BROKEN, calls_by_method, code_of
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
@@ -39,7 +46,7 @@ MESSAGES: list[tuple[dict[str, Any], type[PawlError]]] = [
     ({"labels": {"pawl.x": ""}}, InvalidField),
     ({"labels": {f"k{number}": "" for number in range(17)}}, InvalidField),
     ({"parts": [IMAGE]}, InvalidField),
-    ({"text": "", "parts": [IMAGE], "policy": pb.MESSAGE_POLICY_STEER}, InvalidField),
+    ({"text": "", "parts": [IMAGE], "policy": ledger_pb2.MESSAGE_POLICY_STEER}, InvalidField),
 ]
 STEPS: list[dict[str, Any]] = [
     {"events": [event_pb2.RunEvent()]},
@@ -63,10 +70,10 @@ STEPS: list[dict[str, Any]] = [
     {"state": run_pb2.RUN_STATE_WAITING, "waits": [99]},
     {"state": run_pb2.RUN_STATE_FAILED},
     {"lease_action": 99},
-    {"lease_action": pb.LEASE_ACTION_PARK},
+    {"lease_action": ledger_pb2.LEASE_ACTION_PARK},
     {"wake_time": Timestamp(seconds=2**60)},
     {"stop_cause": 99},
-    {"delegations": [pb.Delegation(call_id="call", run_id="run_b")]},
+    {"delegations": [ledger_pb2.Delegation(call_id="call", run_id="run_b")]},
     {"usage": run_pb2.Usage(input_tokens=2**53 + 1)},
 ]
 STEP_IDS: list[dict[str, Any]] = [
@@ -78,21 +85,25 @@ STEP_IDS: list[dict[str, Any]] = [
 ]
 COMMANDS: list[dict[str, Any]] = [
     {},
-    {"tool_result": pb.ToolResultCommand(call_id="call")},
-    {"decision": pb.DecisionCommand(**(DECISION | {"kind": 0}))},
-    {"decision": pb.DecisionCommand(**(DECISION | {"kind": call_pb2.DECISION_KIND_EDIT}))},
+    {"tool_result": ledger_pb2.ToolResultCommand(call_id="call")},
+    {"decision": ledger_pb2.DecisionCommand(**(DECISION | {"kind": 0}))},
+    {"decision": ledger_pb2.DecisionCommand(**(DECISION | {"kind": call_pb2.DECISION_KIND_EDIT}))},
     {
-        "decision": pb.DecisionCommand(
+        "decision": ledger_pb2.DecisionCommand(
             **(DECISION | {"kind": call_pb2.DECISION_KIND_EDIT, "arguments_json": b"{}", "edited_digest": "x"})
         )
     },
-    {"decision": pb.DecisionCommand(**(DECISION | {"kind": call_pb2.DECISION_KIND_ANSWER}))},
-    {"steer": pb.SteerCommand()},
-    {"cancel": pb.CancelCommand()},
-    {"resolve": pb.ResolveCommand(call_id="call")},
-    {"resolve": pb.ResolveCommand(call_id="call", resolution=pb.CALL_RESOLUTION_HAPPENED)},
-    {"resolve": pb.ResolveCommand(call_id="call", resolution=pb.CALL_RESOLUTION_RUN_AGAIN, content_json=b"1")},
-    {"progress": pb.ProgressCommand(call_id="call", client_id="tab", fraction=1.5)},
+    {"decision": ledger_pb2.DecisionCommand(**(DECISION | {"kind": call_pb2.DECISION_KIND_ANSWER}))},
+    {"steer": ledger_pb2.SteerCommand()},
+    {"cancel": ledger_pb2.CancelCommand()},
+    {"resolve": ledger_pb2.ResolveCommand(call_id="call")},
+    {"resolve": ledger_pb2.ResolveCommand(call_id="call", resolution=ledger_pb2.CALL_RESOLUTION_HAPPENED)},
+    {
+        "resolve": ledger_pb2.ResolveCommand(
+            call_id="call", resolution=ledger_pb2.CALL_RESOLUTION_RUN_AGAIN, content_json=b"1"
+        )
+    },
+    {"progress": ledger_pb2.ProgressCommand(call_id="call", client_id="tab", fraction=1.5)},
 ]
 
 
@@ -111,7 +122,7 @@ async def test_contract_violation_returns_its_reason_and_has_no_effect(user: Use
     for fields in STEP_IDS:
         await refused(user, "CommitRun", InvalidId, **step | fields)
     for fields in COMMANDS:
-        command = pb.Command(command_id="cmd", **fields)
+        command = ledger_pb2.Command(command_id="cmd", **fields)
         await refused(user, "SendCommand", InvalidField, run_id=owner.run_id, command=command)
     for runs_max, seconds in ((0, 30), (65, 30), (1, 0.5), (1, 301), (1, float("nan"))):
         await refused(user, "ClaimRuns", InvalidField, worker_id="w", runs_max=runs_max, lease_seconds=seconds)
@@ -186,3 +197,14 @@ async def test_unknown_value_is_rejected_or_preserved(user: User, method: str) -
 
 def test_unknown_value_cases_cover_the_expected_requests() -> None:
     assert CALLS.keys() >= {"SubmitMessage", "CommitRun", "SendCommand", "ListJobs", "ListPendingCalls"}
+
+
+async def test_request_identity_does_not_depend_on_deployment_defaults(user: User) -> None:
+    """I2: a request that is repeated after a deploy with other defaults is the same request."""
+    asked = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=3))
+    old, new = run_pb2.RunOptions(model="old"), run_pb2.RunOptions(model="new")
+    first = await user.submit(request_id="r1", options=old, asked_options=asked)
+    again = await user.submit(request_id="r1", options=new, asked_options=asked)
+    assert (again.run.run_id, again.run.options.model) == (first.run.run_id, "old")
+    with pytest.raises(RequestIdReused):
+        await user.submit(request_id="r1", options=old, asked_options=run_pb2.RunOptions())

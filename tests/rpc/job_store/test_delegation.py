@@ -84,7 +84,7 @@ async def both(user: User, run_id: str) -> list[run_pb2.Run]:
     return [await user.run(run_id), (await listed(user))[run_id]]
 
 
-async def test_waiting_run_shows_why_since_when_and_who_may_decide(user: User, owner: Owner) -> None:
+async def test_waiting_run_shows_the_reason_the_start_time_and_who_may_decide(user: User, owner: Owner) -> None:
     for run in await both(user, owner.run_id):
         assert not run.HasField("waiting"), "it is RUNNING"
         assert run.HasField("update_time")

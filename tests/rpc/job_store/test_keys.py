@@ -150,16 +150,6 @@ async def test_key_is_created_used_and_revoked_and_its_secret_returned_once(
         assert made.secret[5:48] not in place
 
 
-async def test_unknown_revoked_and_expired_keys_get_the_same_error(world: World, owner: KeyServiceAsyncStub) -> None:
-    """OPS-1."""
-    gone, over = [await create(owner, name=name, roles=["operator"]) for name in ("gone", "over")]
-    await revoke(owner, gone.key.key_id)
-    await world.database.execute("UPDATE job_store.api_keys SET expire_time = create_time WHERE name = 'over'")
-    for secret in (gone.secret, over.secret, "pawl_garbage", "of-something-else-altogether"):
-        async with refused("UNAUTHENTICATED", UNKNOWN):
-            await listed(await world.stub(secret))
-
-
 async def test_repeated_request_creates_one_key_without_returning_the_secret_again(
     world: World, owner: KeyServiceAsyncStub
 ) -> None:

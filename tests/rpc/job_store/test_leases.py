@@ -134,7 +134,7 @@ def owners(user: User, claimed: Any) -> list[Owner]:
     return [Owner(user, run.run_id, run.epoch) for run in claimed]
 
 
-async def test_users_queued_behind_one_at_its_limit_get_their_turn(limited: Replica) -> None:
+async def test_users_queued_behind_a_user_at_its_limit_get_their_turn(limited: Replica) -> None:
     """There are more of them than one scan of the store covers."""
     hog = User(limited.stub, user_id="hog")
     await submit_many(hog, 12)

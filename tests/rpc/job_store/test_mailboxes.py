@@ -109,7 +109,7 @@ async def test_one_process_reads_a_mailbox_until_its_lease_ends(box: Box) -> Non
     assert await box.leased("other") == []
 
 
-async def test_each_process_takes_its_share_of_the_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_process_leases_at_most_its_limit_of_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process holds at most its limit: with enough processes all mailboxes are read, and none changes hands."""
     monkeypatch.setattr(store, "LEASED_MAX", 2)
     for number in range(5):

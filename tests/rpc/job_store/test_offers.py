@@ -123,7 +123,7 @@ async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fi
     return (await user.ask("SubmitMessage", text="hello", request_id=request_id, tools=tools, **values)).run
 
 
-async def test_run_lists_its_own_tools_and_only_services_get_definitions(user: User) -> None:
+async def test_run_lists_client_supplied_tools_and_only_services_get_definitions(user: User) -> None:
     run = await begin(user, tool())
     assert (await user.run(run.run_id)).own_tools.names == ["show"]
     answer = await user.ask("GetRun", run_id=run.run_id)

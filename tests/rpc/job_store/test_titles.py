@@ -139,7 +139,9 @@ async def named_conversation(user: User) -> str:
     return conversation_id
 
 
-async def test_title_survives_a_dead_worker_and_stops_after_three_model_failures(replica: Replica, user: User) -> None:
+async def test_title_generation_survives_a_dead_worker_and_stops_after_three_model_failures(
+    replica: Replica, user: User
+) -> None:
     conversation_id = await answered(user)
     (died,) = await claim(replica)
     assert not await claim(replica), "it is leased for two minutes"

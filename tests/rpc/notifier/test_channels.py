@@ -130,7 +130,7 @@ async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[pb.C
         asked.page_token = page.next_page_token
 
 
-async def test_deliveries_are_found_across_channels_by_state(
+async def test_deliveries_are_listed_by_state_across_channels(
     channels: ChannelServiceAsyncStub, two_channels: list[str]
 ) -> None:
     everything = await listed(channels)

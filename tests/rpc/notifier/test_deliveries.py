@@ -90,7 +90,7 @@ async def test_failing_receiver_gets_the_same_delivery_again(
     assert [verified_body(asked, secret)["type"] for asked in receiver.asked] == ["run.completed"] * 4
 
 
-async def test_receivers_retry_after_is_honoured(
+async def test_retry_after_header_of_a_receiver_is_honoured(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(hours=2), usegmt=True)
@@ -223,7 +223,7 @@ async def test_test_delivery_is_sent_once_even_to_a_disabled_channel(desk: Desk,
     assert verified_body(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
 
 
-async def test_dead_processs_delivery_is_retried_and_its_late_result_ignored(
+async def test_delivery_of_a_dead_process_is_retried_and_its_late_result_ignored(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     receiver.answer = lambda _: Reply(waits=True)

@@ -42,7 +42,7 @@ async def reason_of(call: Awaitable[object]) -> str:
     return error.reason
 
 
-async def test_sequence_numbers_have_no_gaps_and_duplicates_use_none(
+async def test_sequence_numbers_have_no_gaps_and_duplicates_do_not_use_any(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     """NOTE-1, I15: redelivery gives one notification."""
@@ -62,7 +62,7 @@ async def test_replicas_with_the_same_events_create_one_notification_each(
     assert await listed(stub) == list(range(20, 0, -1))
 
 
-async def test_values_that_cannot_be_stored_are_told_apart_from_a_failing_store(
+async def test_unstorable_values_are_distinguished_from_a_failing_store(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
     with pytest.raises(PoisonEvent):

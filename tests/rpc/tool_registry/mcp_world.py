@@ -25,7 +25,8 @@ from pawl.tool_registry.sources.sources import Connector
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 from tests.fakes.mcp_program import stdio_config
 from tests.files import put
-from tests.rpc.tool_registry.registry import Registry, content, eventually, running
+from tests.poll import until
+from tests.rpc.tool_registry.registry import Registry, content, running
 
 SAFE = call_pb2.TOOL_CATEGORY_SAFE
 # The limit of the service for starting a server and listing its tools; a busy machine imports slowly.
@@ -46,7 +47,7 @@ class FakeServer:
         return path.read_text().splitlines() if path.exists() else []
 
     async def logged(self, line: str, times: int = 1) -> None:
-        await eventually(lambda: self.log().count(line) >= times)
+        await until(lambda: self.log().count(line) >= times)
 
     @property
     def starts(self) -> int:

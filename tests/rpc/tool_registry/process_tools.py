@@ -26,6 +26,7 @@ from pawl.tools import (
     ToolError,
     tool,
 )
+from tests.files import put
 
 MIB = 1024 * 1024
 LIMITS = ProcessLimits(memory_bytes=64 * MIB, cpu_seconds=1)
@@ -175,27 +176,21 @@ def linger(path: str) -> None:
     sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
     hidden = subprocess.Popen(sleeper, start_new_session=True)
     orphan = subprocess.run(["/bin/sh", "-c", 'sleep 300 >/dev/null & echo "$!"'], stdout=subprocess.PIPE, check=True)
-    _write(Path(path), f"{os.getpid()} {hidden.pid} {int(orphan.stdout)}")
+    put(Path(path), f"{os.getpid()} {hidden.pid} {int(orphan.stdout)}")
     ctypes.PyDLL(None).sleep(60)
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS, timeout_seconds=60)
 async def tidy_up(path: str) -> None:
     """Wait, and write a word when cancelled."""
-    _write(Path(path), str(os.getpid()))
+    put(Path(path), str(os.getpid()))
     try:
         await asyncio.sleep(60)
     finally:
-        _write(Path(path + ".end"), "tidied")
+        put(Path(path + ".end"), "tidied")
 
 
 @tool(category=Category.SAFE, process=LIMITS, timeout_seconds=60)
 def pay_and_crash() -> None:
     """Have an effect, and never return."""
     os._exit(1)
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(text)
-    draft.replace(path)

@@ -50,7 +50,6 @@ from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
-from tests.poll import until
 
 if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
@@ -62,6 +61,13 @@ if TYPE_CHECKING:
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
+RUN, APPROVE, OFFER, ASK, REFUSE = (
+    execution_pb2.DISPOSITION_RUN,
+    execution_pb2.DISPOSITION_APPROVE,
+    execution_pb2.DISPOSITION_OFFER,
+    execution_pb2.DISPOSITION_ASK,
+    execution_pb2.DISPOSITION_REFUSE,
+)
 PUBLIC_URL = "https://pawl.example.com"
 SERVICE_KEY = "the-key-of-the-services"
 _ROLES = {
@@ -294,13 +300,6 @@ async def all_pages(method: Callable[[Any], Awaitable[Any]], request: Any, field
         if not page.next_page_token:
             return found
         request.page_token = page.next_page_token
-
-
-async def eventually(holds: Callable[[], object]) -> None:
-    async def does() -> bool:
-        return bool(holds())
-
-    await until(does)
 
 
 async def _fits(store_id: str, schema_json: bytes, answer: str) -> str:

@@ -115,7 +115,9 @@ async def test_answer_reaches_the_replica_that_runs_the_call(
     assert (shop.started, other_shop.started) == (1, 0)
 
 
-async def test_call_is_unknown_if_its_process_ends_before_the_answer(database_url: str, tmp_path: Path) -> None:
+async def test_outcome_of_a_call_is_unknown_if_its_process_ends_before_the_answer(
+    database_url: str, tmp_path: Path
+) -> None:
     options = ExecutorOptions(lease_seconds=2.0, grace_seconds=0.0)
     async with running(database_url, tmp_path, Shop().tools(), options=options) as gone:
         await gone.run("order_at_most_once")

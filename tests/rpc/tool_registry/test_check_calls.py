@@ -14,14 +14,18 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.question import question_tools
 from pawl.tools import Category, EffectClass, Tool, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, proposed, refusal, running
-
-RUN, APPROVE, OFFER, ASK, REFUSE = (
-    execution_pb2.DISPOSITION_RUN,
-    execution_pb2.DISPOSITION_APPROVE,
-    execution_pb2.DISPOSITION_OFFER,
-    execution_pb2.DISPOSITION_ASK,
-    execution_pb2.DISPOSITION_REFUSE,
+from tests.rpc.tool_registry.registry import (
+    APPROVE,
+    ASK,
+    OFFER,
+    REFUSE,
+    RUN,
+    Registry,
+    context,
+    front_end_tool,
+    proposed,
+    refusal,
+    running,
 )
 
 
@@ -102,7 +106,7 @@ async def test_gated_and_bulk_calls_show_their_reason_and_preview(registry: Regi
     assert b'checks_total{disposition="APPROVE"} 5.0' in registry.metrics.text()
 
 
-async def test_question_is_asked_and_task_is_delegated(registry: Registry) -> None:
+async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(registry: Registry) -> None:
     """HITL-1, TOOL-7."""
     asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
     verdict = await registry.check("ask_user", asked | {"kind": "permission"})

@@ -30,7 +30,7 @@ from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.attached import EffectClass as WireEffect
 from tests.rpc.tool_registry.attached import attached, definition
-from tests.rpc.tool_registry.registry import content, context, eventually, outcome, running
+from tests.rpc.tool_registry.registry import content, context, outcome, running
 from tests.rpc.tool_registry.test_worker_loss import answer, invocation
 from tests.rpc.tool_registry.world import is_gone
 from tests.service import command
@@ -108,25 +108,18 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger"
 
 
-def written(path: Path) -> Any:
-    async def is_there() -> bool:
-        return path.exists()
-
-    return is_there
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only: elsewhere children that hide are not found")
 async def test_killed_registry_leaves_no_tool_processes(database_url: str, tmp_path: Path, ledger: Path) -> None:
     """TOOL-9: the process of the call, its guard and the children of the tool are gone."""
     async with process(database_url, tmp_path, "a") as (registry, address):
         asked = asyncio.ensure_future(execute(address, "linger", path=str(ledger)))
-        await until(written(ledger))
+        await until(ledger.exists)
         started = [int(pid) for pid in ledger.read_text().split()]
         registry.send_signal(signal.SIGKILL)
         with pytest.raises(grpc.aio.AioRpcError):
             await asked
 
-        await eventually(lambda: all(is_gone(pid) for pid in started))
+        await until(lambda: all(is_gone(pid) for pid in started))
 
 
 async def test_process_allows_each_store_the_hosts_in_its_egress_file(
@@ -188,13 +181,10 @@ async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(
     (tmp_path / "slow_tools.py").write_text(STEPS)
     steps = tmp_path / "steps"
 
-    async def is_at_the_third() -> bool:
-        # By then the checkpoint of the third step is stored, or the step is repeated.
-        return steps.exists() and len(steps.read_text().split()) >= 3
-
     async with process(database_url, tmp_path, "a") as (first, address):
         asked = asyncio.ensure_future(execute(address, name, path=str(steps)))
-        await until(is_at_the_third)
+        # By then the checkpoint of the third step is stored, or the step is repeated.
+        await until(lambda: steps.exists() and len(steps.read_text().split()) >= 3)
         async with Database(database_url, application_name="test") as database:
 
             async def is_kept() -> bool:

@@ -23,11 +23,11 @@ from pawl.tools import (
     ToolContext,
     tool,
 )
+from tests.poll import until
 from tests.rpc.tool_registry.registry import (
     PUBLIC_URL,
     Registry,
     content,
-    eventually,
     outcome,
     reason,
     refusal,
@@ -111,7 +111,7 @@ def refused(registry: Registry, token: str, *rest: Any, **end: Any) -> Awaitable
 async def until_notified(registry: Registry, call: str = "call") -> None:
     """Wait until the run of a call was notified of its completion."""
 
-    await eventually(lambda: ("run", call) in registry.ledger.completed_calls)
+    await until(lambda: ("run", call) in registry.ledger.completed_calls)
 
 
 @pytest.mark.parametrize("name", ["print", "print_in_thread"])

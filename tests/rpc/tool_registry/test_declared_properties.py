@@ -131,7 +131,7 @@ async def test_rate_limit_counts_a_call_once_and_recovers_over_time(registry: Re
         await execute(database_url, "ALTER TABLE tool_registry.rates_away RENAME TO rates")
 
 
-async def test_rate_of_a_store_covers_all_its_tools(database_url: str, tmp_path: Path, tools: Tools) -> None:
+async def test_rate_limit_of_a_store_covers_all_its_tools(database_url: str, tmp_path: Path, tools: Tools) -> None:
     async with running(database_url, tmp_path, tools.all(), store_calls_per_minute=3) as registry:
         ended = [await registry.run(name, call=f"c{name}") for name in ("rare", "once", "again", "fresh")]
         assert list(map(outcome, ended)) == ["SUCCEEDED"] * 3 + ["FAILED RATE_LIMITED"]

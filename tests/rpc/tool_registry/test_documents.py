@@ -126,7 +126,7 @@ async def test_search_finds_words_phrases_and_alternatives_best_first(shelf: She
     assert "some of them" in some["note"]
 
 
-async def test_each_document_is_searched_by_its_languages_rules(shelf: Shelf) -> None:
+async def test_each_document_is_searched_by_the_rules_of_its_language(shelf: Shelf) -> None:
     await shelf.put("english", "She was running to the houses.", language="english")
     await shelf.put("german", "Die Häuser am See.", language="german")
     await shelf.put("plain", "running houses")

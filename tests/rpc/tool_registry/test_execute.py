@@ -15,7 +15,8 @@ import structlog
 
 from pawl.tool_registry.sources.python import tool_loop
 from pawl.tools import Category, EffectClass, Tool, ToolContext, ToolError, tool
-from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
+from tests.poll import until
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
 
 SAFE = Category.SAFE
 READ = EffectClass.READ_ONLY
@@ -209,7 +210,7 @@ async def test_blocking_async_tool_is_reported_and_delays_only_async_tools(
     assert content(await registry.run("add", {"a": 1})) == 2
 
 
-async def test_timed_out_thread_is_cancelled_and_uses_its_slot_until_it_ends(
+async def test_timed_out_thread_is_cancelled_and_keeps_its_slot_until_it_ends(
     registry: Registry, events: Events
 ) -> None:
     await registry.run_out_of_time("block", call="a")
@@ -221,7 +222,7 @@ async def test_timed_out_thread_is_cancelled_and_uses_its_slot_until_it_ends(
     events.release.set()
     assert content(await registry.run("thread_name", call="d")) == "tool"
 
-    await eventually(lambda: registry.runner.threads_busy == 0)
+    await until(lambda: registry.runner.threads_busy == 0)
     assert events.happened == ["began", "began", "cancelled=True", "cancelled=True"]
 
 
@@ -229,10 +230,10 @@ async def test_caller_disconnect_cancels_an_unjournaled_call(registry: Registry,
     stream = registry.stream("wait", timeout_seconds=300)
 
     reading = asyncio.ensure_future(stream.read())
-    await eventually(lambda: events.happened == ["began"])
+    await until(lambda: events.happened == ["began"])
     stream.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await eventually(lambda: events.happened == ["began", "cancelled"] and registry.executor.running_count == 0)
+    await until(lambda: events.happened == ["began", "cancelled"] and registry.executor.running_count == 0)
 
 
 async def test_progress_is_sampled_and_newest_first(registry: Registry) -> None:

@@ -12,38 +12,23 @@ import pytest
 
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
-from pawl.tools import Tool, tool
-from pawl.values import Category, EffectClass
-from tests.rpc.tool_registry.registry import Registry, context, outcome, proposed, refusal, running
-
-RUN, APPROVE, REFUSE = (
-    execution_pb2.DISPOSITION_RUN,
-    execution_pb2.DISPOSITION_APPROVE,
-    execution_pb2.DISPOSITION_REFUSE,
+from tests.rpc.tool_registry.registry import (
+    APPROVE,
+    REFUSE,
+    RUN,
+    Registry,
+    context,
+    outcome,
+    proposed,
+    refusal,
+    running,
 )
-
-
-def tools(*, changed: bool = False) -> list[Tool[..., Any]]:
-    @tool(description="Pay a bill now." if changed else "Pay a bill.")
-    async def pay(amount: int = 1) -> str:
-        return f"paid {amount}"
-
-    @tool(category=Category.DESTRUCTIVE)
-    async def erase() -> str:
-        """Erase everything."""
-        return "erased"
-
-    @tool(category=Category.DESTRUCTIVE, effect=EffectClass.IDEMPOTENT, grants=True)
-    async def rotate() -> str:
-        """Delete the oldest log."""
-        return "deleted"
-
-    return [pay, erase, rotate]
+from tests.rpc.tool_registry.world import bills
 
 
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
-    async with running(database_url, tmp_path, tools()) as registry:
+    async with running(database_url, tmp_path, bills()) as registry:
         yield registry
 
 
@@ -81,7 +66,7 @@ async def refused(registry: Registry, call: str, of: call_pb2.Series, amount: in
 
 
 async def test_granted_series_runs_without_further_approvals_up_to_its_limit(database_url: str, tmp_path: Path) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
+    async with running(database_url, tmp_path, bills()) as registry:
         of = await granted(registry)
         for number in (2, 3):
             verdict = await check(registry, f"call_{number}", of)
@@ -93,7 +78,7 @@ async def test_granted_series_runs_without_further_approvals_up_to_its_limit(dat
         assert (await check(registry, "call_3", of)).disposition == RUN, "it is counted once"
         assert (await check(registry, "call_4", of)).disposition == APPROVE
         assert await refused(registry, "call_4", of) == "APPROVAL_REQUIRED"
-    async with running(database_url, tmp_path, tools(changed=True), name="b") as registry:
+    async with running(database_url, tmp_path, bills(changed=True), name="b") as registry:
         # A new version needs a new approval, also in runs with the older one; that grant covers both versions.
         verdict = await check(registry, "call_5", of)
         assert verdict.disposition == APPROVE

@@ -21,7 +21,7 @@ from pawl.tool_registry.rules.execution import succeeded
 from pawl.tools import Category, EffectClass, ReconcileResult, cannot_say, did_not_happen, happened, tool
 from pawl.values import Outcome
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
 from tests.rpc.tool_registry.world import World, database_is_told, dead_process, execute
 
 
@@ -138,7 +138,7 @@ async def test_concurrent_replicas_run_a_call_once_and_return_one_result(
     assert world.effects == ["paid 1", "paid 2"]
 
 
-async def test_call_of_a_dead_process_is_unknown_until_an_operator_resolves_it(
+async def test_outcome_of_a_dead_processs_call_is_unknown_until_an_operator_resolves_it(
     database_url: str, registry: Registry, world: World
 ) -> None:
     """I4, I5, C5, D9: the call is never repeated silently, even if the process turns out to be alive."""
@@ -298,7 +298,7 @@ async def test_call_that_outlives_shutdown_is_recorded_in_its_actual_state(
         streams = [registry.stream(name, {"wait": True}, call=name) for name in ("pay", "order")]
         reading = [asyncio.ensure_future(stream.read()) for stream in streams]
 
-        await eventually(lambda: registry.executor.running_count == 2 and world.begun.is_set())
+        await until(lambda: registry.executor.running_count == 2 and world.begun.is_set())
     ended = await asyncio.gather(*reading, return_exceptions=True)
     assert len(ended) == 2
     world.finding = happened("order 7")

@@ -28,7 +28,7 @@ from tests.rpc.tool_registry.mcp_world import (
     mcp_registry,
     policy,
 )
-from tests.rpc.tool_registry.registry import content, context, eventually, outcome, refusal
+from tests.rpc.tool_registry.registry import content, context, outcome, refusal
 
 NAMES = (
     "echo note environment fail refuse hang die die_once flood say_nothing answer_others terminate huge brackets deep"
@@ -82,7 +82,7 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     seen = [(one.progress.fraction, one.progress.message) for one in responses if one.HasField("progress")]
     assert (0.5, "step 2") in seen
     os.kill(server.process_id, 9)
-    await eventually(lambda: mcp.open_count == 0)
+    await until(lambda: mcp.open_count == 0)
     assert content(await mcp.run("fake.note", call="six")) == "noted", "it is restarted after a crash"
 
 
@@ -169,14 +169,14 @@ async def test_tool_change_announced_by_the_server_stops_the_tool_immediately(
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_replaced_configuration_applies_in_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:
+async def test_replaced_configuration_applies_to_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:
     server = FakeServer(tmp_path / "fake", ["environment"])
     async with (
         mcp_registry(database_url, tmp_path, name="a", idle_seconds=0.2) as one,
         mcp_registry(database_url, tmp_path, name="b") as two,
     ):
         await one.add(server.config(environment={"CITY": "Oslo"}))
-        await eventually(lambda: one.open_count == 0)
+        await until(lambda: one.open_count == 0)
         for registry, call in ((one, "0"), (two, "1")):
             assert json.loads(content(await registry.run("fake.environment", call=call)))["CITY"] == "Oslo"
         await one.add(server.config(environment={"CITY": "Bergen"}), replace=True)
@@ -251,7 +251,7 @@ async def test_cancelling_a_call_withdraws_its_question(mcp: McpRegistry, asker:
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_users_are_asked_independently(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_questions_to_different_users_do_not_affect_each_other(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     users = ["ann", "bob", "eve"]
     asked = {}

@@ -51,7 +51,7 @@ def config(url: str, name: str = "web", **more: Any) -> source_pb2.SourceConfig:
     return source_pb2.SourceConfig(name=name, mcp_http=http, policies=[policy("*", category=SAFE)])
 
 
-async def test_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str) -> None:
+async def test_server_with_the_newest_protocol_works(mcp: McpRegistry, url: str) -> None:
     await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert content(await mcp.run("web.add", {"a": 1, "b": 2}, call="1")) == {"result": 3}
     assert "you sent [secret]" in str(content(await mcp.run("web.whoami", call="2")))

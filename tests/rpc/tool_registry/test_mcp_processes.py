@@ -23,8 +23,9 @@ from pawl.tool_registry.sources.mcp.rules import ProgramRule
 from pawl.tool_registry.sources.mcp.sandbox import Order
 from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
 from tests.fakes.mcp_program import READABLE
+from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry
-from tests.rpc.tool_registry.registry import content, eventually, refusal
+from tests.rpc.tool_registry.registry import content, refusal
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[3]
@@ -129,7 +130,7 @@ async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
 
 
 async def gone(processes: Collection[psutil.Process]) -> None:
-    await eventually(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
+    await until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
 
 
 async def exit_reason(*command: str, **limits: int) -> str:
@@ -152,7 +153,7 @@ async def test_killed_registry_leaves_no_program_processes() -> None:
     await keeper.wait()
     await gone(family)
 
-    await eventually(lambda: not home.exists())
+    await until(lambda: not home.exists())
 
 
 async def test_ended_program_leaves_no_processes() -> None:

@@ -14,9 +14,8 @@ from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tool_registry.execution.executor import ExecutorOptions
 from pawl.tools import Tool, ToolContext, tool
 from pawl.values import Category, EffectClass
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, proposed, running
+from tests.rpc.tool_registry.registry import APPROVE, RUN, Registry, content, context, outcome, proposed, running
 
-RUN, APPROVE = execution_pb2.DISPOSITION_RUN, execution_pb2.DISPOSITION_APPROVE
 TOWN = [execution_pb2.Answer(question="In which town?", answer="Delft")]
 
 

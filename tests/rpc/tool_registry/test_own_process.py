@@ -22,8 +22,9 @@ from pawl.tool_registry.sources.process.runner import ProcessRunner
 from pawl.tool_registry.sources.python.modules import load_modules
 from pawl.tool_registry.sources.python.runner import PythonRunner
 from pawl.tools import Reversible, ToolContext, tool
+from tests.poll import until
 from tests.rpc.tool_registry import process_tools
-from tests.rpc.tool_registry.registry import Registry, content, eventually, outcome, running
+from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 from tests.rpc.tool_registry.world import is_gone
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")
@@ -45,7 +46,7 @@ async def registry(database_url: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def pids(path: Path) -> list[int]:
-    await eventually(path.exists)
+    await until(path.exists)
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -90,7 +91,7 @@ async def test_calls_above_the_process_limit_wait(registry: Registry, tmp_path: 
         await pids(path)
     waiting = asyncio.ensure_future(registry.run("tidy_up", {"path": str(paths[2])}, call="three"))
 
-    await eventually(lambda: registry.executor.running_count == 3)
+    await until(lambda: registry.executor.running_count == 3)
     assert not paths[2].exists()
     assert (await registry.cancel("one")).stopped
     assert (tmp_path / "one.end").read_text() == "tidied", "a cancelled tool can tidy up"

@@ -11,12 +11,16 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tools import Category, EffectClass, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, proposed, reason, running
-
-OFFER, APPROVE, REFUSE = (
-    execution_pb2.DISPOSITION_OFFER,
-    execution_pb2.DISPOSITION_APPROVE,
-    execution_pb2.DISPOSITION_REFUSE,
+from tests.rpc.tool_registry.registry import (
+    APPROVE,
+    OFFER,
+    REFUSE,
+    Registry,
+    context,
+    front_end_tool,
+    proposed,
+    reason,
+    running,
 )
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from pawl.tool.v1 import source_pb2
 from tests import npm
+from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, answer, policy
-from tests.rpc.tool_registry.registry import content, eventually, outcome
+from tests.rpc.tool_registry.registry import content, outcome
 
 PACKAGE = "@modelcontextprotocol/server-everything@2026.8.31"
 INSTALL_SECONDS_MAX = 150
@@ -66,6 +67,6 @@ async def test_reference_server_returns_content_questions_and_progress(mcp: McpR
     assert max(fractions) == 1.0
     steps = {"duration": 100, "steps": 100}
     running = asyncio.create_task(mcp.run("every.trigger-long-running-operation", steps, call="8"))
-    await eventually(lambda: mcp.registry.executor.running_count == 1)
+    await until(lambda: mcp.registry.executor.running_count == 1)
     assert (await mcp.registry.cancel("8")).stopped
     assert outcome(await running) == "CANCELLED CANCELLED"

@@ -18,7 +18,6 @@ from tests.poll import until
 from tests.rpc.tool_registry.registry import (
     Registry,
     content,
-    eventually,
     outcome,
     proposed,
     refusal,
@@ -109,7 +108,7 @@ def kinds(entries: Iterable[audit_pb2.AuditEntry]) -> list[str]:
 
 
 def at_rest(registry: Registry) -> Any:
-    return eventually(lambda: registry.executor.running_count == 0)
+    return until(lambda: registry.executor.running_count == 0)
 
 
 async def test_read_result_is_returned_with_its_check_and_recorded(registry: Registry, tools: Tools) -> None:
@@ -189,7 +188,7 @@ async def test_read_that_is_checked_but_never_executed_ends(
     await at_rest(registry)
     assert kinds(await listed(registry)) == ["PROPOSED", "EXECUTED", "RETURNED"]
     asked = asyncio.ensure_future(checked(registry, ("b", "slow", {})))
-    await eventually(lambda: tools.ran["slow"] == 2)
+    await until(lambda: tools.ran["slow"] == 2)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
     await at_rest(registry)

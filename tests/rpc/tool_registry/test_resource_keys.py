@@ -20,7 +20,7 @@ from pawl.tool_registry.execution.execution import LeaseWatch
 from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 from tests.rpc.tool_registry.world import execute
 
 
@@ -72,10 +72,7 @@ class Files:
             self.edits.append(path)
 
     def holds(self, count: int) -> Callable[[], Any]:
-        async def are_held() -> bool:
-            return self.edits.count("held") == count
-
-        return are_held
+        return lambda: self.edits.count("held") == count
 
 
 async def none_held(database_url: str) -> None:
@@ -207,10 +204,10 @@ async def test_held_key_blocks_only_calls_that_need_it_within_their_timeout(
         assert outcome(waited) == "FAILED TOOL_TIMEOUT"
     stream = there.stream("edit", {"path": "x"}, call="left")
     reading = asyncio.ensure_future(stream.read())
-    await eventually(lambda: there.executor.running_count == 1)
+    await until(lambda: there.executor.running_count == 1)
     stream.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await eventually(lambda: there.executor.running_count == 0)
+    await until(lambda: there.executor.running_count == 0)
     assert "acme/x" not in files.edits[1:]
     files.release.set()
     await holding

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
+from pawl.tool.v1 import audit_pb2, rule_pb2
 from pawl.tool_registry.policy.rules import rules
-from pawl.tools import Tool, tool
-from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import (
+    APPROVE,
     FOR_ANN,
+    REFUSE,
+    RUN,
     Registry,
     all_pages,
     context,
@@ -24,37 +25,15 @@ from tests.rpc.tool_registry.registry import (
     refusal,
     running,
 )
+from tests.rpc.tool_registry.world import bills
 
-RUN, APPROVE, REFUSE = (
-    execution_pb2.DISPOSITION_RUN,
-    execution_pb2.DISPOSITION_APPROVE,
-    execution_pb2.DISPOSITION_REFUSE,
-)
 ALLOW, ASK, DENY = rule_pb2.RULE_EFFECT_ALLOW, rule_pb2.RULE_EFFECT_ASK, rule_pb2.RULE_EFFECT_DENY
 USER, STORE, AGENT = rule_pb2.RULE_SCOPE_USER, rule_pb2.RULE_SCOPE_STORE, rule_pb2.RULE_SCOPE_AGENT
 
 
-def tools(*, changed: bool = False) -> list[Tool[..., Any]]:
-    @tool(description="Pay a bill now." if changed else "Pay a bill.")
-    async def pay(amount: int = 1, to: str = "ann", items: list[str] | None = None) -> str:
-        return f"paid {amount}"
-
-    @tool(category=Category.DESTRUCTIVE)
-    async def erase() -> str:
-        """Erase everything."""
-        return "erased"
-
-    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
-    async def look() -> str:
-        """Look."""
-        return "seen"
-
-    return [pay, erase, look]
-
-
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
-    async with running(database_url, tmp_path, tools()) as registry:
+    async with running(database_url, tmp_path, bills()) as registry:
         yield registry
 
 
@@ -111,7 +90,7 @@ async def test_each_call_counts_as_one_use_and_used_up_rules_require_approval(re
 async def test_new_version_of_the_tool_suspends_the_rule(registry: Registry, database_url: str, tmp_path: Path) -> None:
     await make(registry, ALLOW)
     await make(registry, ALLOW, tool_name="*", expires_in=60)
-    async with running(database_url, tmp_path, tools(changed=True), name="b") as newer:
+    async with running(database_url, tmp_path, bills(changed=True), name="b") as newer:
         for version in (1, 2):
             assert (await newer.check("pay", version=version)).disposition == APPROVE
         listed = (await newer.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules

@@ -16,8 +16,8 @@ from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerReposi
 from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from tests.poll import until
 from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpose, Status, attached, definition
-from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
+from tests.rpc.tool_registry.world import digest_of
 
 # Long enough for a test's steps, short enough to wait for the expiry.
 BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)

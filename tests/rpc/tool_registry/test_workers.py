@@ -15,7 +15,7 @@ from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tools import Category, tool
 from tests.poll import until
 from tests.rpc.tool_registry.attached import Purpose, Status, attached, definition, hello, stream
-from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
 
 OTHER_KEY = "key-of-machine-of-other"
 
@@ -66,7 +66,7 @@ async def test_call_without_a_worker_is_an_error(registry: Registry) -> None:
         assert await worker.ended() is grpc.StatusCode.OK
     assert "no worker in the group 'billing'" in await no_worker_error(registry, "third")
     asked = asyncio.ensure_future(registry.run("charge", call="fourth"))
-    await eventually(lambda: registry.executor.running_count > 0)
+    await until(lambda: registry.executor.running_count > 0)
     async with attached(registry, worker="w2") as worker:
         await worker.answer(await worker.invocation())
         assert outcome(await asked) == "SUCCEEDED", "it waits for a worker"

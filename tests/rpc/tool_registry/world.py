@@ -60,6 +60,31 @@ class World:
         return effect
 
 
+def bills(*, changed: bool = False) -> list[Tool[..., Any]]:
+    """Tools of several categories; one of them may have been changed."""
+
+    @tool(description="Pay a bill now." if changed else "Pay a bill.")
+    async def pay(amount: int = 1, to: str = "ann", items: list[str] | None = None) -> str:
+        return f"paid {amount}"
+
+    @tool(category=Category.DESTRUCTIVE)
+    async def erase() -> str:
+        """Erase everything."""
+        return "erased"
+
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    @tool(category=Category.DESTRUCTIVE, effect=EffectClass.IDEMPOTENT, grants=True)
+    async def rotate() -> str:
+        """Delete the oldest log."""
+        return "deleted"
+
+    return [pay, erase, look, rotate]
+
+
 async def execute(database_url: str, sql: str) -> None:
     connection = await asyncpg.connect(database_url)
     try:

@@ -50,7 +50,7 @@ async def test_walk_covers_every_contract_method(walked: Walked) -> None:
     assert everything - OPEN.keys() == set(CALLERS)
 
 
-async def test_role_may_call_only_its_methods(walked: Walked) -> None:
+async def test_role_may_call_only_permitted_methods(walked: Walked) -> None:
     for caller, roles in ROLES_OF_CALLERS.items():
         callers = {role for role in roles if role in ROLES} or {"member"}
         if caller == "delegate-and-finance":
@@ -58,7 +58,7 @@ async def test_role_may_call_only_its_methods(walked: Walked) -> None:
         assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}, caller
 
 
-async def test_service_may_call_only_its_methods_and_none_without_certificate(walked: Walked) -> None:
+async def test_service_may_call_only_permitted_methods_and_none_without_its_certificate(walked: Walked) -> None:
     for service in SERVICES:
         shown = walked.of_service(service)
         answers = await walked.answers(shown, walked.services[service])

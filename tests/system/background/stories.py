@@ -301,11 +301,7 @@ class Mail(_EndNotifications):
         postbox = self.world.postbox
         postbox.held = None
         channel_id = await self.create(f"mailto:{self._address}")
-
-        async def has_code() -> bool:
-            return bool(self._mails())
-
-        await until(has_code)
+        await until(self._mails)
         confirm = channel_pb2.ConfirmChannelRequest(channel_id=channel_id, code=postbox.codes()[-1])
         await self.pawl.notify_channels.ConfirmChannel(confirm)
         postbox.held = self.held

@@ -78,11 +78,7 @@ async def test_operator_resolves_a_call_with_unknown_outcome(open_page: NewPage,
     async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
         answer = await program.post("/rpc/pawl.agent.v1.AgentService/StartRun", json=asked)
     run_id = answer.json()["run"]["runId"]
-
-    async def happened() -> bool:
-        return effects.exists() and bool(effects.read_text())
-
-    await until(happened)
+    await until(lambda: effects.exists() and effects.read_text())
     suite.kill("tool-registry")
     await suite.wait_ready("tool-registry")
     await page.get_by_role("link", name=run_id[-8:], exact=True).first.click(timeout=90_000)

@@ -1,4 +1,4 @@
-"""Compares the journeys of architecture.md with the actual calls of the services, in order."""
+"""Compares the paths in architecture.md with the actual calls of the services, in order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, Self
 from unittest.mock import patch
 
 import pytest
@@ -18,23 +19,26 @@ from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2
 from pawl.launcher import Suite, SuiteOptions
 from tests.leaks.world import running
+from tests.poll import until
 from tests.system.suite.client import Agent
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 ARCHITECTURE: Final = Path(__file__).parents[3] / "docs/design/architecture.md"
 _STEP: Final = re.compile(r"^\d+\. `([\w/]+)\.py` `([\w.]+)`", re.MULTILINE)
+_STEP_OF_A_RUN: Final = re.compile(r"^\d+\. `([\w.]+):([\w.]+)`", re.MULTILINE)
 
 Step = tuple[str, str]
 
 
 class Calls:
     def __init__(self, wanted: Sequence[Step]) -> None:
-        self._wanted = frozenset(wanted)
-        self.made: list[Step] = []
+        self._wanted = wanted
+        self._made: list[Step] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         sys.setprofile(self._note)
+        return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
@@ -42,7 +46,11 @@ class Calls:
     def _note(self, frame: FrameType, event: str, _argument: object) -> None:
         step = (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname)
         if event == "call" and step in self._wanted:
-            self.made.append(step)
+            self._made.append(step)
+
+    def missing(self) -> list[Step]:
+        made = iter(self._made)
+        return [step for step in self._wanted if step not in made]
 
 
 def journey(title: str) -> list[Step]:
@@ -51,15 +59,13 @@ def journey(title: str) -> list[Step]:
     return [(f"pawl.{path.replace('/', '.')}", name) for path, name in _STEP.findall(section)]
 
 
-async def travelled(title: str, travel: Callable[[], Awaitable[object]]) -> None:
-    steps = journey(title)
+async def travelled(steps: Sequence[Step], travel: Callable[[], Awaitable[object]]) -> None:
     assert steps
-    calls = Calls(steps)
-    with calls:
+    with Calls(steps) as calls:
         await travel()
-    made = iter(calls.made)
-    missing = [step for step in steps if step not in made]
-    assert missing == [], "this step is not called, or not after the previous one"
+        with suppress(TimeoutError):
+            await until(lambda: not calls.missing())
+    assert calls.missing() == [], "this step is not called, or not after the previous one"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -74,8 +80,14 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent
             yield agent
 
 
+async def test_run_takes_the_documented_path(agent: Agent) -> None:
+    """Up to its notification, which follows its end."""
+    steps: list[Step] = _STEP_OF_A_RUN.findall(ARCHITECTURE.read_text(encoding="utf-8"))
+    await travelled(steps, lambda: agent.start("what is 17 * 23"))
+
+
 async def test_start_run_takes_the_documented_path(agent: Agent) -> None:
-    await travelled("From StartRun to its row", lambda: agent.start("what is 17 * 23?"))
+    await travelled(journey("From StartRun to its row"), lambda: agent.start("what is 17 * 23?"))
 
 
 async def test_model_chunk_takes_the_documented_path(agent: Agent) -> None:
@@ -89,7 +101,7 @@ async def test_model_chunk_takes_the_documented_path(agent: Agent) -> None:
             if seen == 5:
                 return
 
-    await travelled("From a chunk of the model to a watcher", some_output)
+    await travelled(journey("From a chunk of the model to a watcher"), some_output)
     await agent.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=agent.metadata)
     await agent.until_ended(run.run_id)
 
@@ -102,4 +114,4 @@ async def test_gated_call_takes_the_documented_path(agent: Agent) -> None:
         await agent.decide(call, call_pb2.DECISION_KIND_APPROVE)
         await agent.until_ended(run.run_id)
 
-    await travelled("From an approval to the effect", approve)
+    await travelled(journey("From an approval to the effect"), approve)

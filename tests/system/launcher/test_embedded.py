@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.folder import SecretFiles
 from pawl.launcher.nats import LIFECYCLE_STREAM
 from pawl.launcher.postgres import Postgres
+from tests.poll import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,12 +48,6 @@ async def suite() -> AsyncIterator[Suite]:
 
 def password_of(suite: Suite) -> str:
     return suite.nats_url().split("@")[0].rpartition(":")[2]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def query(suite: Suite, sql: str, *arguments: object) -> object:
@@ -123,7 +118,7 @@ async def test_cluster_with_other_version_or_secrets_is_refused_and_left_unchang
     assert (other.folder / "PG_VERSION").read_text() == "16\n"
 
 
-async def test_files_of_the_suite_are_private(suite: Suite) -> None:
+async def test_files_of_the_suite_are_readable_only_by_their_owner(suite: Suite) -> None:
     """I22"""
     open_to_others = []
     for root, folders, names in os.walk(suite.folder.path):

@@ -70,10 +70,7 @@ async def raw(server: ModelServer, request: bytes | None = None) -> bytes:
 
 
 async def ended(server: ModelServer, outcome: str) -> None:
-    async def has_ended() -> bool:
-        return bool(server.requests) and server.requests[0].outcome == outcome
-
-    await until(has_ended)
+    await until(lambda: server.requests and server.requests[0].outcome == outcome)
 
 
 async def test_streamed_answer_sends_reasoning_text_calls_finish_and_usage_in_order(

@@ -34,16 +34,13 @@ def addresses(suite: Suite, service: str = "agent-loop") -> list[str]:
     return [replica.grpc for replica in suite.endpoints.services[service]]
 
 
-def kill(suite: Suite, *services: str) -> None:
-    for service in services:
-        for replica in range(len(suite.endpoints.services[service])):
-            suite.kill(service, replica)
-
-
-async def ready(suite: Suite, *services: str) -> None:
-    for service in services:
-        for replica in range(len(suite.endpoints.services[service])):
-            await suite.wait_ready(service, replica)
+async def kill(suite: Suite, *services: str) -> None:
+    """Kill all replicas of these services and wait until they are ready again."""
+    replicas = [(service, number) for service in services for number in range(len(suite.endpoints.services[service]))]
+    for replica in replicas:
+        suite.kill(*replica)
+    for replica in replicas:
+        await suite.wait_ready(*replica)
 
 
 async def key_for(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pawl.tools import Category, EffectClass, tool
-from tests.system.suite.effect_file import effect_file, exists, held
+from tests.system.suite.effect_file import effect_file, held
 
 
 def note(path: str, line: str) -> None:
@@ -41,21 +41,6 @@ async def hold_once(path: str) -> str:
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
-async def hold_again(path: str) -> str:
-    """Add a line to a file, then wait for the test. May be repeated."""
-    note(path, "done")
-    await held(path)
-    return "finished"
-
-
-@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def look_up_price(path: str) -> dict[str, float]:
     """Say what something costs: the number in a file."""
     return {"price": float(effect_file(path).read_text(encoding="utf-8"))}
-
-
-@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
-async def wait_for_file(path: str) -> str:
-    """Wait until a file exists."""
-    await exists(effect_file(path))
-    return "it is there"

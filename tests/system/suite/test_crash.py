@@ -13,7 +13,7 @@ from pawl.client import AsyncClient
 from pawl.launcher.suite import Suite
 from tests import servers
 from tests.system.suite import scenes
-from tests.system.suite.client import Agent, kill, ready
+from tests.system.suite.client import Agent, kill
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -35,29 +35,10 @@ async def test_another_agent_loop_finishes_a_killed_ones_runs(
     suite: Suite, agent: Agent, pawl: AsyncClient, tmp_path: Path
 ) -> None:
     """OPS-5: both replicas are killed while they drive runs."""
-
-    async def killed() -> None:
-        kill(suite, "agent-loop")
-        await ready(suite, "agent-loop")
-
     await survive(
-        killed,
+        partial(kill, suite, "agent-loop"),
         scenes.a_tool_is_not_repeated(agent, tmp_path / "once"),
         scenes.stream_is_complete_without_repeats(agent, pawl),
-    )
-
-
-async def test_killed_registrys_calls_end_as_their_effect_class_permits(
-    suite: Suite, agent: Agent, tmp_path: Path
-) -> None:
-    async def killed() -> None:
-        kill(suite, "tool-registry")
-        await ready(suite, "tool-registry")
-
-    await survive(
-        killed,
-        scenes.unknown_outcome_is_reported_to_the_model(agent, tmp_path / "once"),
-        scenes.read_is_repeated(agent, tmp_path / "again"),
     )
 
 
@@ -75,13 +56,8 @@ async def test_runs_continue_after_postgres_restart_and_killed_job_store(suite: 
 async def test_killing_everything_loses_no_acknowledged_data(suite: Suite, agent: Agent) -> None:
     """OPS-5, I1, I3."""
     everything = ("job-store", "tool-registry", "notifier", "agent-loop", "gateway")
-
-    async def killed() -> None:
-        kill(suite, *everything)
-        await ready(suite, *everything)
-
     await survive(
-        killed,
+        partial(kill, suite, *everything),
         scenes.stream_continues(agent),
         scenes.acknowledged_starts_are_kept(agent),
     )

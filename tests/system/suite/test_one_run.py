@@ -45,11 +45,7 @@ async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent
             run = await una.start("what is 17 * 23?")
             events = await una.whole_log(run.run_id)
             ended = await una.get(run.run_id)
-
-        async def all_received() -> bool:
-            return len(seen) >= len(events) and bool(reported)
-
-        await until(all_received)
+        await until(lambda: len(seen) >= len(events) and reported)
     finally:
         await connection.close()
     types = [event.type for event in events]

@@ -21,12 +21,6 @@ from tests import certificates
 from tests.certificates import Files
 from tests.servers import NatsServer
 
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
 # The message with which a PostgreSQL client requests TLS.
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 

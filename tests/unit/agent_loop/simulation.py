@@ -360,3 +360,16 @@ class Simulation:
             else:
                 self.passes(100_000)
         raise AssertionError(f"the run does not end: {self.base}")
+
+
+def started(*batches: Sequence[str], options: RunOptions | None = None) -> Simulation:
+    """A run whose model has answered with the first of these batches of calls."""
+    run = Simulation([answer(*names) for names in batches], options or RunOptions())
+    run.turn()
+    run.model_answers()
+    return run
+
+
+def run_state(run: Simulation) -> RunState:
+    """Return the state of a run, which mypy does not narrow."""
+    return run.run.state

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import background, job_program, jobs
-from pawl.agent_loop.loop.rules import background as domain
 from pawl.agent_loop.loop.rules.background import ITERATIONS_MAX, NAMES, RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.jobs import extract_terms
@@ -318,7 +317,7 @@ def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
         (by_tool("look", arguments={"n": 1, "_executeAsync": True}), "not in it"),
         (by_tool("look", arguments='{"_interval": 5}'), "not in it"),
     ):
-        _, reading = domain.read_tool(asked.partition(" ")[2], schemas)
+        _, reading = background.read_tool(asked.partition(" ")[2], schemas)
         assert (reading.terms, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
@@ -377,4 +376,4 @@ async def test_a_tool_sets_its_jobs_default_reports(
 
 def test_a_parameter_name_within_a_value_is_ignored() -> None:
     for written in ('{"n":"_interval"}', '["_interval"]'):
-        assert domain.read(written, b"{}") == domain.Reading(arguments=written)
+        assert background.read(written, b"{}") == background.Reading(arguments=written)

@@ -23,7 +23,7 @@ from tests.fakes.ledger import STORE
 from tests.fakes.loop_world import World
 from tests.fakes.model import says
 from tests.unit.agent_loop.scenario import VERDICTS, present
-from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer
+from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer, run_state
 from tests.unit.agent_loop.test_sub_agents import ANN
 
 FAIL = TokenBudgetPolicy.FAIL
@@ -50,10 +50,6 @@ def waiting() -> Simulation:
     run = used_up()
     run.ends(run.calls[0].call_id)
     return run
-
-
-def state(run: Simulation) -> RunState:
-    return run.run.state
 
 
 class TestExhaustion:
@@ -183,7 +179,7 @@ class TestCallInFlight:
         (events,) = [event for event in run.events if isinstance(event, Warned)]
         assert events.message.startswith("The next model call needs about 101 tokens")
         run.is_taken_over()
-        assert state(run) is RunState.WAITING
+        assert run_state(run) is RunState.WAITING
         run.tops_up(1)
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
         assert run.run.tokens_needed == 0

@@ -34,7 +34,7 @@ from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
 from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, at_each, check_whole, everything, present
-from tests.unit.agent_loop.simulation import Simulation, answer
+from tests.unit.agent_loop.simulation import started
 
 
 class Witness(FakeRegistry):
@@ -189,16 +189,9 @@ def test_a_claimed_call_that_ends_without_a_result_is_recorded(
 # Approvals by several people, and requests and questions that time out (HITL-1, HITL-4).
 
 
-def started(*names: str, asked: RunOptions | None = None) -> Simulation:
-    run = Simulation([answer(*names)], asked or RunOptions())
-    run.turn()
-    run.model_answers()
-    return run
-
-
 def test_an_edited_call_still_requires_the_remaining_approvals() -> None:
     """D6: the editor's approval counts for the edited call, and the model sees that it was edited."""
-    run = started("gated", asked=RunOptions(approvals_required=2))
+    run = started(("gated",), options=RunOptions(approvals_required=2))
     run.decides(run.calls[0], DecisionKind.EDIT)
     call = run.calls[0]
     assert call.state is CallState.AWAITING_APPROVAL
@@ -213,7 +206,7 @@ def test_an_edited_call_still_requires_the_remaining_approvals() -> None:
 
 
 def test_an_approval_request_is_escalated_once() -> None:
-    run = started("gated", asked=RunOptions(approval_expiry_policy=ApprovalExpiryPolicy.ESCALATE))
+    run = started(("gated",), options=RunOptions(approval_expiry_policy=ApprovalExpiryPolicy.ESCALATE))
     run.passes(86_400)
     call = run.calls[0]
     assert call.state is CallState.AWAITING_APPROVAL
@@ -229,7 +222,7 @@ def test_an_approval_request_is_escalated_once() -> None:
 
 def test_a_question_times_out_to_its_default_answer() -> None:
     """HITL-1: the model learns that the question timed out."""
-    run = started("ask_by_default")
+    run = started(("ask_by_default",))
     states = []
     for seconds in (59, 1):
         run.passes(seconds)
@@ -244,7 +237,7 @@ def test_a_question_times_out_to_its_default_answer() -> None:
 @pytest.mark.parametrize(("tool", "run", "required"), [(0, 0, 1), (2, 0, 2), (0, 3, 3), (2, 3, 3), (4, 3, 4)])
 def test_the_highest_number_of_required_approvals_applies(tool: int, run: int, required: int) -> None:
     """D6."""
-    call = replace(started("gated").calls[0], state=CallState.PROPOSED)
+    call = replace(started(("gated",)).calls[0], state=CallState.PROPOSED)
     verdict = Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, digest="d", approvals_required=tool)
     judged = proposals.apply_verdict(call, verdict, RunOptions(approvals_required=run), 0.0)
     assert present(judged.approval).approvals_required == required

@@ -33,6 +33,25 @@ async def test_progress_of_a_tool_is_reported() -> None:
     assert (progress.tool_name, progress.fraction, progress.message) == ("look", 0.5, "half")
 
 
+@pytest.mark.parametrize(("commit_seconds", "least", "most"), [(0.0, 15, 21), (0.05, 3, 5), (0.3, 2, 4)])
+async def test_slow_commits_make_output_events_fewer(commit_seconds: float, least: int, most: int) -> None:
+    """EVT-2: otherwise a busy machine becomes busier."""
+    *pieces, usage, end = says("x" * 100, chunks=100)
+    world = World(VERDICTS, [[each for piece in pieces for each in (piece, 0.02)] + [usage, end]])
+
+    async def slow(request: str, done: bool) -> None:
+        await asyncio.sleep(commit_seconds if request == "CommitRun" and not done else 0.0)
+
+    world.ledger.fault = slow
+    key = world.ledger.submit("hello")
+
+    await world.finish(key)
+
+    shown = [event.text for event in world.ledger.events(key) if isinstance(event, OutputDelta)]
+    assert "".join(shown) == "x" * 100
+    assert least <= len(shown) <= most
+
+
 async def test_a_long_history_is_summarised_and_the_run_continues() -> None:
     """LOOP-11: a separate model call writes the summary, which replaces the messages it covers."""
 

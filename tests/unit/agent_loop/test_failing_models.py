@@ -65,7 +65,7 @@ def test_an_empty_answer_is_retried_once(nothing: Script) -> None:
         (USED_UP, "The model reached its output limit before it produced any text or call."),
     ],
 )
-def test_a_second_empty_answer_fails_the_run_with_a_clear_message(nothing: Script, expected: str) -> None:
+def test_the_run_fails_with_a_clear_message_after_a_second_empty_answer(nothing: Script, expected: str) -> None:
     world, key = played(nothing, nothing, says("too late"))
     assert len(world.model.requests) == 2
     assert end_of(world, key) == (RunState.FAILED, expected)

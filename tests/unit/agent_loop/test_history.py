@@ -214,18 +214,17 @@ def test_each_line_from_another_user_is_quoted(text: str) -> None:
     assert history_sent["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
 
 
-def test_an_error_reaches_the_model_as_an_error() -> None:
-    """FE-5, LOOP-7."""
-    failed = replace(call("a"), result=settle.error("TOOL_TIMEOUT", "too slow"))
-    (content,) = contents([failed], 1000)
-    assert json.loads(content) == {"error": "too slow", "reason": "TOOL_TIMEOUT"}
-
-
-def test_a_note_is_sent_with_the_result() -> None:
-    """HITL-3: the model learns that a reviewer edited the call."""
-    noted = replace(call("a"), result=CallResult(content_json=b"1", note="A reviewer edited this call."))
-    (content,) = contents([noted], 1000)
-    assert json.loads(content) == {"result": 1, "note": "A reviewer edited this call."}
+@pytest.mark.parametrize(
+    ("result", "sent"),
+    [
+        (settle.error("TOOL_TIMEOUT", "too slow"), {"error": "too slow", "reason": "TOOL_TIMEOUT"}),
+        (CallResult(content_json=b"1", note="It was edited."), {"result": 1, "note": "It was edited."}),
+    ],
+)
+def test_errors_and_notes_reach_the_model(result: CallResult, sent: dict[str, Any]) -> None:
+    """FE-5, LOOP-7, and HITL-3: the model learns that a reviewer edited the call."""
+    (content,) = contents([replace(call("a"), result=result)], 1000)
+    assert json.loads(content) == sent
 
 
 def test_results_over_the_limit_are_truncated_with_a_hint_on_reading_the_rest() -> None:
@@ -397,7 +396,7 @@ def test_an_invalid_answer_is_retried_with_the_error_and_schema() -> None:
     assert [bool(message.misfit) for message in world.ledger.messages(key)] == [False, True, True, False]
 
 
-def test_the_third_invalid_answer_fails_the_run() -> None:
+def test_the_run_fails_after_the_third_invalid_answer() -> None:
     world, key = played(says(WORSE), says(BAD), says(BAD), says(GOOD))
     run = world.ledger.run(key)
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)

@@ -11,7 +11,7 @@ from pawl.agent_loop.loop.rules.run import BatchOrder, RunOptions, TokenBudgetPo
 from pawl.agent_loop.loop.rules.state import MODEL
 from pawl.chassis.ids import CallId
 from pawl.values import ENDED, CallResolution, CallState, DecisionKind, RunState
-from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
+from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, started
 
 BATCHES = st.lists(st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), min_size=1, max_size=2)
 OPTIONS = st.builds(
@@ -78,9 +78,7 @@ def happen(run: Simulation, what: str, which: int) -> None:
 def test_each_call_gets_one_result_in_any_order_of_events(
     batches: list[list[str]], options: RunOptions, happenings: list[tuple[str, int]]
 ) -> None:
-    run = Simulation([answer(*names) for names in batches], options)
-    run.turn()
-    run.model_answers()
+    run = started(*batches, options=options)
 
     for what, which in happenings:
         happen(run, what, which)
@@ -105,9 +103,7 @@ def test_each_call_gets_one_result_in_any_order_of_events(
 @given(names=st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), happenings=EVENTS)
 def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[str, int]]) -> None:
     """I12, C5."""
-    run = Simulation([answer(*names)])
-    run.turn()
-    run.model_answers()
+    run = started(names)
     half = len(happenings) // 2
     for what, which in happenings[:half]:
         happen(run, what, which)

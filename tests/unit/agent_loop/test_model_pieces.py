@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import text
 from pawl.agent_loop.loop.rules.assembly import Assembly
-from pawl.agent_loop.loop.rules.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer
+from pawl.agent_loop.loop.rules.coalesce import HELD_SECONDS_MAX, OUTPUT_CHARACTERS_MAX, Coalescer
 from pawl.agent_loop.loop.rules.fact import CallFragment, OutputDelta
 from pawl.agent_loop.model.names import Names, names_of, renamed
 from pawl.agent_loop.model.request import (
@@ -87,31 +89,85 @@ def test_an_endless_line_or_event_is_refused(part: bytes) -> None:
 HEAD = OutputDelta(round=1, model_attempt=1)
 
 
-def play(pieces: list[tuple[float, Piece]]) -> list[OutputDelta]:
+# By how much an output's timer is late, and how long its commit takes.
+Delay = tuple[float, float]
+
+
+def play(pieces: Sequence[tuple[float, Piece]], delays: Iterable[Delay] = ()) -> list[OutputDelta]:
+    """Return the outputs of pieces that arrive at these times. The first outputs have the given delays.
+
+    Asserts that no piece is due later than 1 s after its arrival.
+    """
+    coalescer, coming, held, outputs = Coalescer(HEAD), deque(pieces), list[float](), list[OutputDelta]()
+    free_at, more = 0.0, itertools.chain(delays, itertools.repeat((0.0, 0.0)))
+
+    def arrive() -> None:
+        at, piece = coming.popleft()
+        coalescer.add(piece, at)
+        held.append(at)
+
+    while coming or held:
+        due = coalescer.due_at()
+        if due is None or (coming and coming[0][0] < max(due, free_at)):
+            arrive()
+            continue
+        assert due <= held[0] + HELD_SECONDS_MAX
+        late, commit = next(more)
+        taken_at = max(due, free_at) + late
+        while coming and coming[0][0] < taken_at:
+            arrive()
+        outputs += coalescer.take(taken_at)
+        held.clear()
+        free_at = taken_at + commit
+        while coming and coming[0][0] < free_at:
+            arrive()
+        coalescer.shown(free_at)
+    return outputs
+
+
+def paced(count: int, seconds: float) -> list[tuple[float, Piece]]:
+    return [(5.0 + number * seconds, TextPiece(text=f"{number} ")) for number in range(count)]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, 2), (0.002, 3), (0.02, 21)])
+def test_an_idle_machine_shows_output_every_100_ms(seconds: float, most: int) -> None:
+    outputs = play(paced(100, seconds), itertools.repeat((0.001, 0.004)))
+    assert most - 2 <= len(outputs) <= most
+    assert "".join(output.text for output in outputs) == "".join(f"{number} " for number in range(100))
+
+
+def test_the_first_piece_is_due_immediately_and_the_next_after_a_pause() -> None:
     coalescer = Coalescer(HEAD)
-    outputs: list[OutputDelta] = []
-    for now, piece in pieces:
-        while (due := coalescer.due_at()) is not None and due <= now:
-            outputs += coalescer.take(due)
-        coalescer.add(piece)
-        if (due := coalescer.due_at()) is not None and due <= now:
-            outputs += coalescer.take(now)
-    return outputs + list(coalescer.take(pieces[-1][0] if pieces else 0.0))
-
-
-def test_100_simultaneous_pieces_give_at_most_11_outputs() -> None:
-    outputs = play([(5.0, TextPiece(text="x")) for _ in range(100)])
-    assert len(outputs) <= 11
-    assert "".join(output.text for output in outputs) == "x" * 100
-
-
-def test_the_first_piece_is_output_immediately() -> None:
-    coalescer = Coalescer(HEAD)
-    coalescer.add(TextPiece(text="H"))
-    assert coalescer.due_at() == 0.0
+    coalescer.add(TextPiece(text="H"), 6.0)
+    assert coalescer.due_at() == 6.0
     assert coalescer.take(7.0) == (replace(HEAD, text="H"),)
-    coalescer.add(TextPiece(text="i"))
-    assert coalescer.due_at() == pytest.approx(7.1)
+    coalescer.add(TextPiece(text="i"), 7.02)
+    coalescer.shown(7.05)
+    assert coalescer.due_at() == pytest.approx(8.02), "1 s after its arrival, before the end of the pause"
+    coalescer.take(8.02)
+    coalescer.shown(8.04)
+    coalescer.add(TextPiece(text="!"), 8.05)
+    assert coalescer.due_at() == pytest.approx(8.24), "ten times the delay after the output before it"
+
+
+def test_the_rest_of_a_whole_answer_is_left_to_the_step_that_commits_it() -> None:
+    for is_shown in (False, True):
+        coalescer = Coalescer(HEAD)
+        coalescer.add(TextPiece(text="H"), 6.0)
+        if is_shown:
+            coalescer.take(6.0)
+            coalescer.shown(6.001)
+            coalescer.add(TextPiece(text="i"), 6.09)
+        coalescer.end(6.09)
+        assert coalescer.due_at() == pytest.approx(6.19)
+
+
+@given(st.floats(0.01, 0.09), st.floats(0, 0.04))
+def test_output_takes_at_most_a_tenth_of_a_busy_machine(commit: float, pace: float) -> None:
+    """Otherwise output slows down its own commits."""
+    pieces = paced(200, pace)
+    outputs = play(pieces, itertools.repeat((0.0, commit)))
+    assert (len(outputs) - 2) * commit <= (pieces[-1][0] - pieces[0][0]) / 10
 
 
 def test_pieces_of_one_kind_are_joined_and_calls_keep_their_order() -> None:
@@ -129,7 +185,7 @@ def test_pieces_of_one_kind_are_joined_and_calls_keep_their_order() -> None:
     ]
     assembly = Assembly()
     for piece in pieces:
-        coalescer.add(piece)
+        coalescer.add(piece, 0.0)
         assembly.add(piece)
     whole = assembly.answer()
     assert (whole.text, whole.reasoning, whole.refusal) == ("12", "ab", "no")
@@ -150,8 +206,8 @@ def test_pieces_of_one_kind_are_joined_and_calls_keep_their_order() -> None:
 
 def test_an_output_never_exceeds_the_size_limit() -> None:
     coalescer = Coalescer(HEAD)
-    coalescer.add(TextPiece(text="x" * (2 * OUTPUT_CHARACTERS_MAX + 5)))
-    coalescer.add(CallPiece(index=0, name="f", arguments="y" * OUTPUT_CHARACTERS_MAX))
+    coalescer.add(TextPiece(text="x" * (2 * OUTPUT_CHARACTERS_MAX + 5)), 0.0)
+    coalescer.add(CallPiece(index=0, name="f", arguments="y" * OUTPUT_CHARACTERS_MAX), 0.0)
     outputs = coalescer.take(0.0)
     sizes = [len(each.text) + sum(len(call.arguments_text) for call in each.calls) for each in outputs]
     assert max(sizes) <= OUTPUT_CHARACTERS_MAX
@@ -166,14 +222,21 @@ PIECES = st.one_of(
 )
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.3), PIECES), max_size=60))
-def test_no_piece_is_lost_or_reordered(steps: list[tuple[float, Piece]]) -> None:
+WAITS = st.one_of(st.just(0.0), st.floats(0, 0.3), st.floats(0, 3))
+
+
+@given(
+    st.lists(st.tuples(WAITS, PIECES), max_size=60),
+    st.lists(st.tuples(WAITS, WAITS), max_size=20),
+)
+def test_delays_lose_reorder_and_multiply_nothing(steps: list[tuple[float, Piece]], delays: list[Delay]) -> None:
     now = 0.0
     pieces: list[tuple[float, Piece]] = []
     for wait, piece in steps:
         now += wait
         pieces.append((now, piece))
-    outputs = play(pieces)
+    outputs = play(pieces, delays)
+    assert len(outputs) <= len(play(pieces)), "delays only ever cause fewer outputs"
     assert "".join(output.text for output in outputs) == "".join(
         piece.text for _, piece in pieces if isinstance(piece, TextPiece)
     )

@@ -20,7 +20,7 @@ def offered(world: World, request: int = 0) -> list[str]:
     return [function["function"]["name"] for function in world.model.requests[request].tools]
 
 
-async def test_own_tool_calls_are_checked_by_their_own_definition() -> None:
+async def test_client_supplied_tools_are_checked_against_their_own_definition() -> None:
     world = World(VERDICTS, [calls("show", "look"), says("Done.")])
     key = world.ledger.submit("go", own_tools=[SHOW])
     await world.finish(key)
@@ -43,7 +43,7 @@ async def test_tool_names_filter_only_registered_tools(names: tuple[str, ...]) -
     assert offered(world) == ["show", *(name for name in names if name != "show")]
 
 
-async def test_a_child_run_does_not_inherit_own_tools() -> None:
+async def test_a_child_run_does_not_inherit_client_supplied_tools() -> None:
     asked = 'run_agent {"task":"part"}'
     world = World(VERDICTS, [calls(asked), says("Part."), says("Done.")])
     key = world.ledger.submit("go", own_tools=[SHOW])
@@ -60,7 +60,9 @@ async def test_a_child_run_does_not_inherit_own_tools() -> None:
 
 
 @pytest.mark.parametrize(("description", "state"), [("Do it.", RunState.COMPLETED), ("x" * 20_000, RunState.FAILED)])
-async def test_descriptions_of_own_tools_count_towards_the_budget(description: str, state: RunState) -> None:
+async def test_descriptions_of_client_supplied_tools_count_towards_the_budget(
+    description: str, state: RunState
+) -> None:
     world = World(VERDICTS, [says("Done.")])
     options = RunOptions(limits=Limits(total_tokens_max=3000), token_budget_policy=TokenBudgetPolicy.FAIL)
     key = world.ledger.submit("go", options, own_tools=[own_tool("show", description=description)])
@@ -70,7 +72,7 @@ async def test_descriptions_of_own_tools_count_towards_the_budget(description: s
     assert run.failure is None or run.failure.reason == "BUDGET_EXHAUSTED"
 
 
-async def test_an_own_tools_fallback_is_pinned_with_it() -> None:
+async def test_the_fallback_of_a_client_supplied_tool_is_pinned_with_it() -> None:
     panel = own_tool("panel", fallback="mail")
     world = World(VERDICTS, [calls("panel"), says("Done.")])
     options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))

@@ -15,22 +15,11 @@ from pawl.agent_loop.model.request import Problem
 from pawl.chassis.ids import CallId
 from pawl.values import CallResolution, CallState, DecisionKind, RunState, WaitKind
 from tests.unit.agent_loop.scenario import present
-from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
-
-
-def started(*batches: tuple[str, ...], options: RunOptions | None = None) -> Simulation:
-    run = Simulation([answer(*names) for names in batches], options or RunOptions())
-    run.turn()
-    run.model_answers()
-    return run
+from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer, run_state, started
 
 
 def state_of(run: Simulation, index: int) -> CallState:
     return run.calls[index].state
-
-
-def run_state(run: Simulation) -> RunState:
-    return run.run.state
 
 
 def running(run: Simulation) -> list[int]:

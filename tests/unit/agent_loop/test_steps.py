@@ -25,7 +25,7 @@ from pawl.chassis.ids import CommandId, RunId, UserId
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
 from pawl.values import CallResolution, CallState, DecisionKind, RunState, StopCause
-from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer
+from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer, started
 
 
 def with_commands(run: Simulation, *kinds: CommandKind) -> State:
@@ -47,9 +47,7 @@ def test_an_acknowledged_decision_counts_despite_an_earlier_message(
     tool_name: str, command: Callable[[str], CommandKind]
 ) -> None:
     """I1: a receipt is final, even if the worker reads it together with an earlier message."""
-    run = Simulation([answer(tool_name)])
-    run.turn()
-    run.model_answers()
+    run = started((tool_name,))
     [call] = run.calls
 
     run.sends(Steer(text="never mind"), command(call.call_id))
@@ -75,9 +73,7 @@ def test_a_step_that_refers_to_its_own_events_requires_a_log_position(
 
 def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
     """I3, I12: the ledger would always refuse a step that starts it, and the run would never end."""
-    run = Simulation([answer("parallel", "gated")])
-    run.turn()
-    run.model_answers()
+    run = started(("parallel", "gated"))
     gated = run.calls[1]
     approve = Decide(call_id=gated.call_id, kind=DecisionKind.APPROVE)
 
@@ -90,9 +86,7 @@ def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
 def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
     """I3, I12: the step that moves a call must also consume its command."""
     options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
-    run = Simulation([answer("serial")], options)
-    run.turn()
-    run.model_answers()
+    run = started(("serial",), options=options)
     [call] = run.calls
     run.ends(call.call_id, UNKNOWN)
     again = Resolve(call_id=call.call_id, resolution=CallResolution.RUN_AGAIN)
@@ -105,19 +99,15 @@ def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
 # Tools that ask a question while running.
 
 
-def asking_call(run: Simulation) -> Call:
-    """Start a batch of one serial call whose tool asks a question."""
-    run.turn()
-    run.model_answers()
-    (call,) = run.calls
-    run.ends(call.call_id, ASKS)
-    (call,) = run.calls
-    return call
+def asking() -> tuple[Simulation, Call]:
+    """A run with one serial call whose tool asks a question."""
+    run = started(("serial",))
+    run.ends(run.calls[0].call_id, ASKS)
+    return run, run.calls[0]
 
 
 def test_a_tool_that_asks_parks_the_run_until_each_answer() -> None:
-    run = Simulation([answer("serial")])
-    call = asking_call(run)
+    run, call = asking()
     assert (call.state, call.question) == (CallState.ASKED, ASKS.question)
     assert run.parked
     run.decides(call, DecisionKind.ANSWER)
@@ -131,16 +121,14 @@ def test_a_tool_that_asks_parks_the_run_until_each_answer() -> None:
 
 
 def test_an_expired_tool_question_is_returned_as_declined() -> None:
-    run = Simulation([answer("serial")])
-    call = asking_call(run)
+    run, call = asking()
     run.passes(run.options.limits.answer_timeout_seconds)
     assert run.base.loop.answers[call.call_id][-1].declined
     assert call.call_id in run.under_way
 
 
 def test_a_steering_message_declines_a_tool_question() -> None:
-    run = Simulation([answer("serial")])
-    call = asking_call(run)
+    run, call = asking()
     run.steers()
     assert run.base.loop.answers[call.call_id][-1].declined
     run.ends(call.call_id)
@@ -149,8 +137,7 @@ def test_a_steering_message_declines_a_tool_question() -> None:
 
 def test_a_cancelled_run_stops_a_tool_that_asks_or_was_just_answered() -> None:
     for is_answered in (False, True):
-        run = Simulation([answer("serial")])
-        call = asking_call(run)
+        run, call = asking()
         cancel = Cancel(cause=StopCause.USER)
         given = Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="yes")
         run.sends(given, cancel) if is_answered else run.sends(cancel)

@@ -81,7 +81,7 @@ def the_call(world: World, key: RunKey) -> Call:
     return call
 
 
-async def test_the_agents_answer_is_the_calls_result() -> None:
+async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
     world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("It is blue.")])
     key = world.ledger.submit("top")
 
@@ -100,7 +100,7 @@ async def test_the_agents_answer_is_the_calls_result() -> None:
 
 
 @pytest.mark.parametrize("depth_max", [0, 1, 2])
-async def test_agents_start_agents_only_to_the_depth_limit(depth_max: int) -> None:
+async def test_agents_can_start_agents_only_up_to_the_depth_limit(depth_max: int) -> None:
     world = world_of(
         **{name: [calls(agent(below)), says(name)] for name, below in (("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"))}
     )

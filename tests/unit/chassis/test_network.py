@@ -21,23 +21,11 @@ from pawl.chassis.process.start import StartError
 from pawl.chassis.process.tasks import shield
 from pawl.chassis.rpc import tls
 from pawl.chassis.rpc.replicas import CALLS_MAX, ReplicaHealth, choose, key_of, preference
-from pawl.chassis.rpc.tls import Tls, services_of
+from pawl.chassis.rpc.tls import services_of
 from pawl.job.v1 import ledger_pb2, schedules_pb2
 from pawl.tool.v1 import execution_pb2
 from tests import certificates
-from tests.certificates import Files
 from tests.fakes.manual_clock import ManualClock
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-def of(files: Files, clock: ManualClock) -> Tls:
-    found = tls.of_service(files.certificate, files.key, files.authority, clock=clock)
-    assert found is not None
-    return found
 
 
 def test_a_certificate_names_services_by_dns_or_by_spiffe_id() -> None:
@@ -60,7 +48,7 @@ async def test_a_new_certificate_is_used_once_its_key_matches(
 ) -> None:
     """Renewal cannot replace two files atomically."""
     files = certificates.write(tmp_path, "agent-loop", authority)
-    shown = of(files, clock)
+    shown = certificates.tls_of(files, clock)
     first = shown()
     key = files.key.read_bytes()
     certificates.write(tmp_path, "agent-loop", authority)
@@ -127,21 +115,21 @@ def test_a_certificate_for_another_service_is_reported_at_start(
 ) -> None:
     """Otherwise calls to it would just fail, without a reason in its own log."""
     files = certificates.write(tmp_path, "job-store", authority)
-    shown = of(files, clock)()
+    shown = certificates.tls_of(files, clock)()
     for is_called in (True, False):
         tls.check_own(shown, "job-store", is_called=is_called)
         with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*`127.0.0.1`, `job-store`"):
             tls.check_own(shown, "notifier", is_called=is_called)
     expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
-    tls.check_own(of(expired, clock)(), "job-store", is_called=True)  # used once its files exist
+    tls.check_own(certificates.tls_of(expired, clock)(), "job-store", is_called=True)  # used once its files exist
     alone = tls.of_service(files.certificate, files.key, None, clock=clock)
     assert alone is not None
     tls.check_own(alone(), "notifier", is_called=False)  # Without an authority names are not compared.
     files.authority.write_bytes(trustme.CA().cert_pem.bytes())
     with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not signed by the authority in"):
-        tls.check_own(of(files, clock)(), "job-store", is_called=True)
+        tls.check_own(certificates.tls_of(files, clock)(), "job-store", is_called=True)
     files.authority.write_bytes(files.authority.read_bytes() + authority.cert_pem.bytes())
-    tls.check_own(of(files, clock)(), "job-store", is_called=True)
+    tls.check_own(certificates.tls_of(files, clock)(), "job-store", is_called=True)
 
 
 def fail() -> Response:
@@ -204,7 +192,7 @@ async def looked_up(lookups: Lookups, store: str, host: str) -> Sequence[str]:
     return await shield(await lookups.start(store, host, 80))
 
 
-async def test_one_stores_hanging_lookups_leave_half_the_slots_to_others() -> None:
+async def test_hanging_lookups_of_one_store_leave_half_of_the_slots_to_others() -> None:
     names = HangingNames()
     lookups = Lookups(names, at_once_max=8)
     stores = {"acme": "hang.acme", "other": "hang.other", "third": "hang.third"}

@@ -102,7 +102,7 @@ def test_a_token_without_a_store_or_user_is_refused() -> None:
         assert not_refused(TokenRefused, lambda x, rule=rule: credential_of(rule, CLAIMS | {"x": x}), values) == []  # type: ignore[misc]
 
 
-def test_an_email_is_a_user_only_if_verified_by_the_issuer() -> None:
+def test_an_email_identifies_a_user_only_if_the_issuer_verified_it() -> None:
     claims = CLAIMS | {"email": "ann@example.com"}
     for by_email in (provider(user={"claim": "email"}), provider(user={"claim": ["email"]})):
         for unproven in (claims, claims | {"email_verified": False}, claims | {"email_verified": "true"}):

@@ -119,12 +119,6 @@ def test_parts_keep_the_order_and_exceed_the_limit_only_for_a_single_item(
         assert len(part) == 1 or sum(map(len, part)) <= size_max
 
 
-def test_an_error_carries_its_kind_reason_and_metadata() -> None:
-    error = InvalidField("must be positive", field="limit", got=-1)
-    assert (error.kind, error.reason, error.message) == (Kind.INVALID_ARGUMENT, "INVALID_FIELD", "must be positive")
-    assert error.metadata == {"field": "limit", "got": "-1"}
-
-
 def test_errors_are_caught_by_kind() -> None:
     assert issubclass(RunNotFound, NotFound)
     assert set(by_kind) == set(Kind)

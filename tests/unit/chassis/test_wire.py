@@ -60,12 +60,12 @@ def bare(code: grpc.StatusCode, details: str = "") -> PawlError:
 async def test_every_error_survives_the_wire() -> None:
     assert set(status.CODES) == set(by_kind)
     for reason, error in by_reason.items():
-        sent = error("what to do", field="name")
+        sent = error("what to do", field="name", got=-1)
         carried = await carry(sent)
         assert carried.code().name == sent.kind.value
         got = status.from_rpc_error(carried)
         assert (type(got), got.message, got.reason) == (type(sent), "what to do", reason)
-        assert got.metadata == {"field": "name"}
+        assert got.metadata == {"field": "name", "got": "-1"}
         assert (carried.trailing_metadata() or {})["pawl-request-id"] == "req_1"
 
 

@@ -287,7 +287,7 @@ def wrapped(*pieces: str, width: int = 10) -> str:
     return "".join([*map(wrap.take, pieces), wrap.flush()])
 
 
-def test_no_word_exceeds_the_line_width() -> None:
+def test_text_is_wrapped_between_words() -> None:
     for pieces, lines in [
         (("one two three",), ["one two", "three"]),
         (("one tw", "o th", "ree"), ["one two", "three"]),

@@ -146,7 +146,7 @@ async def test_a_session_is_never_renewed_as_the_previous_user(world: World, the
         ("guests", "guests", "https://staff.example.com", "/#login=refused"),
     ],
 )
-async def test_a_response_of_another_provider_is_refused(
+async def test_a_response_from_another_provider_is_refused(
     world: World, name: str, back: str, issuer: str | None, leads_to: str
 ) -> None:
     """Each provider has its own return address; `staff` announces that it names itself (RFC 9207)."""

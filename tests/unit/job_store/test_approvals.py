@@ -217,7 +217,7 @@ def test_lifecycle_events_report_open_and_settled_approvals(world: World) -> Non
     assert lifecycle_types == ["run.awaiting_approval", "run.approval_settled"]
 
 
-def test_a_user_without_the_approver_right_only_answers_questions(world: World) -> None:
+def test_a_user_without_the_approver_right_can_only_answer_questions(world: World) -> None:
     run_id = gated(world)
     assert decide(world, run_id, "ann", right=DecisionRight.QUESTIONS) == REFUSED
     world = World()

@@ -1,4 +1,7 @@
-"""Steps are fenced and idempotent; receipts are final and report the outcome (FE-2, HITL-3, HITL-6, I11)."""
+"""Steps are fenced and idempotent; receipts are final and report the outcome (FE-2, HITL-3, HITL-6, I11).
+
+Calls may be completed from outside, and one client at a time runs a front-end call (FE-2).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, ClientId, RunId, UserId
-from pawl.errors import IllegalTransition, InboxChanged, LeaseLost, QueueFull
+from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey, UserId
+from pawl.errors import IllegalTransition, InboxChanged, LeaseLost, QueueFull, RunNotFound
 from pawl.job_store.ledger.rules import inbox
 from pawl.job_store.ledger.rules.command import Progress, Redrive, Steer, TopUp
 from pawl.job_store.ledger.rules.events import OwnerEvent, ToppedUp
-from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionKind, LeaseAction, RunState
-from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
+from pawl.job_store.ledger.rules.inbox import NoteCompletion
+from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
+from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionKind, LeaseAction, RunState, WaitKind
+from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, STORE, World, change
 
 ACCEPTED, DUPLICATE, LATE = CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE, CommandOutcome.LATE
 OUTPUT = OwnerEvent(type="output.delta", body=b"text")
@@ -201,3 +206,90 @@ def test_a_runs_unread_commands_are_limited(world: World) -> None:
     refused = [world.send(run_id, Redrive(), as_operator=True, **limits).outcome for _ in range(5)]
     assert refused == [CommandOutcome.REFUSED] * 5
     assert len(list(world.unit.commands.items())) == kept + 3
+
+
+def note(world: World, run_id: str, payload: bytes = b"call_1") -> None:
+    world.apply(NoteCompletion(run=RunKey(STORE, RunId(run_id)), payload=payload))
+
+
+def unread(world: World, run_id: str) -> list[bytes]:
+    return [command.payload for command in world.unit.inbox(world.run(run_id))]
+
+
+def test_a_completion_wakes_a_parked_run_and_is_stored_once(world: World, run_id: str) -> None:
+    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
+    world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
+    assert world.run(run_id).claim_at is None
+    for _ in range(3):
+        note(world, run_id)
+    assert world.run(run_id).claim_at == world.now
+    assert unread(world, run_id) == [b"call_1"]
+    note(world, run_id, b"call_2")
+    assert unread(world, run_id) == [b"call_1", b"call_2"]
+
+
+def test_a_run_that_parks_with_an_unread_completion_resumes_immediately(world: World, run_id: str) -> None:
+    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
+    note(world, run_id)
+    world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
+    assert world.run(run_id).claim_at == world.now
+
+
+def test_completions_of_ended_or_unknown_runs_are_not_stored(world: World, run_id: str) -> None:
+    world.commit(run_id, state=RunState.COMPLETED)
+    note(world, run_id)
+    assert unread(world, run_id) == []
+    with pytest.raises(RunNotFound):
+        note(world, "run_nope")
+
+
+def offered(world: World, **fields: object) -> str:
+    run_id = world.start_run()
+    world.commit(run_id, calls=(change("call", CallState.OFFERED, **fields),))
+    return run_id
+
+
+def key(run_id: str) -> tuple[tuple[RunKey, CallKey], ...]:
+    return ((RunKey(STORE, RunId(run_id)), CallKey(STORE, CallId("call"))),)
+
+
+def test_a_lease_is_renewed_only_for_its_holder(world: World) -> None:
+    run_id = offered(world)
+    world.lease(run_id, "call", "tab_1")
+    world.advance(20)
+    assert world.apply(RenewOffers(client_id=ClientId("tab_2"), lease_seconds=30, calls=key(run_id))) == ()
+    held = world.apply(RenewOffers(client_id=ClientId("tab_1"), lease_seconds=30, calls=key(run_id)))
+    assert [call.offer.expire_time for call in held] == [world.now + timedelta(seconds=30)]
+
+
+def test_only_an_offered_call_can_be_leased(world: World) -> None:
+    run_id = offered(world, deadline_time=world.now + timedelta(seconds=10))
+    assert world.lease(run_id, "none", "tab").call is None
+    assert world.lease("none", "call", "tab").call is None
+    world.advance(10)
+    assert not world.lease(run_id, "call", "tab").granted
+    for settle in (lambda world, run_id: world.result(run_id, "call"), World.cancel):
+        world = World()
+        run_id = offered(world)
+        settle(world, run_id)
+        assert not world.lease(run_id, "call", "tab").granted
+
+
+def test_a_call_offered_again_gets_a_higher_epoch(world: World) -> None:
+    """A result under a lease of the first offer must be refused."""
+    run_id = offered(world)
+    world.lease(run_id, "call", "tab")
+    world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST),))
+    world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
+    world.commit(run_id, calls=(change("call", CallState.OFFERED, digest=DIGEST),), consumed=("yes",))
+    assert world.call("call").offer.client_id == ""  # type: ignore[union-attr]
+    world.lease(run_id, "call", "tab")
+    assert world.call("call").offer.epoch == 2  # type: ignore[union-attr]
+
+
+def test_a_call_released_by_its_holder_is_offered_again(world: World) -> None:
+    run_id = offered(world)
+    world.lease(run_id, "call", "tab_1")
+    released = [world.apply(ReleaseOffers(client_id=ClientId(f"tab_{tab}"), calls=key(run_id))) for tab in (2, 1, 1)]
+    assert released == [0, 1, 0]
+    assert world.lease(run_id, "call", "tab_2").granted

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, InvalidField, PawlError, RequestIdReused, TooLarge
 from pawl.job_store.ledger.rules import search
-from pawl.job_store.ledger.rules.conversations import UpdateConversation, key_hash, made_title
+from pawl.job_store.ledger.rules.conversations import (
+    MADE_TITLE_CHARACTERS_MAX,
+    UpdateConversation,
+    key_hash,
+    made_title,
+    title_in_reply,
+)
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.values import CallState, MessagePolicy
@@ -176,3 +182,27 @@ def test_a_key_has_at_most_200_bytes() -> None:
     assert key_hash(STORE, USER, "é" * 100) != KEY
     with pytest.raises(TooLarge):
         key_hash(STORE, USER, "é" * 100 + "x")
+
+
+@pytest.mark.parametrize(
+    ("written", "title"),
+    [
+        ("Lunch with Ann", "Lunch with Ann"),
+        ('"Lunch with Ann"', "Lunch with Ann"),
+        ("\n\n**„Essen mit Ann“**\nThat is a good title.", "Essen mit Ann"),
+        ("# Lunch\twith\x1b[31m Ann\u202e", "Lunch with [31m Ann"),
+        ("<think>\nWhat is it about?\n</think>\nLunch with Ann", "Lunch with Ann"),
+        ('""\n***\n', ""),
+        ("", ""),
+    ],
+)
+def test_a_title_is_the_first_line_without_decoration(written: str, title: str) -> None:
+    assert title_in_reply(written) == title
+
+
+@given(st.text())
+def test_a_title_is_always_one_short_line(written: str) -> None:
+    title = title_in_reply(written)
+    assert len(title) <= MADE_TITLE_CHARACTERS_MAX
+    assert title.isprintable()
+    assert title == title.strip()

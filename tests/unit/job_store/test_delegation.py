@@ -36,7 +36,7 @@ def parent_of_child(world: World) -> str:
     return run_id
 
 
-def test_a_removed_runs_budget_is_empty(world: World, run_id: str) -> None:
+def test_the_budget_of_a_removed_run_is_empty(world: World, run_id: str) -> None:
     """LOOP-12: retention removes ended runs while their jobs are open."""
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_removed")))
     assert world.commit(run_id, tokens_used=5).shared_tokens_left == 0
@@ -62,7 +62,7 @@ def test_a_child_runs_end_enters_the_parents_inbox_once(world: World) -> None:
     assert world.call("call").state is CallState.SUCCEEDED
 
 
-def test_a_child_runs_worker_learns_that_the_run_was_cancelled(world: World) -> None:
+def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World) -> None:
     """Otherwise its current work would continue to its natural end."""
     parent = parent_of_child(world)
     world.claim(CHILD)
@@ -78,7 +78,7 @@ def test_a_child_runs_worker_learns_that_the_run_was_cancelled(world: World) -> 
     assert world.unit.wakeups.rows[-1].run.run_id == CHILD
 
 
-def test_a_quarantined_run_learns_of_its_childs_end_when_redriven(world: World) -> None:
+def test_a_quarantined_run_is_notified_of_its_childs_end_when_redriven(world: World) -> None:
     """Otherwise a run could wait for ever for a child that has ended."""
     parent = parent_of_child(world)
     world.release(parent)

@@ -124,7 +124,7 @@ def test_a_grant_covers_the_series_as_edited(world: World) -> None:
 
 
 @given(steps=st.lists(st.sampled_from(["granted", "asks", "grant", "once", "again", "other"]), min_size=1, max_size=14))
-def test_no_sequence_starts_an_unapproved_call(steps: list[str]) -> None:
+def test_no_sequence_of_operations_starts_an_unapproved_call(steps: list[str]) -> None:
     """Each started call has its own approval, or a matching grant with uses left."""
     world = World()
     run_id = world.start_run()

@@ -1,21 +1,24 @@
-"""Group commit: no caller waits for ever, and no operation fails for the fault of another."""
+"""Group commit: its order; no caller waits for ever, and no operation fails for the fault of another."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pawl.chassis.ids import RunId, StoreId
 from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, ShuttingDown
 from pawl.job_store.ledger import group_commit
-from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.group_commit import WORK_MAX, GroupCommit, Lane, Lanes
 from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from tests.poll import until
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,6 @@ async def run_all(commit: GroupCommit, names: Sequence[str], *, size_bytes: int 
     )
 
 
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not check():
-            await asyncio.sleep(0)
-
-
 async def test_operations_that_arrive_during_a_write_share_the_next_group(
     journal: ScriptedJournal, recorder: Recorder
 ) -> None:
@@ -140,7 +137,7 @@ async def test_a_refused_operation_does_not_affect_its_group(journal: ScriptedJo
     assert recorder.reasons == ["LEASE_LOST"]
 
 
-async def test_endless_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_persistent_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, recorder: Recorder) -> None:
     journal.raises = [GroupConflict()] * 100
     async with running(journal, recorder) as commit:
         assert [type(answer) for answer in await run_all(commit, ["a"])] == [DependencyUnavailable]
@@ -156,7 +153,7 @@ async def test_without_a_database_all_callers_of_the_group_get_an_error(
         assert await run_all(commit, ["a", "b"]) == ["a", "b"]
 
 
-async def test_one_poison_operation_does_not_fail_the_others(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_one_poison_operation_does_not_make_others_fail(journal: ScriptedJournal, recorder: Recorder) -> None:
     """I20."""
     journal.poison = "poison"
     async with running(journal, recorder) as commit:
@@ -221,3 +218,65 @@ async def test_shutdown_writes_waiting_operations_and_refuses_new_ones(
     assert [await task for task in waiting] == ["a", "b"]
     with pytest.raises(ShuttingDown):
         await commit.run(Named("late"), size_bytes=1)
+
+
+# Lane, store, number and size; size 0 means that the caller has gone.
+Waiting = tuple[Lane, str, int, int]
+
+WAITING = st.lists(st.tuples(st.sampled_from(Lane), st.sampled_from("abc"), st.integers(0, 30)), max_size=300)
+
+
+def filled(drawn: list[tuple[Lane, str, int]]) -> Lanes[Waiting]:
+    lanes = Lanes[Waiting]()
+    for number, (lane, store, size) in enumerate(drawn):
+        lanes.put(lane, StoreId(store), (lane, store, number, size))
+    return lanes
+
+
+def groups(lanes: Lanes[Waiting], *, operations_max: int = 128, bytes_max: int = 10_000) -> list[list[Waiting]]:
+    found = []
+    while lanes:
+        found.append(lanes.next_group(lambda each: each[3], operations_max=operations_max, bytes_max=bytes_max))
+    return found
+
+
+@given(drawn=WAITING, operations_max=st.integers(64, 128), bytes_max=st.integers(1, 2000))
+def test_operations_are_written_once_and_in_order_in_bounded_groups(
+    drawn: list[tuple[Lane, str, int]], operations_max: int, bytes_max: int
+) -> None:
+    found = groups(filled(drawn), operations_max=operations_max, bytes_max=bytes_max)
+    assert sorted(each[2] for group in found for each in group) == [n for n, each in enumerate(drawn) if each[2]]
+    for lane in Lane:
+        for store in "abc":
+            numbers = [each[2] for group in found for each in group if each[:2] == (lane, store)]
+            assert numbers == sorted(numbers)
+    for group in found:
+        assert len(group) <= operations_max
+        assert sum(each[3] for each in group[:-1]) < bytes_max
+
+
+@given(people=st.integers(0, 300), work=st.integers(0, 300))
+def test_user_requests_come_first_but_work_keeps_its_quota(people: int, work: int) -> None:
+    lanes = filled([(Lane.PEOPLE, "a", 1)] * people + [(Lane.WORK, "a", 1)] * work)
+    group = [each[0] for each in lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=10_000)]
+    assert group == sorted(group, key=lambda lane: lane is Lane.WORK)
+    if people:
+        assert group.count(Lane.WORK) == min(work, WORK_MAX)
+        assert group.count(Lane.PEOPLE) == min(people, 128 - min(work, WORK_MAX))
+    else:
+        assert len(group) == min(work, 128)
+
+
+def test_large_user_messages_leave_room_for_work() -> None:
+    lanes = filled([(Lane.PEOPLE, "a", 40)] * 5 + [(Lane.WORK, "b", 1)])
+    group = lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=100)
+    assert [each[0] for each in group] == [Lane.PEOPLE, Lane.PEOPLE, Lane.WORK]
+
+
+@given(noise=st.integers(0, 1000), lane=st.sampled_from(Lane), others=st.integers(0, 60))
+def test_a_busy_store_does_not_delay_others(noise: int, lane: Lane, others: int) -> None:
+    lanes = filled([(lane, "noisy", 1)] * noise)
+    for number in range(others):
+        lanes.put(lane, StoreId(f"quiet-{number}"), (lane, "quiet", number, 1))
+    group = lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=10_000)
+    assert sum(each[1] == "quiet" for each in group) == others

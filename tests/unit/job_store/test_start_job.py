@@ -1,4 +1,4 @@
-"""Jobs that users start without a model (ASYNC-1)."""
+"""Jobs that users start without a model (ASYNC-1), and pauses of jobs (ASYNC-6)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import RunId
-from pawl.errors import ConversationNotFound, RequestIdReused, TooManyJobs
+from pawl.errors import ConversationNotFound, InboxChanged, RequestIdReused, TooManyJobs
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rpc import job_messages
+from pawl.job_store.ledger.rules.command import Cancel, Pause
 from pawl.job_store.ledger.rules.jobs import OPEN_MAX
 from pawl.job_store.ledger.rules.rows import QueueKey
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.start_job import StartJob
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.job_store.ledger.rules.submit import Submitted
-from pawl.values import LeaseAction, RunState, WaitKind
+from pawl.values import CallState, CommandOutcome, LeaseAction, RunState, StopCause, WaitKind
 from tests.unit.job_store.desk import Desk, desk_with_a_job
-from tests.unit.job_store.world import BOB, STORE, USER, submission
+from tests.unit.job_store.world import BOB, STORE, USER, change, submission
 
 
 def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
@@ -116,3 +117,32 @@ def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
     job = run_pb2.Run.FromString(started.options).job
     times = [time.ToDatetime(tzinfo=UTC) for time in (job.begin_time, job.end_time)]
     assert times == [desk.now, desk.now + timedelta(seconds=600)]
+
+
+def test_no_iteration_starts_after_an_accepted_pause() -> None:
+    """Refused even for a read that has already run; running calls may still end."""
+    desk, job = desk_with_a_job()
+    desk.take(job)
+    desk.commit(job, calls=(change("first", CallState.RUNNING),))
+    assert desk.send(job, Pause(), "one").outcome is CommandOutcome.ACCEPTED
+    desk.commit(job, calls=(change("first", CallState.SUCCEEDED),))
+    for second in (
+        change("second", CallState.RUNNING),
+        change("second", CallState.SUCCEEDED, only_reads=True, attempt=1),
+    ):
+        with pytest.raises(InboxChanged):
+            desk.commit(job, calls=(second,))
+    desk.commit(job, consumed=("one",))
+    assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "pausing again is allowed"
+
+
+def test_only_a_running_job_can_be_paused() -> None:
+    desk, job = desk_with_a_job()
+    assert desk.send(desk.runs[0].run_id, Pause()).reason == "RUN_ENDED"
+    asked = desk.submit().run.run_id
+    assert desk.send(asked, Pause()).reason == "RUN_NOT_FOUND"
+    desk.take(job)
+    desk.send(job, Cancel(cause=StopCause.USER))
+    assert desk.send(job, Pause()).reason == "RUN_ENDED"
+    desk.end(job, RunState.CANCELLED)
+    assert desk.send(job, Pause()).reason == "RUN_ENDED"

@@ -125,7 +125,7 @@ def _delegations_of(state: CallState, child: str) -> tuple[Delegation, ...]:
     return (run,) if state in WITH_CHILD else ()
 
 
-def test_a_new_call_is_proposed_or_one_transition_later() -> None:
+def test_a_new_call_is_proposed_or_in_a_state_that_follows_proposed() -> None:
     for state in CallState:
         world = World()
         run_id = world.start_run()

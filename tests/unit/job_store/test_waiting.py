@@ -203,7 +203,7 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (WaitKind.COMPLETION,),
         [call_row("call", CallState.RUNNING)],
         WaitReason.COMPLETION,
-        "It is waiting for an outside system to complete send_email.",
+        "It is waiting for an external system to complete send_email.",
         (),
     ),
     (

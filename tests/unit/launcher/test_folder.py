@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shutil
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pawl.chassis.process.start import StartError
+from pawl.launcher import postgres
 from pawl.launcher.folder import DataFolder, SecretFiles, problem_of
 
 
@@ -96,3 +103,29 @@ def test_a_full_disk_and_a_missing_folder_give_one_clear_error(tmp_path: Path, m
     assert "is no longer usable (No such file or directory)" in problem_of(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * 2**20))
     assert problem_of(tmp_path).startswith(f"The disk with the data folder {tmp_path} is full (5 MiB free)")
+
+
+def test_concurrent_launchers_create_the_account_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second creation would change its uid and take the first launcher's clusters from it."""
+    made: list[str] = []
+    both_look = threading.Barrier(2)
+    thread_state = threading.local()
+
+    def own_account() -> pwd.struct_passwd | None:
+        found = pwd.getpwuid(os.getuid()) if made else None
+        if not getattr(thread_state, "first", False):
+            thread_state.first = True
+            both_look.wait(timeout=60)
+        return found
+
+    def run(arguments: list[str], **_: Any) -> None:
+        made.append(arguments[-1])
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/sbin/useradd")
+    monkeypatch.setattr(postgres, "_own_account", own_account)
+    monkeypatch.setattr(subprocess, "run", run)
+    with ThreadPoolExecutor(2) as launchers:
+        accounts = {found.result() for found in [launchers.submit(postgres.database_account) for _ in range(2)]}
+    assert made == ["pgserver"]
+    assert len(accounts) == 1

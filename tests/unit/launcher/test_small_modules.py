@@ -20,7 +20,7 @@ from pawl.launcher import logfile, orphans
 from pawl.launcher.folder import SecretFiles, remove_endpoints, write_endpoints
 from pawl.launcher.logfile import LogFile
 from pawl.launcher.nats import USERS, Nats, program
-from pawl.launcher.ports import check_ports, free_port
+from pawl.launcher.ports import HOST, check_ports, free_port
 from pawl.launcher.processes import next_delay
 from pawl.launcher.up import commands, show
 
@@ -171,3 +171,20 @@ def test_every_nats_user_has_separate_rights_and_no_system_access(tmp_path: Path
     assert "users" not in config["accounts"]["SYS"]
     assert config["system_account"] == "SYS"
     assert not any("$SYS" in subject for rights in USERS.values() for subject in rights.publish + rights.subscribe)
+
+
+PROGRAM = "from pawl.launcher.ports import free_port; print(free_port(), flush=True); input()"
+
+
+def test_a_port_block_is_held_quietly_until_its_process_ends() -> None:
+    """Holding the first port of the block marks it as taken."""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+            other.bind((HOST, port))
+        _, complaints = process.communicate("\n", timeout=60)
+    assert complaints == ""

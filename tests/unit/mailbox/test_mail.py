@@ -79,7 +79,7 @@ def test_an_automatic_email_is_refused(headers: str, is_automatic: bool) -> None
     assert ("automatic" in refusal or "thread" in refusal) is is_automatic, refusal
 
 
-def test_a_mail_from_the_mailbox_itself_is_refused() -> None:
+def test_an_email_from_the_mailbox_itself_is_refused() -> None:
     assert "itself" in read(PLAIN, MX | {"own": "Ann@example.com"})["refusal"]
 
 
@@ -210,7 +210,7 @@ def test_plain_text_is_preferred_to_html_and_files_are_listed() -> None:
     assert pdf == {"name": "unnamed", "type": "application/pdf", "size_bytes": 3, "left_out": "it is not text"}
     assert (inner["type"], inner["left_out"]) == ("message/rfc822", "it is not text")
     cut = read(of_parts(plain, 'Content-Type: text/csv; name="x.csv"\n\n1,2'), is_cut=True)
-    assert (cut["cut"], cut["attachments"][0]["left_out"]) == (True, "the mail is too large")
+    assert (cut["cut"], cut["attachments"][0]["left_out"]) == (True, "the message is too large")
 
 
 @for_each(

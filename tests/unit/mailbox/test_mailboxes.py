@@ -173,7 +173,7 @@ async def test_an_unacknowledged_email_is_delivered_again_and_counts_once(
     assert {mail.event_id.rpartition(".")[0] for mail in peers.mails} == {peers.mails[0].event_id.rpartition(".")[0]}
 
 
-async def test_retries_of_an_undeliverable_mail_back_off(server: ImapServer) -> None:
+async def test_retries_of_an_undeliverable_email_back_off(server: ImapServer) -> None:
     server.add(MAIL)
     peers = Peers(mailbox_of(server))
     peers.refused = 5

@@ -158,7 +158,7 @@ async def test_a_deleted_email_is_skipped_but_not_an_unavailable_one(server: Ima
     assert await poll(server) == ([13], "", False), "however many were deleted"
     for response in (b"NO [UNAVAILABLE] later", b"NO not now"):
         server.says = {"UID FETCH 2 ": b"TAG " + response + b"\r\n"}
-        assert await poll(server) == ([1], "refuses to send the mail 2", False), response
+        assert await poll(server) == ([1], "refuses to send message 2", False), response
 
 
 async def test_an_email_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:

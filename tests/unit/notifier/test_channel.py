@@ -69,7 +69,7 @@ def test_a_failed_delivery_is_retried_over_a_day_at_the_promised_times(each: lis
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_receivers_retry_after_is_honoured(status: int) -> None:
+def test_the_retry_after_header_of_a_busy_receiver_is_honoured(status: int) -> None:
     def pause(number: int, seconds: float) -> float | None:
         return judged(Outcome(status=status, retry_after_seconds=seconds), number=number).retry_seconds
 

@@ -179,7 +179,7 @@ def job(arguments: str = "a", **changes: Any) -> Job:
     return Job(**fields | changes)
 
 
-async def test_a_cached_results_lifetime_starts_with_the_call(clock: ManualClock) -> None:
+async def test_the_lifetime_of_a_cached_result_starts_with_the_call(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic)
     cache.put(job(), succeeded(b"1", 4.0))
     await clock.advance(4.0)

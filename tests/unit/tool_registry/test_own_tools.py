@@ -45,7 +45,7 @@ def version(tool: ToolDefinition, source: str = FRONT_END) -> ToolVersion:
 
 
 @given(NAMES, DIGESTS, NAMES, DIGESTS)
-def test_a_label_identifies_one_own_tool_and_cannot_be_a_tool_name(
+def test_a_label_identifies_one_client_supplied_tool_and_cannot_be_a_tool_name(
     name: str, digest: str, other: str, another: str
 ) -> None:
     label = own_label(name, digest)
@@ -56,7 +56,7 @@ def test_a_label_identifies_one_own_tool_and_cannot_be_a_tool_name(
 
 
 @given(st.sampled_from(["show", "*"]), st.sampled_from(RuleScope), st.floats(0, 1e10), st.integers(0, 3))
-def test_allow_rules_never_apply_to_own_tools(
+def test_allow_rules_never_apply_to_client_supplied_tools(
     pattern: str, scope: RuleScope, create_time: float, tool_version: int
 ) -> None:
     """The author of a rule cannot know such a tool: the next run may bring another of that name."""
@@ -103,7 +103,7 @@ def test_allow_rules_never_apply_to_own_tools(
         ([definition(allowed_roles=("admin",))], "remove allowed_user_ids and allowed_roles"),
     ],
 )
-def test_invalid_own_tools_are_refused_with_the_reason(tools: list[ToolDefinition], reason: str) -> None:
+def test_invalid_client_supplied_tools_are_refused_with_the_reason(tools: list[ToolDefinition], reason: str) -> None:
     with pytest.raises(InvalidField, match=reason):
         check_own(tools)
 
@@ -118,11 +118,11 @@ def test_invalid_own_tools_are_refused_with_the_reason(tools: list[ToolDefinitio
         version(definition(), "worker:w"),
     ],
 )
-def test_an_own_tool_cannot_shadow_another_tool(other: ToolVersion) -> None:
+def test_a_client_supplied_tool_cannot_shadow_another_tool(other: ToolVersion) -> None:
     """Nor its name on the wire to a model."""
     with pytest.raises(ToolExists, match="rename the tool of this run"):
         check_not_shadowing([definition("unlike"), definition(), definition("http__shop")], [other])
 
 
-def test_an_own_tool_with_the_same_definition_is_the_same_tool() -> None:
+def test_a_client_supplied_tool_with_the_same_definition_is_the_same_tool() -> None:
     check_not_shadowing([definition()], [version(definition()), version(definition("other"), "builtin")])

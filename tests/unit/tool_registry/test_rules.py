@@ -32,11 +32,6 @@ SAFE = ToolDefinition(
 )
 
 
-def test_agent_call_arguments_never_count_as_bulk() -> None:
-    assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT), 9) == ""
-    assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT, category=Category.SENSITIVE), 9) != ""
-
-
 def test_only_the_longest_top_level_array_counts() -> None:
     """D8."""
     assert longest_array({"a": [1], "b": [1, 2, 3, 4], "e": "text"}) == 4

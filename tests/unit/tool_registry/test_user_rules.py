@@ -229,7 +229,7 @@ def test_a_path_is_denied_in_every_spelling(spelling: str) -> None:
     assert not meets(public, {"path": "public/../secret/a"}, path="path")
 
 
-def test_a_rule_for_a_tool_applies_to_tools_that_act_as_it() -> None:
+def test_a_rule_for_a_tool_applies_to_tools_declared_to_act_like_it() -> None:
     """Without read access to a file, a user may not move it or its folder to a readable place."""
     schema = {
         "properties": {

@@ -173,8 +173,8 @@ Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
 
 @_typing.final
 class Labels(_message.Message):
-    """Labels, at most 16 key-value pairs. A key matches ^[a-z0-9][a-z0-9_.-]{0,62}$ and does not start with
-    `pawl.`. A value has at most 256 bytes, without control characters and line breaks.
+    """Labels: at most 16 key-value pairs. A key must match ^[a-z0-9][a-z0-9_.-]{0,62}$ and must not start with
+    `pawl.`. A value is at most 256 bytes and must not contain control characters or line breaks.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -515,8 +515,8 @@ Global___RoundEnded: _TypeAlias = RoundEnded  # noqa: Y015
 
 @_typing.final
 class OutputDelta(_message.Message):
-    """Model output. The first chunk is sent immediately, later ones at most every 100 ms or every 10 chunks.
-    Append the pieces in order.
+    """Model output. The first chunk is sent immediately, later ones every 100 ms, or less often under load, but at most 1 s
+    after they arrived. Append the pieces in order.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

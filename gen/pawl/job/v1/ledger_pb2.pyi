@@ -1906,7 +1906,7 @@ Global___ListCommandsRequest: _TypeAlias = ListCommandsRequest  # noqa: Y015
 
 @_typing.final
 class ListCommandsResponse(_message.Message):
-    """Response from ListCommands: part of the inbox; there is at least one part."""
+    """Response from ListCommands: one part of the inbox. There is at least one part, even if the inbox is empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

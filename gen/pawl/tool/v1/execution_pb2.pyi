@@ -809,7 +809,9 @@ class RecordedResult(_message.Message):
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of the canonical arguments."""
     state: _call_pb2.CallState.ValueType
-    """SUCCEEDED or FAILED as reported; EXPIRED or CANCELLED if the client held the call without a result."""
+    """SUCCEEDED or FAILED as reported; EXPIRED or CANCELLED if the client held the call but
+    returned no result.
+    """
     result_sha256: _builtins.str
     """SHA-256, in hex, of the result."""
     result_bytes: _builtins.int

@@ -72,7 +72,7 @@ class AgentLedger:
         return VERSION.read(response.agent), response.created
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return a version of an agent. Version 0 means the newest version of an agent that is not deleted.
+        """Return an agent's version; 0 means the newest one, which a deleted agent does not have.
 
         Raises:
             AgentNotFound
@@ -84,7 +84,7 @@ class AgentLedger:
         return VERSION.read(response.agent)
 
     async def list(self, caller: Principal, asked: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return the newest versions of all existing agents, or the caller's drafts, and the next page token.
+        """Return a page of agents in their newest versions, or of the caller's drafts, and the next page token.
 
         Raises:
             InvalidPageToken
@@ -178,7 +178,7 @@ class Agents:
             raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return a version of an agent. Version 0 means the newest version. Draft names have the draft prefix.
+        """Return an agent's version; 0 means the newest one. Names of drafts have the draft prefix.
 
         Raises:
             AgentNotFound
@@ -201,9 +201,9 @@ class Agents:
         return found
 
     async def list(self, caller: Principal, request: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return the newest agent versions or the caller's drafts, sorted by name, and the next page token.
+        """Return a page of agents in their newest versions, or of the caller's drafts, and the next page token.
 
-        The deployment's `default` comes first if the store has no `default` of its own.
+        Sorted by name. The deployment's `default` comes first if the store has no `default` of its own.
 
         Raises:
             InvalidPageToken

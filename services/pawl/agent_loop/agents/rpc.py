@@ -22,7 +22,7 @@ _VERSION_MAX: Final = 2**31 - 1
 
 
 class AgentRegistryServicer:
-    """Implements the methods that job-store cannot answer alone."""
+    """Implements the methods that job-store cannot answer on its own."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents

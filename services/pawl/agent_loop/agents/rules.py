@@ -104,7 +104,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
         return not allowed or not set(allowed).isdisjoint(roles)
 
     def may_be_seen_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may see the agent. Its users and admins may."""
+        """Return whether a user with these roles may see the agent: admins, and everyone who may use it."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
 
@@ -120,7 +120,7 @@ class Selected(NamedTuple):
 
 
 def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
-    """Validate a definition and return it without duplicates.
+    """Validate a definition and return it without duplicate entries.
 
     Raises:
         InvalidField, InvalidId, TooLarge: the error names the field.
@@ -236,7 +236,7 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
     A run may override every option of `default`. It may only narrow the options of any other agent.
 
     Raises:
-        InvalidField: the run overrides or exceeds an option of the agent.
+        InvalidField: the run overrides or exceeds one of the agent's options.
     """
     preset = _agent_options(agent, ceilings)
     if agent.definition.name != DEFAULT:

@@ -11,7 +11,7 @@ def decision_right(caller: Principal) -> DecisionRight:
     """Return which calls the caller may decide on.
 
     Approvers and admins decide on gated calls in the whole store. Users who only have other roles decide on none. Users
-    without roles decide on calls in their own runs. A run's questions are always for its own user to answer.
+    without roles decide on calls in their own runs. A run's questions can only be answered by its own user.
     """
     if caller.roles & APPROVERS:
         return DecisionRight.STORE

@@ -56,7 +56,7 @@ def run_message(run: run_pb2.Run) -> run_pb2.Run:
 
 
 def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> Sequence[types_pb2.ToolResult]:
-    """Validate the results in a request about one run. Each result may repeat the run id.
+    """Validate the results in a request about one run. A result's own run id must be empty or the same.
 
     Raises:
         InvalidId, InvalidField: a result is invalid, or there are none or more than 64.
@@ -67,7 +67,7 @@ def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> 
 
 
 def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.CallDecision]:
-    """Validate the decisions of a request.
+    """Validate a request's decisions.
 
     Raises:
         InvalidId, InvalidField: a decision is invalid, there are none or more than 64, or two are about the same call.
@@ -110,7 +110,7 @@ def pending_filter(
 
 
 def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> types_pb2.CallDecision:
-    """Validate a decision. `run_id` is the request's run, if any; the decision may repeat it.
+    """Validate a decision. If the request has a `run_id`, the decision's own must be empty or the same.
 
     Raises:
         InvalidId, InvalidField

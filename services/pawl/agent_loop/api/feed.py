@@ -44,7 +44,7 @@ class Watcher:
         self._page: ListEventsResponse | None = None
         self._joined = False
         self.scope: asyncio.Timeout | None = None
-        # Seq of the last event that the client has consumed: asking for the next event shows that it has.
+        # Seq of the last event that the client has consumed, as shown by its request for the next one.
         self.position = after_seq
         self.cut = False
 
@@ -97,7 +97,7 @@ class Watcher:
         self._page = await self._feed.read(self.position)
 
     def leave_tail(self) -> None:
-        """Make the watcher read the ledger again, because the tail restarts after removed events."""
+        """Make the watcher read the ledger again, because the tail is restarting after events that were removed."""
         self._joined = False
 
     def check_not_behind(self, first_seq: int) -> None:
@@ -150,7 +150,7 @@ class Feed:
             await subscription.unsubscribe()
 
     async def read(self, after_seq: int) -> ListEventsResponse:
-        """Read a page of the log. The first read that reaches the end of the log starts the tail there."""
+        """Read a page of the log. The first time that a page reaches the end of the log, the tail starts there."""
         page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
         end = _end(page, after_seq)
         if self._last_seq is None and end >= page.last_seq:

@@ -79,7 +79,7 @@ class Inbox:
     async def lease(
         self, caller: Principal, run_id: RunId, call_id: CallId, client_id: ClientId
     ) -> pb.LeaseOfferResponse:
-        """Lease an offered call to a client without a stream for `lease_seconds`, or renew the lease; return the call.
+        """Lease an offered call to a client that has no stream, or renew the lease. Return the call.
 
         Raises:
             CallNotFound
@@ -101,7 +101,7 @@ class Inbox:
     ) -> tuple[list[Reply], run_pb2.Run]:
         """Submit results without a stream. Return one reply per result, in order, and the resulting run.
 
-        If there is a client id, only results of calls that this client has leased are accepted. An invalid result does
+        With a client id, only results of calls that this client has leased are accepted. An invalid result does
         not affect the others. Idempotent by request id and call.
 
         Raises:
@@ -121,7 +121,7 @@ class Inbox:
     ) -> Reply:
         """Submit one result. A client's result must name its current lease.
 
-        If there is a session id, that session must hold the call.
+        If the client has a session id, that session must hold the call.
 
         Raises:
             InvalidJson, TooLarge: the content is invalid.
@@ -167,7 +167,7 @@ class Inbox:
         Raises:
             PermissionDenied: the caller is a delegate that may not decide.
             InvalidField, TooLarge, InvalidJson: the decision is invalid.
-            CallNotFound: an edit does not name a call of the run.
+            CallNotFound: an edit does not name one of the run's calls.
             GrantNotOffered: an edit covers a series whose calls must be decided on one by one.
             InvalidArguments: the edited arguments or the answer are invalid; the message lists the problems.
         """
@@ -245,7 +245,7 @@ class Inbox:
         )
 
     async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
-        """Cancel a run. If it has already ended, it is unchanged and the outcome is LATE.
+        """Cancel a run. A run that has already ended is unchanged, and the outcome is LATE.
 
         Raises:
             InvalidField, TooLarge
@@ -315,7 +315,7 @@ class Inbox:
 
 
 async def _alone(reply: Awaitable[Reply]) -> Reply:
-    """Return the reply. An error about this item becomes a refusal, so that other items are not affected."""
+    """Await the reply. Return an error about this item as a refusal, so that other items are not affected."""
     try:
         return await reply
     except REFUSALS as error:

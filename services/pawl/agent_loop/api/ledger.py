@@ -100,7 +100,7 @@ class PublicLedger:
         return response.run
 
     async def conversation_with_key(self, caller: Principal, key: str) -> ConversationId:
-        """Return the id of the user's conversation with a client key; empty if it does not exist."""
+        """Return the id of the user's conversation that has this client key; empty if there is none."""
         with suppress(ConversationNotFound):
             return ConversationId((await self.get_conversation(caller, conversation_key=key)).conversation_id)
         return ConversationId("")
@@ -158,7 +158,7 @@ class PublicLedger:
         return (await translated(self._stub.RenewOffers(request))).calls
 
     async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
-        """Release the session's leases in one run or all runs, except those that a newer session has taken over."""
+        """Release the session's leases in one run or in all runs, except those that a newer session has taken over."""
         request = pb.ReleaseOffersRequest(**_user_fields(caller), **asdict(client), run_id=run_id)
         await translated(self._stub.ReleaseOffers(request))
 
@@ -179,7 +179,7 @@ class PublicLedger:
         return await translated(self._stub.GetRun(pb.GetRunRequest(store_id=caller.store_id, run_id=run_id)))
 
     async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> call_pb2.Call:
-        """Return a call. With `for_approval`, also another store user's call that needs or needed approval.
+        """Return a call. With `for_approval`, it can be another store user's call that needs or needed approval.
 
         Raises:
             CallNotFound
@@ -236,7 +236,7 @@ class PublicLedger:
     async def list_pending(self, caller: Principal, request: pb.ListPendingCallsRequest) -> pb.ListPendingCallsResponse:
         """Return the calls that wait for a user, oldest first, then the runs that need tokens.
 
-        Other users' calls are returned without the contents of their conversations.
+        Other users' calls do not include the contents of their conversations.
 
         Raises:
             InvalidPageToken

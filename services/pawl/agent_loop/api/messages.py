@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools, but at most one more than the maximum: that is enough for the check to refuse them."""
+    """Serialize a run's tools, up to one more than the maximum, which is enough for the check to refuse them."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -50,7 +50,7 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
 async def unless_refused(
     message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
 ) -> T:
-    """Send a message. If `refusal` is set, the ledger accepts it only as a repetition of an earlier request.
+    """Send a message. If `refusal` is set, the ledger accepts the message only if it repeats an earlier request.
 
     The same request may have been accepted earlier, before an agent changed, a document was removed or a tool with that
     name was created. Only the ledger knows.

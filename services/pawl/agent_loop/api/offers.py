@@ -38,13 +38,13 @@ class _Candidate:
 
 
 class Offers:
-    """Tracks the offered calls that one session knows about and the calls that it holds.
+    """Tracks the offered calls that one session knows about, and leases some of them to its client.
 
-    It leases calls of attached runs in the order in which they were offered, up to the client's `calls_max`. The client
-    must be able to run the tool, or its session must have supplied it. `show` sends a frame; `replaced` is called when
-    a newer session of the client exists.
+    It leases calls of attached runs in the order in which they were offered, up to the client's `calls_max`, if the
+    client can run their tools or its session supplied them. `show` sends a frame; `replaced` is called when a newer
+    session of the client exists.
 
-    `run` must be running. Other tasks call the other methods; those that are not async do not block.
+    `run` must be running in a task. The other methods are for other tasks; those that are not async do not block.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Offers:
         self._due.set()
 
     def session_of(self, call_id: str) -> ClientSession:
-        """Return this session if it has leased the call; otherwise its client with no session."""
+        """Return this session if it has leased the call; otherwise its client without a session."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:

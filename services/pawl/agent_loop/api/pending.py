@@ -34,7 +34,7 @@ from pawl.event.v1.call_pb2 import Call
 from pawl.event.v1.run_pb2 import Run
 from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
 
-# Number of pages that may be read concurrently. Any other views wait.
+# Maximum number of pages that are read concurrently. Other views wait.
 READERS_MAX: Final = 64
 PAGE_SIZE: Final = 200
 # Pauses between polls when NATS reports no change.
@@ -79,7 +79,7 @@ class PendingViews:
 
     @asynccontextmanager
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
-        """Watch pending items for the duration of the block, sharing one view per user and rights.
+        """Watch pending items for the duration of the block, sharing one view per user, rights and filter.
 
         The credential does not affect the view. The caller must make sure that the credential stays valid.
         """
@@ -193,7 +193,7 @@ class Pending:
         self._views = PendingViews(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
     async def follow(self, live: BusEvents) -> None:
-        """Poll only when `live` reports a change or may have missed one. Never returns."""
+        """Poll when `live` reports a change or may have missed one. Never returns."""
         await self._views.follow(live)
 
     async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:
@@ -237,7 +237,7 @@ class Pending:
 
 
 async def _changes(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
-    """Yield what differs from `known`, and update `known`.
+    """Yield the items that differ from `known`, and update `known`.
 
     Each part fits into one message, and the last one is marked complete. If nothing has changed, yields one empty part
     that is not marked complete.

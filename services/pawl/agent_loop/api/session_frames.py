@@ -28,7 +28,7 @@ def check(frame: session_pb2.SessionRequest) -> None:
     """Validate a frame.
 
     Raises:
-        InvalidField, InvalidId, TooLarge: the error for the receipt.
+        InvalidField, InvalidId, TooLarge: the frame is invalid; the receipt reports this error.
     """
     kind = frame.WhichOneof("frame")
     if kind is None:

@@ -139,7 +139,7 @@ class Stream:
                 task.cancel()
 
     async def give_back(self) -> None:
-        """Release the client's leases, within a short timeout. Otherwise they expire."""
+        """Release the client's leases. If this does not succeed within a short timeout, they expire."""
         await within(_RELEASE_SECONDS, self._offers.release_all())
 
     async def _write(self) -> None:

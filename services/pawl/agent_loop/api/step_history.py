@@ -184,7 +184,7 @@ class Steps:
 
 
 def _changed(step: Step, **fields: Any) -> Step:
-    """Return a changed copy: `step` was already sent to clients."""
+    """Return a changed copy of `step`, which may already have been sent to clients."""
     changed = Step(**fields)
     whole = Step()
     whole.CopyFrom(step)

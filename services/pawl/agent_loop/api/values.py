@@ -1,4 +1,4 @@
-"""Clients to which calls are offered."""
+"""Identifies the clients to which calls are offered."""
 
 from __future__ import annotations
 

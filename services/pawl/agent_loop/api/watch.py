@@ -36,7 +36,7 @@ from pawl.values import ENDED, RESTING
 
 # Maximum number of watched runs per replica.
 FEEDS_MAX: Final = 10_000
-# Number of feeds that may read the ledger concurrently.
+# Maximum number of feeds that read the ledger concurrently.
 READERS_MAX: Final = 64
 POLL_SECONDS: Final = 1.0
 # Finds events that were lost because only the ledger lost its NATS connection.
@@ -124,7 +124,7 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, is parked with events after `after_seq`, or `seconds` have passed.
+        """Return the run once it has ended, it is parked with events after `after_seq`, or `seconds` have passed.
 
         Raises:
             RunNotFound
@@ -185,7 +185,7 @@ class RunSteps:
         self._watches = watches
 
     async def list(self, caller: Principal, request: ListStepsRequest) -> ListStepsResponse:
-        """Return a page of the current steps, in order, after the step that the page token names.
+        """Return a page of the current steps, in order, starting after the step that the page token names.
 
         Raises:
             InvalidId, InvalidField, RunNotFound
@@ -218,7 +218,7 @@ class RunSteps:
     async def watch(
         self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[WatchStepsResponse, None]:
-        """Yield step changes after `after_seq`, each with the seq it covers; end with the run.
+        """Yield step changes after `after_seq`, each with the seq that it covers, until the run ends.
 
         Events that do not change a step are skipped. After `silence_seconds` without an event, yields a part without
         changes. Use it inside `contextlib.aclosing`.

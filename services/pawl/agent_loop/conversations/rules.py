@@ -222,7 +222,7 @@ def _call_faults(call: HistoryCall) -> Iterator[str]:
 
 
 def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
-    """Yield faults for duplicate call ids, and add the others to `known`."""
+    """Yield a fault for each call id that is already `known`, and add the new ids to `known`."""
     for call in message.calls:
         if call.call_id in known:
             yield f"call {_shown(call.call_id)}: the id was used before"

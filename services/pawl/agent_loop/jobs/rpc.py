@@ -116,7 +116,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs.admitted(job, terms, await self._registry.check_job(caller, run, now))
 
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
-        """Return the id of the requested job. A repeated request gets the same id, so that its call is checked once."""
+        """Return the id for a requested job. A repeated request gets the same id, so that its call is checked once."""
         if not request_id:
             return RunId(self._ids.new("run"))
         named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()

@@ -77,7 +77,7 @@ class Drive:
     """Drives one claimed run. `run` can be cancelled at any time and then makes no more writes."""
 
     def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
-        """If `failure` is set, end the run: stop its work and settle its open calls."""
+        """If `failure` is set, `run` ends the run with it: it stops the run's work and settles its open calls."""
         self.claim = claim
         self._dependencies = dependencies
         # Ending a crashed run has already been retried: report an internal error immediately.
@@ -107,7 +107,7 @@ class Drive:
         self._signal.set()
 
     def hand_over(self) -> None:
-        """Ask the drive to stop at its next commit point and not to settle anything."""
+        """Ask the drive to stop at its next commit point without settling anything."""
         self._handing_over = True
         self._signal.set()
 
@@ -215,7 +215,7 @@ class Drive:
             await self._wait(self._plan_again_at)
 
     async def _commit_part(self) -> bool:
-        """Commit part of the inbox if it is too large for one step. Return whether it was."""
+        """If the inbox is too large for one step, commit part of it and return True; otherwise return False."""
         part = planning.apply_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
         if part is None:
             return False
@@ -235,9 +235,9 @@ class Drive:
     async def _report(self, plan: Plan) -> None:
         """Report withdrawn front-end calls to the registry, which counts them.
 
-        Normally it reports them after the step, when results can no longer arrive, and retries until it succeeds, if
-        necessary on the next worker. An ended run has no next worker, so its last step reports before the commit, with
-        a short timeout.
+        The drive normally reports them after the step, when results can no longer arrive, and retries until it
+        succeeds, if necessary on the next worker. An ended run has no next worker, so its last step reports before the
+        commit, with a short timeout.
         """
         is_last = isinstance(plan.rest, Finish)
         self._withdrawn |= {note.call_id: note for note in withdrawn_results(self._base)}
@@ -306,6 +306,7 @@ class Drive:
         self._has_written = True
         self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
+        self._tasks.output_shown()
         del self._outbox[:reported], self._facts[:facts_taken]
         self._set_time(seconds(answer.time))
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
@@ -352,7 +353,7 @@ class Drive:
     # Facts and events.
 
     def _collect(self, *, at_once: bool) -> None:
-        """Collect new facts and progress, and any output that is due. All output comes before the facts."""
+        """Collect new facts and progress, and the output that is due. If there are facts, all output is due."""
         self._facts += self._tasks.facts()
         self._outbox += self._tasks.progress()
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
@@ -370,7 +371,7 @@ class Drive:
         return step.fitting(sizes, self._dependencies.step_bytes_max)
 
     def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
-        """Return the first facts. Facts that end a model call get the seqs of its output, including this step's."""
+        """Return the first `taken` facts. Those that end a model call get the seqs of all its output."""
         shown = self._shown_with(self._base.run.last_seq + 1)
         return tuple(
             replace(fact, shown=shown) if isinstance(fact, ModelAnswered | ModelFailed | ModelCut) else fact
@@ -394,7 +395,7 @@ class Drive:
         return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Add the cost of output that is about to be shown, which the next worker could not know if this one died."""
+        """Add the usage of output that is about to be shown: if this worker died, the next one could not know it."""
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
             return state

@@ -61,7 +61,7 @@ class WorkerLedgerClient:
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
     ) -> dict[Claim, Loaded | None]:
-        """Claim due runs, if there are any. Some are returned with their state already loaded.
+        """Claim due runs, if there are any. Some are returned with their state, which then need not be loaded.
 
         The worker holds at most `background_runs_max` jobs and runs that jobs started.
         """
@@ -128,7 +128,7 @@ class WorkerLedgerClient:
         return _with_inbox(state, response)
 
     async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
-        """Return one call, which may belong to another of the user's runs.
+        """Return one call, which can belong to another of the user's runs.
 
         Raises:
             CallNotFound

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, draft_name
 from pawl.agent_loop.loop.ports import Randomness
-from pawl.agent_loop.loop.rules import background, budget, coalesce, history, jobs, output, retry
+from pawl.agent_loop.loop.rules import background, budget, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.coalesce import Coalescer
 from pawl.agent_loop.loop.rules.fact import ModelFailed, OutputDelta
@@ -62,10 +62,9 @@ class ModelCall:
         self._on_output = on_output
         self._assembly = Assembly()
         self._coalescer = Coalescer(OutputDelta(round=state.run.round, model_attempt=opened.attempt))
-        self._whole_at: float | None = None
         self._prompt_bytes = 0
         self._output_bytes = 0
-        # A turn's output is hidden while it may still turn out to be silent.
+        # A turn's output is hidden as long as the turn could still be silent.
         self._may_be_silent = state.run.is_turn
         self._opening = ""
 
@@ -106,18 +105,19 @@ class ModelCall:
 
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown; None if there is no output."""
-        due = None if self._may_be_silent else self._coalescer.due_at()
-        if due is None or self._whole_at is None:
-            return due
-        # The step that commits the whole answer shows the rest of it, unless checking its calls takes a long time.
-        return max(due, self._whole_at + coalesce.INTERVAL_SECONDS)
+        return None if self._may_be_silent else self._coalescer.due_at()
 
     def take_output(self) -> tuple[OutputDelta, ...]:
         return self._coalescer.take(self._monotonic())
 
+    def output_shown(self) -> None:
+        """Record that the output taken so far is durable."""
+        self._coalescer.shown(self._monotonic())
+
     def _take(self, piece: Piece) -> None:
+        now, before = self._monotonic(), self.output_due_at()
         if isinstance(piece, Finished):
-            self._whole_at = self._monotonic()
+            self._coalescer.end(now)
         shown = self._assembly.add(piece)
         if self._may_be_silent:
             self._opening += piece.text if isinstance(piece, TextPiece) else ""
@@ -125,10 +125,8 @@ class ModelCall:
         self._output_bytes += _size(piece)
         if self._opened.summary:
             return
-        before = self.output_due_at()
-        self._coalescer.add(shown)
-        due = self.output_due_at()
-        if due is not None and (before is None or due <= self._monotonic()):
+        self._coalescer.add(shown, now)
+        if before is None and self.output_due_at() is not None:
             self._on_output()
 
 
@@ -209,15 +207,15 @@ def _size(piece: Piece) -> int:
             return 0
 
 
-# How long it may take to notice that an agent now has a quota.
+# Maximum time until an agent's new quota is noticed.
 NONE_SECONDS_MAX: Final = 5.0
-# How long it may take to notice other runs' use of a quota while less than 90 % of it is used.
+# Maximum time until other workers' use of a quota is noticed, while less than 90 % of it is used.
 ENOUGH_SECONDS_MAX: Final = 1.0
 _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use before its quota is read again, and when this allowance expires."""
+    """How many tokens an agent's runs may use before its quota is read again, and when this allowance expires."""
 
     tokens: float
     until: float

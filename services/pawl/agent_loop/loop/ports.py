@@ -36,7 +36,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run in the ledger at `now` (database time), and the tools that its client supplied."""
+    """A run's state in the ledger at `now` (database time), and the tools that the run's client supplied."""
 
     state: State
     now: float
@@ -44,7 +44,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and those that have unread commands, in the ledger's order."""
+    """The claims that the worker still holds, and those of them that have unread commands, in the ledger's order."""
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]
@@ -54,7 +54,7 @@ class AgentReader(Protocol):
     """Reads agents from the ledger. Methods may raise DependencyUnavailable and can be retried."""
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return a version of an agent. Version 0 means the newest version of an agent that is not deleted.
+        """Return an agent's version; 0 means the newest one, which a deleted agent does not have.
 
         Raises:
             AgentNotFound
@@ -141,7 +141,7 @@ class Registry(Protocol):
         """
 
     async def cancel(self, context: CallContext, call_id: CallId, *, wait_seconds: float) -> Stopped:
-        """Stop a call wherever it is running, and wait for it to end. Idempotent."""
+        """Stop a call wherever it is running, and wait up to `wait_seconds` for it to end. Idempotent."""
 
 
 class Meter(Protocol):
@@ -157,5 +157,5 @@ class Meter(Protocol):
     def run_left(self, how: str) -> None:
         """Count a run that this worker released.
 
-        `how` is `parked`, `ended`, `handed_over`, `lost`, `failed`, `withdrawn_results` or `crashed`.
+        `how` is `parked`, `ended`, `handed_over`, `lost`, `failed`, `given_up` or `crashed`.
         """

@@ -216,7 +216,7 @@ class RegistryClient:
     ) -> Verdict:
         """Return the verdict on a call's edited arguments. The run's user must be allowed to make the call.
 
-        If there is a `series`, the verdict has the digest for granting it with these arguments.
+        With a `series`, the verdict has the digest for granting the series with these arguments.
 
         Raises:
             InvalidArguments: the arguments are not allowed; the message lists all problems.

@@ -68,7 +68,7 @@ from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usag
 class WorkerDependencies:
     """The dependencies shared by all of a worker's runs.
 
-    `run_due` makes the worker poll immediately, `run_due_at` at a given monotonic time.
+    `run_due` makes the worker poll immediately, and `run_due_at` makes it poll at a given monotonic time.
     """
 
     ledger: WorkerLedgerClient
@@ -145,11 +145,16 @@ class RunTasks(Tasks):
         return progress
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
-        """Return and clear the model's output if it is due. With `at_once`, do so even if it is not due."""
+        """Return and clear the model's output if it is due or, with `at_once`, even if it is not."""
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
         return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
+
+    def output_shown(self) -> None:
+        """Record that all output returned so far is durable."""
+        if self._model_call:
+            self._model_call.output_shown()
 
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown; None if there is no output."""
@@ -268,7 +273,7 @@ class RunTasks(Tasks):
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return registered tools. They always include the tool that the model must call."""
+        """Return the run's registered tools, which always include the tool that the model must call."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:

@@ -31,7 +31,7 @@ class Tasks:
         """Return and clear the facts collected so far.
 
         Raises:
-            Exception: a task raised an exception, which is a bug.
+            Exception: the exception that a task raised, which is a bug.
         """
         if self._failure is not None:
             raise self._failure

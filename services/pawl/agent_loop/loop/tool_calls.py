@@ -82,7 +82,7 @@ class ToolCalls:
     ) -> dict[CallId, Verdict]:
         """Return verdicts on calls. All are refusals if the registry fails or the job's API key has become invalid.
 
-        With `may_read`, verdicts may contain the results of read-only calls.
+        With `may_read`, verdicts can contain the results of read-only calls.
         """
         if not calls:
             return {}
@@ -140,7 +140,7 @@ class ToolCalls:
         answers: Sequence[Answer] = (),
         series: Series | None = None,
     ) -> ExecutionResult:
-        """Run a call, possibly under the grant of a series, and return how it ended.
+        """Run a call, under a series' grant if given, and return how it ended.
 
         Errors from the tool or the registry are not raised; they are part of the result.
         """
@@ -169,7 +169,7 @@ class ToolCalls:
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop a call. Return its result, if known, and whether it has stopped (false without a response)."""
+        """Stop a call. Return its result, if known, and whether it has stopped, which is False without a response."""
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
@@ -181,7 +181,7 @@ class ToolCalls:
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
     ) -> ExecutionResult | PawlError:
-        """Return how the call ended, or an error after which it should be requested again with the same id."""
+        """Request a call once. Return how it ended, or an error after which to request it again with the same id."""
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:

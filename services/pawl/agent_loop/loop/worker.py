@@ -125,7 +125,7 @@ class Worker:
         await bus.subscribe(f"pawl.internal.v1.worker.{self.worker_id}", self._on_command)
 
     def wake(self) -> None:
-        """Claim immediately: a request to this process may have made a run due."""
+        """Claim runs immediately, because a request to this process may have made one due."""
         self._work_is_ours.set()
         self._work_may_be_there = True
         self._wakeup.set()
@@ -374,7 +374,7 @@ class Worker:
         return True
 
     async def _report_crash(self, claim: Claim) -> str:
-        """Release a run that can neither be driven nor ended, as if this worker had crashed on it.
+        """Release a run that can be neither driven nor ended, as if this worker had crashed on it.
 
         Return how it was left. If the ledger is also unreachable, the next renewal tries the run again.
         """

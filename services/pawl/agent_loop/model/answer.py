@@ -75,7 +75,7 @@ class Answer:
             yield from self._take(event)
 
     def end(self) -> list[Piece]:
-        """Return the last pieces at the end of the data.
+        """Return the remaining pieces at the end of the data. The last one is `Finished`.
 
         Raises:
             ModelError: the answer is incomplete or was withheld.

@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         return is_read and self._keep_alive and not self._closed and not self._sending()
 
     def is_alive(self) -> bool:
-        """Return whether an idle connection is open. Detects that the server has closed it or sent data."""
+        """Return whether an idle connection is usable: the server has neither closed it nor sent data."""
         return not self._closed and self._poll is not None and not self._poll.poll(0)
 
     async def send(self, request: bytes) -> None:
@@ -256,7 +256,7 @@ class Origin:
 
 
 class Pool:
-    """A connection pool. It reuses the most recently used connection, so that the others time out."""
+    """A connection pool. It reuses the most recently used connection, so that surplus connections time out."""
 
     def __init__(self, origin: Origin, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._origin = origin
@@ -289,7 +289,7 @@ class Pool:
             raise
 
     def give(self, connection: Connection) -> None:
-        """Give back a connection. It is kept if its response was read to the end, and closed otherwise."""
+        """Return a connection to the pool. It is kept if its response was read to the end, and closed otherwise."""
         self._slots.release()
         if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
             connection.close()

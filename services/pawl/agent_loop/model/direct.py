@@ -54,7 +54,7 @@ class _Sample(httpx2.AsyncBaseTransport):
 class Direct:
     """Makes calls with a request head captured from the client.
 
-    The openai client must make calls through a proxy, calls with an unusual address or header, and all calls after a
+    The openai client itself makes calls through a proxy, calls with an unusual address or header, and all calls after a
     redirect. `http` is the client's transport, whose cookies are kept up to date.
     """
 

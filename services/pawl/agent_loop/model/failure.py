@@ -79,7 +79,7 @@ def status_of(error: Any) -> int | None:
 
 
 def codes(error: Any) -> tuple[Any, ...]:
-    """Return the codes of a reported error, innermost first."""
+    """Return the codes in a reported error, innermost first."""
     inner = error.get("error") if isinstance(error, dict) else None
     return tuple(one.get(key) for one in (inner, error) if isinstance(one, dict) for key in _CODES)
 
@@ -175,7 +175,7 @@ def reported(error: Any) -> Problem:
 
 
 def garbled(data: bytes = b"") -> Problem:
-    """Return the problem with bytes that are not a chunk. Plain text is used as the server's message."""
+    """Return the problem for bytes that are not a chunk. Any message in them is quoted as the server's."""
     detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
     return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{detail}.")
 

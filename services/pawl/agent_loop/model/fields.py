@@ -17,7 +17,7 @@ BYTES_MAX: Final = 512 * 1024
 # The key of the calls' fields within the message's: a list with one object per call, in order.
 CALLS: Final = "tool_calls"
 
-# The object inside a call that has fields of its own.
+# The key of the object inside a call that can also have unknown fields.
 FUNCTION: Final = "function"
 
 RawObject: TypeAlias = dict[str, msgspec.Raw]
@@ -54,7 +54,7 @@ def unknown(whole: Mapping[str, msgspec.Raw], known: Collection[str]) -> RawObje
     """Return the fields that are neither `known` nor empty.
 
     Raises:
-        UnicodeDecodeError: a field is not valid JSON.
+        UnicodeDecodeError: a field is not valid UTF-8.
     """
     left = {name: value for name, value in whole.items() if name not in known}
     for value in left.values():

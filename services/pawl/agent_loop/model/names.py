@@ -21,7 +21,7 @@ _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class Names:
-    """Maps one request's tool names to the model server's and back. Deterministic."""
+    """Maps one request's tool names to the names that the model server sees, and back. Deterministic."""
 
     def __init__(self, offered: Iterable[str]) -> None:
         names = sorted(set(offered))

@@ -12,7 +12,7 @@ from pawl.values import Usage
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a model.
+    """One call to a model.
 
     `messages`, `tools`, `tool_choice`, `response_format` and `reasoning_effort` are in chat-completions format and are
     sent unchanged. Fields that are None are omitted.
@@ -47,7 +47,7 @@ class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-    # Unknown fields, as a JSON object in the form of a call; empty if there are none.
+    # Unknown fields, as a JSON object that is structured like a call; empty if there are none.
     fields_json: bytes = b""
 
 

@@ -49,7 +49,7 @@ def caller_of(owner: ScheduleOwner) -> Principal:
 
 
 async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
-    """Fire a schedule or trigger. If this fails, it will be claimed again."""
+    """Fire a schedule or trigger. If this fails, log the error; the schedule or trigger will be claimed again."""
     try:
         await firing
     except (*RETRYABLE, ScheduleNotFound, TriggerNotFound) as error:
@@ -80,7 +80,7 @@ class Starting:
         """Return a run's message, or the reason why the run cannot be started.
 
         Raises:
-            PawlError: one of the transient errors in PASSING.
+            PawlError: one of the transient errors in RETRYABLE.
         """
         try:
             if self._credential_is_gone(caller):

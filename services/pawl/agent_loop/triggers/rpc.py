@@ -102,7 +102,7 @@ class TriggerServicer:
     async def deliver_webhook(
         self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: RequestId
     ) -> FireTriggerResponse:
-        """Fire one of the triggers in the caller's store with a webhook, once.
+        """Fire one of the triggers in the caller's store with a webhook. A repeated delivery does not fire it again.
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge

@@ -58,7 +58,7 @@ def concluded(state: State, *, continues: bool) -> State:
     return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
 
 
-def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
+def reported(base: State, after: State) -> State:  # noqa: ARG001  # the calls are all that it needs
     return after
 
 

@@ -56,7 +56,8 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
 
     call: Call
     attempts: tuple[Call, ...] = ()
-    # If positive, the source stands for that many first rounds of a job, no longer stored, and `call` is a sample.
+    # If positive, the source represents this many first rounds of a job, which are no longer stored; `call` is a
+    # sample.
     trimmed_rounds: int = 0
 
 
@@ -118,7 +119,7 @@ def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
 
 
 def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
-    """Return the plan of the undo `run`, with each call at most once."""
+    """Return the plan for the undo `run`. It contains each call at most once."""
     steps, others = [], []
     for source in in_order(sources, run.undo.call_id if run.undo else CallId("")):
         found = outcome_of(source, run.run_id)

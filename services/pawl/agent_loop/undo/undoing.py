@@ -30,7 +30,7 @@ class Undoing:
         self._defaults = defaults
 
     async def preview(self, caller: Principal, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
-        """Return what undoing a run, or one of its calls, would do, in undo order. Does not make any changes.
+        """Return what undoing a run, or one of its calls, would do, in undo order. Makes no changes.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded

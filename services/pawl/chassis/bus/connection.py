@@ -4,8 +4,8 @@ Nothing here waits for the server or fails because of it: NATS carries wake-ups 
 Without it Pawl is slower, but still correct.
 
 nats-py's own reconnection is disabled. It does not cover the first connection, stops for good after one refused login
-(which a restarting server may cause), and dies silently after an unexpected error. Instead a loop here makes a new
-client for each connection, and subscribes again.
+(which a restarting server can cause), and dies silently after an unexpected error. Instead, a loop here creates a new
+client for each connection and subscribes again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Hook = Callable[[], Awaitable[None]]
 async def flush(client: Client) -> None:
     """Return once the server has received all earlier messages and subscriptions.
 
-    nats-py's own `flush` writes its PING ahead of buffered data, so that data may reach the server after the PONG, or
-    never. A PONG that is no longer awaited ends nats-py's reader. So the wait continues when the caller is cancelled,
+    nats-py's own `flush` writes its PING ahead of buffered data, so this data may reach the server after the PONG, or
+    never. A PONG that no caller awaits ends nats-py's reader. Therefore, if the caller is cancelled, the wait continues
     until the PONG arrives or the connection is lost.
     """
     await tasks.shield(_flushed(client))
@@ -61,8 +61,8 @@ async def _flushed(client: Client) -> None:
 class _Client(Client):
     """Never sends plaintext where the URL has `tls://`, and always reports a lost connection.
 
-    nats-py trusts the server's greeting, which a man in the middle can forge, and would send the password. On a lost
-    connection it tries to send buffered data, and if that raises, it never reports that it has closed.
+    nats-py trusts the server's greeting, which a man in the middle can forge, and would send the password in plaintext.
+    When a connection is lost, it tries to send buffered data. If that raises, it never reports that it has closed.
     """
 
     async def _process_op_err(self, e: Exception) -> None:
@@ -76,11 +76,11 @@ class _Client(Client):
 
 
 class Bus:
-    """A connection to NATS; an async context manager that does not wait for the connection.
+    """A connection to NATS. An async context manager whose entry does not wait until the bus is connected.
 
-    `url` is one or more `nats://user:password@host:port` URLs, separated by commas; None disables the bus. `name` shows
-    in NATS monitoring. With `tls://` nothing is sent before the server has shown a valid certificate for its host.
-    `tls` makes the context of each connection; the default trusts the system's authorities.
+    `url` is one or more `nats://user:password@host:port` URLs, separated by commas; None disables the bus. `name`
+    appears in NATS monitoring. With `tls://`, nothing is sent before the server has shown a valid certificate for its
+    host. `tls` creates the TLS context of each connection; by default, the system's authorities are trusted.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Bus:
         await self._connected.wait()
 
     async def ping(self) -> None:
-        """Check the connection; at start, wait for the first attempt.
+        """Check the connection. Waits while the first attempt to connect is in progress.
 
         Raises:
             DependencyUnavailable: NATS is not connected.
@@ -147,7 +147,7 @@ class Bus:
     async def publish_all(
         self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: float = 5.0
     ) -> None:
-        """Publish (subject, data, headers) in order; on return the server has them all.
+        """Publish (subject, data, headers) messages in order, and return once the server has received all of them.
 
         Messages over the server's size limit are dropped and counted.
 
@@ -188,7 +188,7 @@ class Bus:
     def on_connected(self, hook: Hook) -> None:
         """Run `hook` in its own task on each connection, including the current one.
 
-        The hook is cancelled when the connection is lost, so it may keep consuming until then. If it raises, it runs
+        The hook is cancelled when the connection is lost, so it can consume messages until then. If it raises, it runs
         again after a pause.
         """
         self._hooks.append(hook)
@@ -196,7 +196,7 @@ class Bus:
             self._start_hook(hook)
 
     def jetstream(self) -> JetStreamContext:
-        """Return the JetStream context of the current connection; call again after a reconnect.
+        """Return the JetStream context of the current connection. Call this again after a reconnect.
 
         Raises:
             DependencyUnavailable: NATS is not connected.

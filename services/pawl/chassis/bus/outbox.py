@@ -23,8 +23,8 @@ _log = logs.get_logger(__name__)
 class Outbox:
     """Accepts messages without waiting, and sends them in order on the current connection.
 
-    nats-py's publish may wait for the network, and swallows a cancellation while it waits. So it is called in its own
-    task.
+    nats-py's `publish` can wait for the network, and it swallows a cancellation that arrives while it waits. Therefore,
+    it is called in its own task.
     """
 
     def __init__(self, metrics: Metrics) -> None:

@@ -26,7 +26,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProx
 _CONNECT_TIMEOUT_SECONDS: Final = 5.0
 _BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
-# One of this many connections is reserved for urgent work.
+# One in this many connections is reserved for urgent work.
 _RESERVED_PART: Final = 3
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
@@ -40,7 +40,7 @@ _PLANNING: Final = {
     "jit": "off",
 }
 
-# The server refuses the login: waiting at start does not help.
+# The server refuses the login, so waiting at start does not help.
 _REFUSALS: Final = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -74,9 +74,9 @@ _log = logs.get_logger(__name__)
 
 
 class Database:
-    """A pool of connections to PostgreSQL; an async context manager.
+    """A pool of connections to PostgreSQL. An async context manager.
 
-    Entering waits up to `start_timeout_seconds` for the server. The server cancels statements after
+    Entering it waits up to `start_timeout_seconds` for the server. The server cancels a statement after
     `statement_timeout_seconds`. Errors name `variable` as the source of the URL.
     """
 
@@ -126,8 +126,9 @@ class Database:
     async def acquire(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
         """Lend a connection outside a transaction: each statement commits on its own.
 
-        The block should only talk to the database: a TimeoutError or OSError in it counts as the database's. A third of
-        the connections is reserved for `urgent` work, so that keeping runs alive does not wait for reads.
+        The block should only talk to the database, because a TimeoutError or OSError raised in it counts as a database
+        error. A third of the connections is reserved for `urgent` work, so that keeping runs alive does not wait for
+        reads.
 
         Raises:
             DependencyUnavailable: The server is unreachable, unusable or stopped, or a statement timed out. A
@@ -138,7 +139,7 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
         async with nullcontext() if urgent else _slot(self._ordinary, deadline):
-            # Read before taking a connection: all may expire while it is being opened.
+            # Read this before taking a connection, because all connections may expire while this one is being opened.
             generation = kept.generation
             connection = await self._take(kept, deadline)
             try:
@@ -160,7 +161,7 @@ class Database:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Connection]:
-        """Lend a connection with a read-only snapshot of the database. Raises the same errors as `acquire`."""
+        """Lend a connection inside a read-only snapshot of the database. Raises the same errors as `acquire`."""
         async with self.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
             yield connection
 
@@ -216,7 +217,7 @@ class Database:
             self._cut_short.add(server_pid)
             raise
         except asyncpg.InterfaceError as error:
-            # asyncpg raises it for wrong arguments too, which is not an outage.
+            # asyncpg also raises this for wrong arguments, which is not an outage.
             if is_lost(connection):
                 raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
             raise
@@ -232,7 +233,7 @@ class Database:
             raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
         finally:
             self._held.discard(connection)
-            # A connection that cannot be returned is terminated; its work is done.
+            # A connection that cannot be returned is terminated. Its work is already done.
             with suppress(*_NO_SESSION):
                 await kept.give(connection, generation=generation, is_fit=is_fit)
 
@@ -262,8 +263,8 @@ class Database:
     async def _reset(self, connection: Connection) -> None:
         """Reset a connection that returns to the pool, usually without a round trip.
 
-        No session state outlives a transaction, and asyncpg rolls back an open one. But a statement is sent in two
-        halves. After a cancellation between them the server waits for the second half, and would take the next
+        No session state outlives a transaction, and asyncpg rolls back an open one. However, a statement is sent in two
+        halves. After a cancellation between them, the server waits for the second half and would mistake the next
         statement for it.
         """
         server_pid = connection.get_server_pid()

@@ -14,7 +14,7 @@ from pawl.errors import DependencyUnavailable
 Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _INTERVAL_SECONDS: Final = 1.0
-# An answer may take two windows. A process that was itself delayed finds the answer after the first.
+# An answer can take two windows. A process that was itself delayed finds the answer after the first one.
 _WINDOW_SECONDS: Final = 1.25
 
 _UNREACHED: Final = "the database cannot be reached"
@@ -24,10 +24,10 @@ _log = logs.get_logger(__name__)
 
 
 class Heartbeat:
-    """Reports whether the server answers and accepts writes; an async context manager that checks until its exit.
+    """Reports whether the server answers and accepts writes. An async context manager that checks until it exits.
 
-    It calls `on_frozen` after each check that gets no answer, because waiting sessions would keep waiting. It calls
-    `on_read_only` after each check that finds a read-only server, such as a standby or an old primary.
+    It calls `on_frozen` after each check without an answer, because waiting sessions would otherwise keep waiting. It
+    calls `on_read_only` after each check that finds a read-only server, such as a standby or an old primary.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Heartbeat:
             raise DependencyUnavailable(self.failure)
 
     def note_refused(self) -> None:
-        """Record that the server refused a session: no other session is tried until the next check."""
+        """Record that the server refused a session. No other session is attempted until the next check."""
         self._note(_UNREACHED, is_unavailable=True)
 
     async def _repeat(self) -> None:

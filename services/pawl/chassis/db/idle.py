@@ -44,7 +44,7 @@ class IdleConnections:
         self._waiting = 0
         self._uses = 0
         self._is_closed = False
-        # How many times all connections have been expired.
+        # Incremented each time all connections expire.
         self.generation = 0
 
     async def take(self, deadline: float) -> PooledConnection:
@@ -66,10 +66,10 @@ class IdleConnections:
             self._waiting -= 1
 
     async def give(self, connection: PooledConnection, *, generation: int, is_fit: bool) -> None:
-        """Take a connection back; `is_fit` means that nothing went wrong with it.
+        """Keep a connection for the next caller, or return it to the pool. `is_fit` means that no error occurred on it.
 
         Raises:
-            Exception: The pool could not take it back and dropped it.
+            Exception: The pool could not take the connection back and dropped it.
         """
         self._uses += 1
         is_due = self._waiting or self._is_closed or generation != self.generation or not self._uses % _USES
@@ -78,30 +78,30 @@ class IdleConnections:
             return
         now = asyncio.get_running_loop().time()
         self._idle.append((connection, now))
-        # The last one is used first, so idle ones are at the other end.
+        # The most recently used connection is taken first, so the longest idle ones are at the other end.
         while now - self._idle[0][1] > UNUSED_SECONDS_MAX:
             _end(self._idle.popleft()[0])
 
     async def expire(self) -> None:
-        """Stop reusing all sessions that are open now."""
+        """Ensure that no session that is open now is used again after its current use."""
         self.generation += 1
         await self._pool.expire_connections()
         while self._idle:
             _end(self._idle.pop()[0])
 
     async def close(self) -> None:
-        """Return idle connections to the pool, and the others as they come back."""
+        """Return idle connections to the pool now, and each of the others when its user gives it back."""
         self._is_closed = True
         while self._idle:
             await self._release(self._idle.pop()[0])
 
     async def _release(self, connection: PooledConnection) -> None:
-        # The pool shields itself, and reports a failure that was not awaited.
+        # The pool shields its own work, and asyncio would report its failure if it was not awaited.
         await shield(self._pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS))
 
 
 def _end(connection: PooledConnection) -> None:
-    # The pool may have reclaimed it already, even a broken one; this frees its slot.
+    # Frees the connection's slot. The pool may already have reclaimed the connection if it broke.
     with suppress(asyncpg.InterfaceError):
         connection.terminate()
 

@@ -1,7 +1,7 @@
 """Grants a service's role its privileges on a schema that another role owns.
 
-They are granted at every start, so that they cover new tables. The role can read and write rows, and in append-only
-tables read and insert them. It cannot create, alter or drop anything.
+They are granted at every start, so that they cover new tables. The role can read and write rows, but in append-only
+tables it can only read and insert them. It cannot create, alter or drop anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
 REVOKE INSERT, UPDATE, DELETE ON {schema}.schema_version FROM {role}
 """
 _PROTECT: Final = "REVOKE UPDATE, DELETE ON {table} FROM {role}"
-# The owner of the table, its schema or the database can do anything, or grant itself the right to.
+# The owner of the table, its schema or the database can do anything, or can grant itself the right to.
 _CHANGEABLE: Final = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_database d ON d.datname = current_database()
@@ -43,7 +43,7 @@ class Rights:
 async def give(connection: Connection, schema: str, rights: Rights) -> None:
     """Grant the role its privileges on `schema` and revoke others. Idempotent and atomic.
 
-    The connection must be the owner's. It has no effect if the role itself is the owner.
+    The connection must be the owner's. Has no effect if the role itself is the owner.
     """
     if await connection.fetchval("SELECT current_user") == rights.role:
         return

@@ -149,7 +149,7 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
 
 
 class Lookups:
-    """Limits concurrent name lookups, which cannot be cancelled. Each key (a store) has a quota."""
+    """Limits the number of concurrent name lookups, which cannot be cancelled. Each key (a store) has a quota."""
 
     def __init__(self, resolve: Resolve = resolve_by_system, *, at_once_max: int = AT_ONCE_MAX) -> None:
         self._resolve = resolve
@@ -158,7 +158,7 @@ class Lookups:
     async def start(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
         """Start a lookup and return it; it continues if the caller is cancelled.
 
-        Waits while the key's quota is used up. Safe to cancel until it returns.
+        Waits while the key's quota is used up. Safe to cancel during this wait.
         """
         await self._slots.enter(key)
         lookup = asyncio.ensure_future(self._resolve(host, port))

@@ -32,9 +32,9 @@ class CodingError(Exception):
 
 
 class Unpacker:
-    """Decompresses a body as it arrives, and stops once it is too long.
+    """Decompresses a body as it arrives, and stops once the result is too long.
 
-    A decompression bomb yields at most `bytes_max` + 1 bytes.
+    Even a decompression bomb yields at most `bytes_max` + 1 bytes.
 
     Raises:
         CodingError: The coding is not gzip, or the body is corrupt.
@@ -83,7 +83,7 @@ class RequestFailed(Exception):
 
     def __init__(self, message: str, *, was_sent: bool, lookup: asyncio.Future[Sequence[str]] | None = None) -> None:
         super().__init__(message)
-        # True if the server may have received the request, so it is unknown whether it took effect.
+        # True if the server may have received the request, which means that the request may have taken effect.
         self.was_sent = was_sent
         # A lookup that may still be running, because its thread cannot be stopped.
         self.lookup = lookup
@@ -91,16 +91,16 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundRequest:
-    """A request. Redirects are followed only for GET and HEAD; other requests are never sent twice."""
+    """A request. Only GET and HEAD requests follow redirects; other requests are never sent twice."""
 
     url: str
     method: str = "GET"
     # A redirect to another origin gets only Accept and Accept-Language.
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
-    # The total, including lookups, redirects and the body.
+    # The timeout for everything, including lookups, redirects and the body.
     timeout_seconds: float = 20.0
-    # The limit of the body, both compressed and decompressed; with 0 the body is not read.
+    # The limit on the body's size, both compressed and decompressed. If it is 0, the body is not read.
     bytes_max: int = 1024 * 1024
 
 
@@ -119,7 +119,7 @@ class OutboundResponse:
 
 
 class Egress(Protocol):
-    """Outbound HTTP requests on behalf of a store. Everything that fetches URLs for a store uses this."""
+    """Sends outbound HTTP requests on behalf of a store. All code that fetches URLs for a store uses this."""
 
     def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
         """Check a URL against the rules, as far as possible without resolving its host.
@@ -133,8 +133,8 @@ class Egress(Protocol):
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
         """Send a request, follow its redirects, and return a response of any status.
 
-        Each hop is checked by its host and all addresses of that host, and connects to one of those addresses. Safe to
-        cancel.
+        For each hop, the host and all its addresses are checked, and the connection uses one of those addresses. Safe
+        to cancel.
 
         Raises:
             EgressRefused: The request or a redirect is not allowed.
@@ -149,7 +149,7 @@ _FOLLOWED: Final = frozenset({"GET", "HEAD"})
 _FOR_ANY_ORIGIN: Final = frozenset({"accept", "accept-language"})
 
 _LOG_SECONDS: Final = 60.0
-# How many refusals are remembered, to log each as a warning once a minute.
+# Maximum number of refusals to remember, so that each one is logged as a warning at most once a minute.
 _LOGGED_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)

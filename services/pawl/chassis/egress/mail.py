@@ -25,7 +25,7 @@ _SENDER: Final = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
 
 
 class _MessageIds(UnstructuredHeader, BaseHeader):
-    """A header of message ids, one per line. The library would encode long lines, which mail programs cannot read."""
+    """A header with one message id per line. The library would encode longer lines, which mail programs cannot read."""
 
     def fold(self, *, policy: Policy) -> str:
         return f"{self.name}: " + f"{policy.linesep} ".join(str(self).split()) + policy.linesep
@@ -114,7 +114,7 @@ def _check_sender(value: str) -> str:
     return value
 
 
-# The URL of an SMTP server; None if there is none.
+# The parsed URL of an SMTP server; None if it is not set.
 SmtpUrl = Annotated[SecretStr | None, AfterValidator(_check_smtp_url)]
 
 # A bare sender address.

@@ -28,7 +28,7 @@ _LABEL: Final = re.compile(r"[a-z0-9_-]{1,63}")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 _WHITE_OR_CONTROL: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\]")
-# Characters of a target that are not percent-encoded. "%" is one, because existing encodings are kept.
+# Characters of a target that are not percent-encoded. They include "%", because existing encodings are kept.
 _TARGET_SAFE: Final = "%/:@!$&'()*+,;=-._~?[]|^`{}"
 # The full stop of IDNA (RFC 3490, 3.1) that NFKC does not replace.
 _IDEOGRAPHIC_STOP: Final = "\u3002"
@@ -196,7 +196,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """What a store may reach: by default, the public internet on ports 80 and 443."""
+    """Rules for what a store may reach. By default, this is the public internet on ports 80 and 443."""
 
     # If set, only these hosts are allowed.
     hosts: tuple[HostPattern, ...] | None = None
@@ -230,10 +230,10 @@ class EgressRules:
             raise EgressRefused(f"secrets are not sent to {target.authority} over unencrypted http")
 
     def check_named(self, target: Target) -> None:
-        """Check that the deployment allows the target explicitly, by host and port.
+        """Check that the deployment explicitly allows the target, by host and port.
 
         Raises:
-            EgressRefused: The deployment does not allow it explicitly. Default access to the internet does not count.
+            EgressRefused: The deployment does not explicitly allow it. Default access to the internet does not count.
         """
         if not any(pattern.matches(target) for pattern in self.hosts or ()) and not self._opens(target):
             raise EgressRefused(f"{target.authority} is not listed in PAWL_EGRESS_FILE")
@@ -246,13 +246,13 @@ class EgressRules:
         return address is not None and any(opening.admits(target, address) for opening in self.openings)
 
     def check_addresses(self, target: Target, addresses: Sequence[Address]) -> None:
-        """Check that all addresses of a target may be reached, and that there is at least one.
+        """Check that a target has at least one address and that all its addresses may be reached.
 
-        One forbidden address refuses them all: a name with a public and a private address is an attack or a mistake,
-        and which one a client uses is random.
+        A single forbidden address is enough for a refusal: a name with both a public and a private address is an attack
+        or a mistake, and a client uses either of them at random.
 
         Raises:
-            EgressRefused: An address is not allowed, or there is none.
+            EgressRefused: An address is not allowed, or the target has no address.
         """
         has_usual_port = target.port in PORTS.values() or any(pattern.matches(target) for pattern in self.hosts or ())
         for address in addresses:

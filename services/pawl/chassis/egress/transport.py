@@ -15,7 +15,7 @@ from pawl.chassis.egress.addresses import Address, plain_address
 from pawl.chassis.egress.policy import EgressRules, Target, no_address, read_target
 from pawl.chassis.process.tasks import shield
 
-# Maximum number of a host's addresses that are tried in turn.
+# Maximum number of a host's addresses to try, one after another.
 ADDRESSES_MAX: Final = 4
 # Per address.
 CONNECT_SECONDS: Final = 5.0
@@ -31,11 +31,11 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     """Sends a request if the rules allow its host and all addresses of that host.
 
     The name is resolved once and the connection uses a checked address, which prevents DNS rebinding. Certificates and
-    the Host header still use the name. Connections are not reused, because one that was opened for a name must not
-    serve another name of the same address. Environment proxies are not used.
+    the Host header still use the name. Connections are not reused, because a connection that was opened for one name
+    must not serve another name with the same address. Environment proxies are not used.
 
-    A client on top must not follow redirects blindly: each request is checked here, but which headers it sends is the
-    client's responsibility.
+    A client that uses this transport must not follow redirects blindly: each request is checked here, but the client is
+    responsible for the headers that it sends.
 
     Raises, in addition to httpx2's errors:
         EgressRefused: The rules forbid it. Nothing was sent, and no connection was opened.
@@ -143,7 +143,7 @@ class _Connection(httpcore2.AsyncHTTPConnection):
 
 
 class _Http11(httpcore2.AsyncHTTP11Connection):
-    """Stops after too many 1xx responses, which httpcore would read without limit and without yielding."""
+    """Fails after too many 1xx responses, which httpcore would read without limit and without yielding."""
 
     _informational = 0
 

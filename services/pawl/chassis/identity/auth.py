@@ -1,9 +1,9 @@
 """Authenticates requests: turns a request's credential into a Principal.
 
-The credential is the metadata `authorization: Bearer <key>`, which every call must have. It alone determines store,
-user and roles, with two exceptions that may name another user: the local key, whose owner owns the whole suite, and a
-delegate, which acts for users of its store. A service has its own key, and names store and user in its requests or
-metadata.
+The credential is in the metadata `authorization: Bearer <key>`, which every call must have. It alone determines the
+store, the user and the roles. Two kinds of callers may name another user: the holder of the local key, who owns the
+whole suite, and a delegate, which acts for users of its store. A service has its own key, and names the store and the
+user in its requests or metadata.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Principal:
     credential_id: CredentialId = CredentialId("")
     # The user of the delegate that acts for `user_id`; empty if there is no delegate.
     delegate_user_id: UserId = UserId("")
-    # Other users responsible for the call: the delegate, and the creators of its key. Matters where several people must
-    # agree.
+    # Other users responsible for the call: the delegate, and the creators of its key. They count where several people
+    # must agree.
     people: frozenset[UserId] = frozenset()
-    # False for a delegate that may not decide, either for others or for itself.
+    # False for a delegate that may decide neither for its users nor for itself.
     decides: bool = True
     # The caller's entries in `roles.CALLERS`.
     rights: frozenset[str] = frozenset()
@@ -88,7 +88,7 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return the service as acting for the store and user in the metadata; unchanged if there is no `pawl-store`.
+    """Return the service with the store and user that the metadata names, or unchanged without `pawl-store`.
 
     Raises:
         InvalidId: The store or user is not a valid id.
@@ -116,7 +116,7 @@ def current_principal() -> Principal:
 
 
 def set_principal(principal: Principal) -> None:
-    """Make `principal` the caller for the rest of this task and the tasks it starts."""
+    """Make `principal` the caller for the rest of this task and for the tasks it starts."""
     _current.set(principal)
 
 
@@ -187,7 +187,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
     if len(values) > 1 or user.is_service or not is_id(user.store_id) or not is_id(user.user_id):
-        raise PermissionDenied(f"this method requires exactly one user of a store in the metadata `{FOR_USER}`")
+        raise PermissionDenied(f"the metadata `{FOR_USER}` must name exactly one valid user of a store")
     return user
 
 
@@ -219,8 +219,8 @@ class Authenticator(Protocol):
     ) -> Principal:
         """Return the caller; `source` is its network address.
 
-        Locally known credentials cost nothing. For others `may_look_up` decides whether to ask elsewhere; if it returns
-        False, the credential counts as unknown.
+        Checking a locally known credential costs nothing. For any other, `may_look_up` decides whether to query another
+        service; if it returns False, the credential counts as unknown.
 
         Raises:
             Unauthenticated: The credential is missing or unknown.
@@ -234,7 +234,7 @@ class Authenticator(Protocol):
 
 
 def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Check that no identity metadata is repeated: an earlier reader may have used the other value.
+    """Check that no identity metadata is repeated, because an earlier reader may have used another value.
 
     Raises:
         Unauthenticated: A name is repeated.
@@ -245,7 +245,7 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def check_still(principal: Principal, again: Principal) -> None:
-    """Check that a caller who was authenticated `again` has the same identity and no fewer rights.
+    """Check that a caller has the same identity and no fewer rights after being authenticated `again`.
 
     Raises:
         Unauthenticated: The credential now has another identity or fewer rights.
@@ -290,13 +290,14 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Principal:
-    """Return the caller: the credential's user, or for a delegate the user in `pawl-user` with `pawl-roles`.
+    """Return the caller: the credential's user or, for a delegate, the user in `pawl-user` with its `pawl-roles`.
 
-    A delegate passes on `member`, or `viewer` if it is not a member, unless `pawl-roles` lists other roles of its own,
-    separated by commas.
+    `pawl-roles` lists roles of the delegate, separated by commas. Without it, the delegate passes on `member` if it is
+    a member, otherwise `viewer` if it is a viewer, otherwise all its roles.
 
     Raises:
-        PermissionDenied: A user or roles are named and the caller is not a delegate, or it lacks one of the roles.
+        PermissionDenied: The metadata names another store, or names a user or roles although the caller is not a
+            delegate or lacks one of the roles.
         InvalidId: The named user is not a valid id.
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
@@ -330,11 +331,13 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
 
 
 def local_principal(metadata: Mapping[str, str]) -> Principal:
-    """Return the caller for the local key: `me` of the store `local` by default, with every role of a store.
+    """Return the caller for the local key: by default, `me` of the store `local`.
+
+    It has all roles of a store except `delegate`, or those that `pawl-roles` lists.
 
     Raises:
         InvalidId: The named store or user is not a valid id.
-        PermissionDenied: `pawl-roles` contains an unknown role.
+        PermissionDenied: `pawl-roles` contains any other role.
     """
     store_id = check_id(metadata.get("pawl-store", "local"), "pawl-store")
     user_id = check_id(metadata.get("pawl-user", "me"), "pawl-user")

@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 # The file name of the gateways' seal key in the secrets of a data folder.
 SEAL_FILE: Final = "gateway-seal.key"
-# How long a code is valid.
+# Lifetime of a code.
 CODE_SECONDS: Final = 120.0
 
 

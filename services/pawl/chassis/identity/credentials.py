@@ -109,9 +109,9 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
 class WatchedFile(Generic[T]):
     """The parsed content of a file, reloaded within a second of a change.
 
-    If new content is invalid, the old content stays in effect. Changes to the files in `beside` count too; `parse`
-    reads them itself. If the file is deleted, its content stays in effect; if `without` is given, it replaces the
-    content after a minute.
+    If the new content is invalid, the old content stays in effect. A change to one of the files in `beside`, which
+    `parse` reads itself, also causes a reload. If the file is deleted, its last content stays in effect unless
+    `without` is given, which replaces it after a minute.
 
     Raises:
         StartError: The first content is invalid.
@@ -196,7 +196,7 @@ def parse_service_key(content: bytes) -> str:
 
 
 def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | None:
-    """Return a getter of the key that a service sends to others; a key file is reloaded when it changes.
+    """Return a function that returns the key this service sends to others. A key file is reloaded when it changes.
 
     Raises:
         StartError: The file cannot be used.
@@ -296,7 +296,7 @@ def gone(
 ) -> Callable[[Principal], bool]:
     """Return a function that checks whether a principal's API key is no longer valid.
 
-    A key stops being valid when it is removed, is reassigned to another user, or loses a role that the principal has.
+    A key is no longer valid if it was removed, was reassigned to another user, or lost a role that the principal has.
     Unknown keys count as valid.
 
     Raises:

@@ -157,9 +157,9 @@ class IssuerKeys:
         return found
 
     async def refresh_if_allowed(self, may_look_up: Callable[[], bool]) -> bool:
-        """Fetch the keys if allowed, otherwise leave that to the next poll; return whether the keys are current.
+        """Fetch the keys if allowed, otherwise leave that to the next poll; return whether a fetch was made.
 
-        Thus a client with too many failures does not keep others at its address from using newly rotated keys.
+        This way, a client with too many failures does not prevent others at its address from using newly rotated keys.
         """
         if may_look_up():
             return await self.refresh()
@@ -190,7 +190,7 @@ class IssuerKeys:
         return self._clock.monotonic() - self._started_at[which]
 
     async def _join_fetch(self) -> None:
-        """Wait for one fetch that all callers share and that continues when they are cancelled."""
+        """Wait for a fetch that all concurrent callers share. It continues if a caller is cancelled."""
         if self._fetching is None:
             self._started_at.append(self._clock.monotonic())
             self._is_wanted = False

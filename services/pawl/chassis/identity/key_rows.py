@@ -18,10 +18,10 @@ from pawl.chassis.process.clock import Clock
 from pawl.errors import DependencyUnavailable, PawlError
 
 SECRET_BYTES: Final = 32
-# How many used keys one sync reports.
+# Maximum number of used keys that one sync reports.
 USES_MAX: Final = 1000
 
-# How many expired or revoked keys are remembered for the audit; the oldest are dropped first.
+# Maximum number of expired or revoked keys to remember for the audit. The oldest are dropped first.
 ENDED_MAX: Final = 10_000
 
 _SYNC_SECONDS: Final = 2.0
@@ -70,7 +70,7 @@ class KeyGrant(Credential, frozen=True, kw_only=True):
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changed keys in order of their last change, and the change to continue from."""
+    """Changed keys in the order of their last change, and the change to continue from."""
 
     keys: Sequence[KeyGrant]
     last_change: int
@@ -92,8 +92,8 @@ class KeyRows:
     """A snapshot of the keys, updated every 2 s by `run`.
 
     Before an unknown key is refused, the snapshot is updated, so that a new key works immediately everywhere.
-    Concurrent callers share one update, and there is at most one per half second. Without an update for 60 s all keys
-    are refused, because any may have been revoked.
+    Concurrent callers share one update, and there is at most one update per half second. If no update succeeds for
+    60 s, all keys are refused, because any of them may have been revoked.
     """
 
     def __init__(self, source: KeySource, clock: Clock) -> None:
@@ -137,7 +137,7 @@ class KeyRows:
         return found
 
     def ended(self, digest: bytes) -> KeyGrant | None:
-        """Return the key with that digest if it was revoked or has expired and is remembered, for the audit."""
+        """Return the key with that digest for the audit, if it was revoked or has expired and is still remembered."""
         found = self._known(digest)
         return None if self._in_force(found) else found
 
@@ -151,7 +151,7 @@ class KeyRows:
         return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
 
     def _known(self, digest: bytes) -> KeyGrant | None:
-        # A wrong clock may have moved a key to the ended ones too early.
+        # A wrong clock may have caused a key to be counted as ended too early.
         return self._by_digest.get(digest) or self._ended.get(digest)
 
     def _in_force(self, grant: KeyGrant | None) -> KeyGrant | None:
@@ -171,7 +171,7 @@ class KeyRows:
                 await self._clock.sleep(wait_seconds)
             await self._lock.acquire()
         finally:
-            # Later callers may need a key that is newer than this update.
+            # Later callers may need a key that is newer than this update, so they start another one.
             self._next = None
         try:
             return await self._sync()
@@ -180,7 +180,7 @@ class KeyRows:
 
     async def _sync(self) -> bool:
         started_at = self._started_at = self._clock.monotonic()
-        # After a long outage the database may be a different one, for example an older copy.
+        # After a long outage, this may be a different database, for example an older copy.
         is_full = self.is_stale
         used = self._uses_to_report(started_at)
         after_change = 0 if is_full else self._last_change
@@ -200,7 +200,7 @@ class KeyRows:
         return True
 
     async def _read(self, after_change: int, used: Sequence[str]) -> None:
-        """Update the snapshot; it changes once everything has been read."""
+        """Update the snapshot, but only after all changes have been read."""
         is_full = after_change == 0
         found: list[KeyGrant] = []
         has_more = True

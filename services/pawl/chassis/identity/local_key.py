@@ -1,4 +1,4 @@
-"""Chooses the key that a client sends: a suite's local key only to that suite, other keys remotely only over TLS."""
+"""Chooses the key that a client sends. A local key goes only to its own suite; others leave this machine over TLS."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
     """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite's folder is the first one given of `data`, PAWL_DATA and `.pawl`. Its key is returned only for its own
-    addresses, while its launcher runs. It is not returned if another user's process listens at one of them, which could
-    have taken the port of a stopped service. So call this again for each request. Systems without LISTENERS do not
-    compare users.
+    The suite's folder is `data`, otherwise PAWL_DATA, otherwise `.pawl`. Its key is returned only for its own addresses
+    and while its launcher is running. It is not returned if another user's process listens on one of them, because that
+    process could have taken the port of a stopped service. Therefore, call this again for each request. On systems
+    without LISTENERS, users are not compared.
     """
     given = environment.get("PAWL_API_KEY")
     if given:
@@ -95,7 +95,7 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
 
 
 def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address from these files: words of four bytes in the machine's byte order."""
+    """Parse an address from one of these files: four-byte words in the machine's byte order."""
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address
@@ -104,7 +104,7 @@ def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 def _accepts(
     listening: ipaddress.IPv4Address | ipaddress.IPv6Address, wanted: ipaddress.IPv4Address | ipaddress.IPv6Address
 ) -> bool:
-    """Return whether a listener accepts connections to an address. A listener on `::` may accept IPv4 too."""
+    """Return whether a listener may accept connections to an address. A listener on `::` may also accept IPv4."""
     if listening.is_unspecified:
         return listening.version >= wanted.version
     return listening == wanted

@@ -21,7 +21,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.errors import Overloaded, Unauthenticated
 
-# How many sources and keys have failure counts; the oldest are dropped first.
+# Maximum number of sources and keys with failure counts. The oldest are dropped first.
 ENTRIES_MAX: Final = 4096
 # Concurrent lookups of unknown callers.
 LOOKUPS_MAX: Final = 1000
@@ -48,7 +48,7 @@ class LoginRefused(Exception):
 
 
 def kind_of(metadata: Metadata) -> str:
-    """Return why a refused call's metadata identifies no caller: absent, repeated, malformed or unknown."""
+    """Return why the metadata of a refused call does not identify a caller: absent, repeated, malformed or unknown."""
     texts = {name: value for name, value in metadata if isinstance(value, str)}
     try:
         check_not_repeated(metadata)
@@ -62,7 +62,7 @@ def kind_of(metadata: Metadata) -> str:
 
 
 def source_of(peer: str) -> str:
-    """Return the address in a gRPC peer without its port; for IPv6 the /64 network, which one customer has."""
+    """Return the address of a gRPC peer without the port; for IPv6, the /64 network, which usually has one owner."""
     kind, _, rest = unquote(peer).partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return kind
@@ -92,7 +92,7 @@ class LoginFailures:
         return self._failed[source] < _SOURCE_MAX and self._failed[_short(authorization)] < _KEY_MAX
 
     def start_lookup(self, call: object, source: str, authorization: str) -> bool:
-        """Return whether a call may look up its caller; it counts as waiting until `end_lookup`.
+        """Return whether a call may look up its caller. If so, it counts as waiting until `end_lookup`.
 
         Raises:
             Overloaded: Too many calls are waiting for lookups.
@@ -109,7 +109,7 @@ class LoginFailures:
         self._lookups.discard(call)
 
     def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:
-        """Count a failed login, and log it unless there are too many. `cause` is the cause of its error."""
+        """Count a failed login, and log it unless there were too many. `cause` is the cause of the login's error."""
         self.report()
         kind, key, key_id = kind_of(metadata), "", NO_KEY
         if kind == "unknown":
@@ -129,7 +129,7 @@ class LoginFailures:
         return self._spend(f"unchecked {source}", _SOURCE_MAX)
 
     def report(self) -> None:
-        """Once a minute, log how many failures were not logged, and reset the counts."""
+        """If a minute has passed, log the number of failures that were not logged, and reset the counts."""
         if self._clock.monotonic() - self._started_at < _WINDOW_SECONDS:
             return
         if self._unlogged:
@@ -147,5 +147,5 @@ class LoginFailures:
 
 
 def _short(authorization: str) -> str:
-    """Return a digest that is long enough to tell keys apart, but too short to reveal them."""
+    """Return a digest that is long enough to distinguish keys but too short to reveal them."""
     return hashlib.sha256(authorization.encode()).hexdigest()[:_KEY_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Defines roles, and the table of which callers may call each method."""
+"""Defines the roles, and a table of the callers that may call each method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """A role of a credential. A credential may have several, and has the rights of each."""
+    """A role of a credential. A credential can have several roles, and has the rights of each of them."""
 
     # Read-only.
     VIEWER = "viewer"

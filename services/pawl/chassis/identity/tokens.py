@@ -31,7 +31,7 @@ KEYS_BYTES_MAX: Final = 512 * 1024
 
 _KEYS_MAX: Final = 100
 _TIME_MAX: Final = 253402300799  # The last second of the year 9999, which a Timestamp can hold.
-# How many keys with the same id are tried for one signature.
+# Maximum number of keys with the same id that are tried for one signature.
 _TRIED_MAX: Final = 4
 _TEXT_LENGTH_MAX: Final = 1024
 _RSA_BITS: Final = range(2048, 8192 + 1)
@@ -53,7 +53,7 @@ _PUBLIC: Final = {
 _ABOUT: Final = frozenset({"kty", "kid", "use", "alg", "key_ops"})
 
 _Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-# An empty list would give more rights than a role: such a caller decides on its own calls.
+# An empty list would grant more than some roles do: a caller without roles decides on its own calls.
 _Roles: TypeAlias = Annotated[list[_Id], msgspec.Meta(min_length=1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=_TEXT_LENGTH_MAX)]
 # The name of a claim, or its path through nested claims.
@@ -80,7 +80,7 @@ class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The roles of a token: `map` applied to a claim, or `default`. If neither gives a role, the token is refused."""
+    """The roles of a token: `map` applied to a claim, or `default`. A token without any resulting role is refused."""
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -121,7 +121,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """The parts of a token that is not yet verified."""
+    """The parts of a token that has not been verified yet."""
 
     algorithm: str
     key_id: str | None
@@ -161,7 +161,7 @@ def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
     Raises:
-        TokenRefused: The token is too long, malformed, encrypted, nested, or changes how it must be read.
+        TokenRefused: The token is too long, malformed, encrypted or nested, or its header changes how it must be read.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
         raise TokenRefused("it is not a token, or it is too long")
@@ -181,10 +181,10 @@ def read_token(text: str) -> Token:
 
 
 def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
-    """Return the first provider that matches a token's issuer and audience and allows its algorithm.
+    """Return the first provider that matches a token's issuer and audience.
 
     Raises:
-        TokenRefused: No provider matches.
+        TokenRefused: No provider matches, or the matching one does not allow the token's algorithm.
     """
     issuer, audience = token.claims.get("iss"), token.claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]

@@ -24,7 +24,7 @@ _HEAD_BYTES_MAX: Final = 32 * 1024
 _KEEP_ALIVE_SECONDS: Final = 30
 # A connection ends after this time if its peer acknowledges neither data nor keep-alive probes.
 _SILENT_SECONDS: Final = 40
-# A client that reads nothing of its response for this long is disconnected.
+# A client that does not read any of its response for this long is disconnected.
 _TAKE_SECONDS: Final = 30.0
 _BACKLOG: Final = 1024
 _PART_BYTES: Final = 64 * 1024
@@ -60,9 +60,10 @@ def application(pages: Mapping[str, Page]) -> Any:
 
 
 class HttpServer:
-    """Serves an ASGI application; an async context manager that sets `address`.
+    """Serves an ASGI application. An async context manager that sets `address` on entry.
 
-    On exit it stops accepting, sets `closing` so that streams can end, and gives open requests `drain_seconds`.
+    On exit, it stops accepting connections, sets `closing` so that streams can end, and gives open requests
+    `drain_seconds` to complete.
     """
 
     protocol = "http"
@@ -134,7 +135,7 @@ class HttpServer:
 
 
 def _notice_silence(listening: socket.socket) -> None:
-    """Let the kernel end connections to peers that have vanished; accepted sockets inherit the options."""
+    """Let the kernel end connections to peers that have vanished. Accepted sockets inherit these options."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),
@@ -167,7 +168,7 @@ def _in_parts(app: Any) -> Any:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signal handling to the process."""
+    """A uvicorn server that leaves signal handling to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -175,7 +176,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose request does not arrive or whose response is not read: h11 bounds sizes but not time."""
+    """Closes connections whose request does not arrive or whose response is not read. h11 limits only sizes."""
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
@@ -215,14 +216,14 @@ class _Protocol(H11Protocol):
         self._stuck = self.loop.call_later(_TAKE_SECONDS, self._check, left)
 
     def _check(self, left: int) -> None:
-        """Disconnect a client that has read nothing. Closing would wait for it."""
+        """Abort the connection of a client that has read nothing. Closing it would wait for the client."""
         if self.transport.get_write_buffer_size() >= left:
             self.transport.abort()
         else:
             self._check_later()
 
 
-# Returns if the dependency answers, raises if not.
+# Returns if the dependency answers, otherwise raises.
 Probe = Callable[[], Awaitable[object]]
 
 _INTERVAL_SECONDS: Final = 2.0
@@ -232,8 +233,8 @@ _TIMEOUT_SECONDS: Final = 2.0
 class HealthMonitor:
     """Probes dependencies every 2 s and sets the health of all services on an RPC server.
 
-    Services are NOT_SERVING while a required dependency does not answer; optional ones are only reported. An async
-    context manager; enter it inside the server's.
+    Services are NOT_SERVING while a required dependency does not answer; the health of optional ones is only reported.
+    An async context manager that must be entered inside the server's.
     """
 
     def __init__(self) -> None:

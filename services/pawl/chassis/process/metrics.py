@@ -1,6 +1,6 @@
 """Defines the Prometheus metrics of a process.
 
-Names are `pawl_<service>_<noun>_<unit or total>`; labels come from closed sets.
+Names have the form `pawl_<service>_<noun>_<unit or total>`. Label values come from closed sets.
 """
 
 from __future__ import annotations

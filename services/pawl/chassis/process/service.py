@@ -62,9 +62,9 @@ _log = logs.get_logger(__name__)
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main` on uvloop until it returns, then end the process.
 
-    SIGTERM and SIGINT set the event passed to `main`; a second signal exits immediately. The exit code is 0 if `main`
-    returned and every task failure was handled, 2 after a StartError, and 1 otherwise. Code 2 means that a restart
-    without changes will fail again. A StartError, or a dependency missing at start, is logged as one sentence without a
+    SIGTERM and SIGINT set the event passed to `main`; a second signal ends the process immediately. The exit code is 0
+    if `main` returned and every task failure was handled, 2 after a StartError, and 1 otherwise. Code 2 means that a
+    restart without changes will fail again. A StartError or DependencyUnavailable is logged as one sentence without a
     traceback.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -106,10 +106,11 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 
 
 class Background:
-    """Supervised loops that run alongside the server; an async context manager that cancels them on exit.
+    """Supervised loops that run alongside the server. An async context manager that cancels them on exit.
 
-    A loop that crashes is logged and restarted after 0.1 s at first, and 5 s at most; a loop that returns is not
-    restarted. A failed dependency is logged in one line for all the process's loops, not as a traceback for each.
+    The crash of a loop is logged, and the loop is restarted after 0.1 s at first and at most 5 s. A loop that returns
+    is not restarted. An unavailable dependency is logged in one line for all loops of the process, not as a traceback
+    for each.
     """
 
     def __init__(self) -> None:
@@ -149,10 +150,10 @@ T = TypeVar("T")
 
 
 class Service:
-    """The common parts of one process; an async context manager.
+    """The common parts of one process. An async context manager.
 
-    On exit it cancels the `background` loops, then closes in reverse order what was opened through it. `serve` drains
-    the calls first, so loops that calls depend on (a group commit, for example) run until the last call.
+    On exit, it cancels the `background` loops, and then closes everything that was opened through it, in reverse order.
+    `serve` drains the calls first, so loops that calls depend on (for example, a group commit) run until the last call.
     """
 
     def __init__(self, name: str, settings: ServiceSettings) -> None:
@@ -186,11 +187,11 @@ class Service:
         return await self._stack.enter_async_context(part)
 
     async def open_database(self) -> Database:
-        """Return the connected database; the service's health depends on it.
+        """Return the connected database. The service's health depends on it.
 
         Raises:
-            StartError: PAWL_DATABASE_URL is missing or does not lead to a database, or the database is not durable; see
-                `durability`.
+            StartError: PAWL_DATABASE_URL is missing or does not lead to a database, or the database is not durable (see
+                `durability`).
         """
         if self._settings.database_url is None:
             raise StartError("PAWL_DATABASE_URL: is required")
@@ -208,8 +209,9 @@ class Service:
     async def create_schema(self, database: Database, schema: str, *, append_only: Collection[str] = ()) -> None:
         """Create `schema` unless it exists.
 
-        With PAWL_DATABASE_OWNER_URL the owner creates it and grants the role of `database` what a service needs: only
-        SELECT and INSERT on `append_only` tables. Logs a warning if that role can change these tables.
+        With PAWL_DATABASE_OWNER_URL, the owner creates the schema and grants the role of `database` the privileges that
+        a service needs. On `append_only` tables, these are only SELECT and INSERT. Logs a warning if the role can
+        change these tables.
 
         Raises:
             StartError: Another version created the schema, or a role lacks a privilege.
@@ -236,7 +238,7 @@ class Service:
             )
 
     async def open_bus(self) -> Bus:
-        """Return the bus, connected or not. Health reports it but does not depend on it."""
+        """Return the bus, whether or not it is connected. The service's health reports its state but ignores it."""
         url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
         settings = self._settings
         files = (settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file)
@@ -254,10 +256,10 @@ class Service:
         public: bool = False,
         optional: bool = False,
     ) -> grpc.aio.Channel:
-        """Return a channel to another service; health reports whether it answers, and depends on it unless `optional`.
+        """Return a channel to another service. This service's health depends on whether it answers, unless `optional`.
 
-        By default the channel sends the service key. A `public` channel is for methods that users call too: each call
-        brings its own key, and errors are raised as the PawlError that the peer reported. With a certificate authority
+        By default, the channel sends the service key. A `public` channel is for methods that users also call: each call
+        has its own key, and errors are raised as the PawlError that the peer reported. With a certificate authority,
         the channel uses TLS, and the peer's certificate must name the service.
         """
         channel = await self.enter(
@@ -275,9 +277,9 @@ class Service:
         return channel
 
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
-        """Return the server that the settings describe; add servicers, then `serve` it.
+        """Return the server that the settings describe. Add servicers to it, then `serve` it.
 
-        Callers may use these `keys` in addition to those in the settings.
+        Callers can use these `keys` in addition to those in the settings.
         """
         issuers = read_issuers(self._settings, self.clock)
         if issuers:
@@ -303,7 +305,7 @@ class Service:
         )
 
     async def serve(self, server: RpcServer | HttpServer, stop: asyncio.Event) -> None:
-        """Serve until `stop`, then drain; the `background` loops keep running."""
+        """Serve until `stop` is set, then drain. The `background` loops keep running."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
             "/healthz": self.health.page,

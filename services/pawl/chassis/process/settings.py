@@ -1,9 +1,9 @@
 """Reads settings from the environment and validates them at start. All problems are reported at once.
 
 A service derives from `ServiceSettings`, adds its own fields, and calls `load`. The field `listen` is read from
-`PAWL_LISTEN`; a field with a `validation_alias` from that name. A `SecretStr` can also be given as a file: the variable
-with the suffix `_FILE` names it, so that the secret need not be in the environment. A `Constant` is set by the
-constructor only, never by a variable.
+`PAWL_LISTEN`, and a field with a `validation_alias` from the variable of that name. To keep a `SecretStr` out of the
+environment, put it in a file and name the file in the variable with the suffix `_FILE`. A `Constant` is set only by the
+constructor, never by a variable.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ def _check_public_url(value: str) -> str:
     return value
 
 
-# `host:port` (port 0: any free one) or `unix:/path`.
+# `host:port` (port 0 means any free port) or `unix:/path`.
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 
-# `host:port` (port 0: any free one).
+# `host:port` (port 0 means any free port).
 TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
 
 # One `host:port`, or several separated by commas: calls are spread over them.
 PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
 
-# The URL at which browsers reach the gateway, without a trailing slash; empty if there is none.
+# The URL at which browsers reach the gateway, without a trailing slash; empty if they cannot reach it.
 PublicUrl = Annotated[str, AfterValidator(_check_public_url)]
 
 _T = TypeVar("_T")
@@ -107,7 +107,7 @@ LogLevel = Annotated[
 
 
 class _Variables(EnvSettingsSource):
-    """The environment, except variables named like constants."""
+    """The environment, except for variables named like constants."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         if CONSTANT in field.metadata:

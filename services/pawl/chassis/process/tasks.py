@@ -1,7 +1,7 @@
 """Keeps tasks until they end, and makes them end reliably.
 
-A cancellation can get lost: `asyncio.wait_for` before Python 3.12, on which nats-py is built, drops one that arrives
-just as its result does. The loop then keeps running, and its caller would wait forever.
+A cancellation can get lost: before Python 3.12, `asyncio.wait_for`, which nats-py uses, drops a cancellation that
+arrives at the same time as the result. The cancelled task then keeps running, and the caller would wait forever.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def start(
 
 
 def hold(held: set[F], work: F) -> F:
-    """Keep a task, or another future, in `held` until it is done, and return it."""
+    """Keep a task or another future in `held` until it is done, and return it."""
     held.add(work)
     work.add_done_callback(held.discard)
     return work
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
-    """Return the result of `work`, or cancel it and return None after a timeout; None waits forever.
+    """Return the result of `work`; after `seconds` (None: never), cancel it and return None.
 
     A TimeoutError that `work` raises counts as the timeout.
     """
@@ -47,9 +47,9 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
 
 
 async def shield(work: Awaitable[T]) -> T:
-    """Await without cancelling: `work` continues when the caller is cancelled, and its later exceptions are dropped.
+    """Await `work`, which continues if the caller is cancelled. In that case, its exception is dropped.
 
-    With `asyncio.shield` a later exception would be reported as never retrieved, which fails the process.
+    With `asyncio.shield`, this exception would be reported as never retrieved, and the process would exit with code 1.
     """
     future = asyncio.ensure_future(work)
     if future not in _shielded:
@@ -67,7 +67,7 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and return when all have ended; their exceptions are dropped.
+    """Cancel tasks and return when all of them have ended. Their exceptions are dropped.
 
     Tasks that ignore a cancellation are cancelled again. Exceptions are dropped even if the caller is cancelled.
     """
@@ -94,7 +94,7 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Call a function in a thread. StopIteration, which futures cannot hold, becomes RuntimeError, as in coroutines.
+    """Call a function for a future. StopIteration, which futures cannot hold, becomes RuntimeError, as in coroutines.
 
     Raises:
         RuntimeError: The function raised StopIteration.
@@ -106,9 +106,9 @@ def delivered(function: Callable[[], T]) -> T:
 
 
 class Handover(Awaitable[None]):
-    """Work done elsewhere. A coroutine awaits it; in a thread without an event loop the constructor blocks until done.
+    """Work done elsewhere. A coroutine awaits it; in a thread without an event loop, the constructor waits for it.
 
-    Raises any exception that its future raises.
+    Raises the exception of its future, if any.
     """
 
     def __init__(self, done: Future[None]) -> None:
@@ -123,7 +123,7 @@ class Handover(Awaitable[None]):
 
 
 def kept(_content: bytes) -> Future[None]:
-    """Return a completed future without saving anything; for tests of functions."""
+    """Return a completed future without saving anything, for tests that call a tool's function directly."""
     done: Future[None] = Future()
     done.set_result(None)
     return done

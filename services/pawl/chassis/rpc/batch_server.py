@@ -17,20 +17,20 @@ from pawl.chassis.rpc.kinds import Context, Handler, parser
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import MethodNotFound, PawlError, TooLarge
 
-# A message of this size takes no more replies; a larger reply is sent alone.
+# No reply is added to a message of this size. A larger reply is sent alone.
 _MESSAGE_BYTES: Final = 1024 * 1024
 
-# Streaming handlers pause while this much is unsent.
+# Streaming handlers pause while this many bytes are unsent.
 _WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
 
 Put = Callable[[bytes], Awaitable[None]]
-# Takes a request's bytes. Returns the response's bytes, or puts those of several responses.
+# Takes the bytes of a request. Returns the bytes of a single response, or passes those of several responses to `Put`.
 Behaviour = Callable[[bytes, Put], Awaitable[bytes | None]]
 _Carried = dict[str, tuple[Method, Behaviour]]
 
 
 class BatchServicer(BatchServiceServicer):
-    """Carries calls to the methods that were added, except methods with request streams."""
+    """Passes calls from batches to the methods that were added. Methods with request streams are not supported."""
 
     def __init__(self, interceptor: Interceptor, *, bytes_max: int) -> None:
         self._interceptor = interceptor
@@ -46,7 +46,7 @@ class BatchServicer(BatchServiceServicer):
                 self._carried[name] = method, _behaviour(handler, self._bytes_max)
 
     def close_streams(self) -> None:
-        """Ask the clients of all streams to go elsewhere. Running calls are still answered."""
+        """Ask the clients of all streams to use another replica. Running calls are still answered."""
         for stream in self._streams:
             stream.close()
 
@@ -146,7 +146,7 @@ class _Stream:
             del self._calls[call.id]
 
     def _checked(self, response: bytes | None) -> bytes | None:
-        """Refuse a response over the client's limit, which would end the stream and with it all other calls."""
+        """Reject a response over the client's limit, because it would end the stream and thus all other calls."""
         if response is not None and 0 < self._response_bytes_max < len(response):
             raise TooLarge(
                 f"the response is {len(response)} bytes, but the caller accepts at most {self._response_bytes_max}"

@@ -41,8 +41,8 @@ _ENVELOPE_BYTES: Final = 1024
 # A name may resolve to several replicas, and gRPC gives each stream to the next one.
 _STREAMS_OF_A_NAME: Final = 4
 
-# Only the caller knows what is safe to repeat, so it does the retries; one layer of them is enough. gRPC still retries
-# calls that were never sent. Replicas that report NOT_SERVING get no calls.
+# Only the caller knows which calls are safe to repeat, so it does the retries. One layer of retries is enough. gRPC
+# still retries calls that were never sent. Replicas that report NOT_SERVING get no calls.
 _SERVICE_CONFIG: Final = msgspec.json.encode(
     {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
 ).decode()
@@ -62,25 +62,25 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Return a channel to one service; it connects on the first call.
 
-    `addresses` is one `host:port`, whose name may resolve to several replicas, or several `ip:port` separated by
-    commas. Calls are spread over all that are reachable and healthy; lost replicas are retried within 2 s.
+    `addresses` is either one `host:port`, whose name may resolve to several replicas, or several `ip:port` separated by
+    commas. Calls are spread over all replicas that are reachable and healthy. Lost replicas are retried within 2 s.
 
     Each call sends `service_key` (or its current value), the current `metadata`, and the id of the request being
     served. Calls with a unary response end after `deadline_seconds` unless they have their own `timeout`; response
-    streams have no default deadline. There are no retries except gRPC's own for calls that were never sent.
+    streams have no default deadline. gRPC retries only calls that were never sent.
 
     With `batches`, calls with one request are sent in batches where possible, which is cheaper. With several addresses,
-    each store prefers one of them: see `replicas`. Behind one name, calls are spread over up to four replicas. The
+    each store prefers one of them (see `replicas`). Behind one name, calls are spread over up to four replicas. The
     server must be a Pawl service, and errors are raised as the PawlError it reported.
 
     With `translate`, its result is raised when a call fails, and a call with a unary response is a plain coroutine. If
-    there may be several replicas, one that is silent for a second blocks neither calls that are safe to repeat nor new
-    response streams: they are sent to the next replica.
+    several replicas are possible and one is silent for a second, calls that are safe to repeat and new response streams
+    that only read are sent to the next replica.
 
-    With `tls` the channel uses certificates and follows their changes. The server's certificate must name
+    With `tls`, the channel uses certificates and follows changes to them. The server's certificate must name
     `server_name`, or the host of a single address.
 
-    Close it, or use it as an async context manager.
+    Close the channel, or use it as an async context manager.
 
     Raises:
         StartError: The addresses cannot be combined.
@@ -258,9 +258,10 @@ class _Channel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: Any = None,
     ) -> Any:
-        """Return a callable that calls a method in batches.
+        """Return a callable that sends calls of a method in batches.
 
-        Large or special calls are made singly with `single`, to the same replica that a batch would go to.
+        Large calls, and calls with options other than a timeout, are made with `single`, to the replica that their
+        batch would go to.
         """
         batches = self._batches
         if batches is None or method.startswith("/grpc."):
@@ -294,12 +295,13 @@ class _Channel(grpc.aio.Channel):
 
 
 class _StreamCall:
-    """A call with a response stream; everything except reading is delegated to it.
+    """Wraps a call with a response stream and delegates everything except reading to it.
 
-    grpc.aio fails to cancel the RPC when its reader is cancelled just after the request was sent, and the server would
+    A cancelled read also cancels the RPC. grpc.aio does not do so just after the request was sent, and the server would
     keep running without a client.
 
-    With `start`, a call that the server does not accept is started again: gRPC sends it to the next replica.
+    With `start`, a call that the server does not accept within a second is started again, and gRPC sends it to the next
+    replica.
     """
 
     def __init__(self, call: Any, translate: Translate | None, start: Callable[[], Any] | None) -> None:
@@ -346,9 +348,9 @@ class _StreamCall:
 
 
 async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
-    """Call a method, and if safe send the request again after each second of silence; return the first answer.
+    """Call a method and return the first answer. If it is safe, send the request again after each second of silence.
 
-    Requests that only read or have an id are safe, unless they are long polls. gRPC sends each copy to the next
+    This is safe for requests that only read or have an id, unless they are long polls. gRPC sends each copy to the next
     replica.
     """
     only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
@@ -373,7 +375,7 @@ def _request_id() -> tuple[tuple[str, str], ...]:
 
 
 def _line(address: str, channel: grpc.aio.Channel) -> Line:
-    # Without the wrappers above: a batch stream belongs to no request.
+    # Bypasses the wrappers above, because a batch stream does not belong to any request.
     open_stream: Any = BatchServiceStub(channel).Batch
     return Line(
         address,

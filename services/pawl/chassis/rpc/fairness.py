@@ -1,4 +1,4 @@
-"""Provides fair queues and slots: each key (a store) gets a quota, so that a slow or busy key delays only itself."""
+"""Provides fair queues and slots, so that a slow or busy key (a store) delays only its own work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[K, T]):
-    """A queue that takes keys in turn; items of one key keep their order.
+    """A queue that serves its keys in turn. Items of one key keep their order.
 
-    A key with many items delays only its own: another key's first item waits for at most one item per key.
+    A key with many items delays only its own items: the first item of a key waits for at most one item of each other.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class FairQueue(Generic[K, T]):
         self._count += 1
 
     def take(self) -> T:
-        """Return the next item. The one after it belongs to another key, if another key has items.
+        """Return the next item. If another key has items, the item after this one belongs to another key.
 
         Raises:
             LookupError: The queue is empty.
@@ -46,12 +46,12 @@ class FairQueue(Generic[K, T]):
 
 
 def quota(slots: int, of_others: int) -> int:
-    """Return how many slots one key may have: half of what others leave, so that no two keys can take all slots."""
+    """Return how many slots one key can hold: half of those that other keys leave, but at least one."""
     return max(1, (slots - of_others) // 2)
 
 
 class FairSlots:
-    """A limited number of concurrent slots; each key may have its `quota`."""
+    """A limited number of concurrent slots, of which each key can hold up to its `quota`."""
 
     def __init__(self, slots_max: int) -> None:
         self._slots_max = slots_max
@@ -69,12 +69,12 @@ class FairSlots:
         self._taken[key] += 1
 
     def leave_after(self, work: asyncio.Future[Any], key: Hashable) -> None:
-        """Release a slot when `work` is done, even if it is no longer awaited."""
+        """Release the key's slot when `work` is done, even if no caller awaits it any longer."""
         work.add_done_callback(lambda ended: self._leave(key, ended))
 
     def _leave(self, key: Hashable, ended: asyncio.Future[Any]) -> None:
         if not ended.cancelled():
-            ended.exception()  # Retrieved, because it may not be awaited.
+            ended.exception()  # Mark it as retrieved, in case no caller awaits it.
         self._taken -= Counter((key,))
         self._released.set()
         self._released = asyncio.Event()

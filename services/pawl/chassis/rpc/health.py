@@ -1,7 +1,7 @@
 """The gRPC health service.
 
-The library's servicer holds a lock while it writes to a watcher: one that does not read would block all others and the
-shutdown.
+The library's servicer holds a lock while it writes to a watcher. A watcher that does not read would therefore block all
+others and the shutdown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Health by service name; the empty name is the whole server."""
+    """Reports the health of services by name. The empty name stands for the whole server."""
 
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     def end(self) -> None:
-        """Set all services to NOT_SERVING for good; later `set` calls are ignored."""
+        """Set all services to NOT_SERVING permanently. Later calls of `set` are ignored."""
         self.set(dict.fromkeys(self._states, False))
         self._has_ended = True
 

@@ -1,15 +1,15 @@
-"""Handles every RPC of a server in a common way, regardless of its kind.
+"""Handles all RPCs of a server in the same way, regardless of their kind.
 
-It closes several gaps of grpc.aio:
+It closes several gaps in grpc.aio:
 
-* grpc.aio reads and parses a request before it calls the method, and answers unparsable bytes with UNKNOWN. So methods
-  receive raw bytes, which are read and parsed here after authentication and admission.
-* It sends the text of an uncaught exception to the client. Here the client gets INTERNAL with an id; the log has the
-  traceback under that id.
-* Its limit on concurrent RPCs applies late. Here calls over the limit are refused immediately; unary calls and streams
-  are counted separately.
-* It leaves deadlines to handlers. Here each handler ends shortly before the client's deadline, while the client is
-  still listening.
+* grpc.aio reads and parses a request before it calls the method, and answers unparsable bytes with UNKNOWN. Here,
+  methods receive raw bytes, which are read and parsed after authentication and admission.
+* grpc.aio sends the text of an uncaught exception to the client. Here, the client gets INTERNAL with an id, under which
+  the log has the traceback.
+* grpc.aio applies its limit on concurrent RPCs late. Here, calls over the limit are refused immediately, and unary
+  calls and streams are counted separately.
+* grpc.aio leaves deadlines to the handlers. Here, each handler ends shortly before the client's deadline, while the
+  client is still listening.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ REQUEST_ID_KEY: Final = "pawl-request-id"
 
 _UNKNOWN: Final = "unknown"
 _KEY_REPLACED: Final = "the key of this service was replaced: call again with the current one"
-# Requests of open methods are small, and arrive with the call.
+# Requests of open methods are small and arrive together with the call.
 _ANONYMOUS_ARRIVING_MAX: Final = 8
-# Time to send the status after a handler's timeout.
+# Time left for sending the status after a handler's timeout.
 _DEADLINE_MARGIN_SECONDS: Final = 0.02
 
 T = TypeVar("T")
@@ -86,16 +86,16 @@ class Access:
     service_only: bool = False
     # Any client may call, under a separate limit and without logs: for health checks.
     open: bool = False
-    # Agent-loop calls for a user named in the metadata.
+    # Only agent-loop may call, on behalf of a user named in the metadata.
     forwarded: bool = False
     # At shutdown, streams get the drain time to end on their own.
     drain_streams: bool = False
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `access` gives the rules by service name, `callers` who may call a method.
+    """Wraps every method of a server. `access` maps services to their rules, `callers` methods to their callers.
 
-    With `certified_services` a service key is valid only together with the service's certificate.
+    With `certified_services`, a service key is valid only together with the service's certificate.
     """
 
     def __init__(
@@ -180,7 +180,10 @@ class Interceptor(grpc.aio.ServerInterceptor):
             call.release(slots)
 
     async def end_outdated(self) -> None:
-        """End calls whose callers would no longer be admitted, with the error that a new call would get."""
+        """End calls whose callers would no longer be admitted, with the error that a new call would get.
+
+        Calls of services get a retryable error, because the service has another key once this one is revoked.
+        """
         found: dict[tuple[tuple[str, str], ...], Principal | PawlError] = {}
         for call in list(self._active):
             if call.caller is None:
@@ -193,7 +196,6 @@ class Interceptor(grpc.aio.ServerInterceptor):
                     raise again
                 auth.check_still(call.caller, again)
             except PawlError as error:
-                # A service makes calls for many users, and has another key when this one is revoked.
                 call.end(DependencyUnavailable(_KEY_REPLACED) if call.caller.is_service else error)
 
     async def _authenticate_again(self, identity: Mapping[str, str]) -> Principal | PawlError:
@@ -208,7 +210,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             return DependencyUnavailable("the caller cannot be authenticated now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:
-        """End running calls with SHUTTING_DOWN; if `drainable`, including those that get the drain time."""
+        """End running calls with SHUTTING_DOWN. Calls that get the drain time are ended only if `drainable` is set."""
         self.stopping = True
         for call in list(self._active):
             access = call.method.access
@@ -289,7 +291,7 @@ class Method:
         return serve
 
     async def serve_carried(self, serve: Callable[[], Awaitable[T]], request_id: str, timeout_seconds: float) -> T:
-        """Serve a call from a batch, in its own task with a known caller; a timeout of 0 means none.
+        """Serve a call from a batch. Its task has a known caller. A timeout of 0 means that there is no timeout.
 
         Raises:
             PawlError: The error to send to the client.
@@ -408,10 +410,10 @@ async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:
 
 
 async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `serve`, or time out shortly before the client's deadline.
+    """Return the result of `serve`, or fail shortly before the client's deadline.
 
     Raises:
-        DeadlineExceeded: The client's deadline leaves no time.
+        DeadlineExceeded: `serve` did not end in time, or the client's deadline leaves no time for it.
     """
     if seconds is not None and seconds <= _DEADLINE_MARGIN_SECONDS:
         raise DeadlineExceeded
@@ -430,7 +432,7 @@ def _caller(principal: Principal) -> dict[str, str]:
 
 
 def _code_name(context: Context) -> str:
-    """Return the code that a handler set or aborted with; grpc.aio keeps it as an enum or a number."""
+    """Return the code that a handler set or aborted with, which grpc.aio keeps as an enum or a number."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code.name
@@ -441,9 +443,9 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return the one error to send for a failed call or task group, if all its failures are meant for the client.
+    """Return the one error to report for a failed call or task group, if all its failures are meant for the client.
 
-    gRPC raises an InternalError if a message cannot be sent because the client has disconnected unnoticed.
+    gRPC raises an InternalError if a message cannot be sent because the client has just disconnected.
     """
     leaves = _leaves(error) if isinstance(error, ExceptionGroup) else [error]
     for leaf in leaves:

@@ -1,8 +1,8 @@
-"""Reduces the four kinds of RPC to one: raw bytes in, parsed here.
+"""Reduces the four kinds of RPC to one, which receives raw bytes and parses them here.
 
-`read_raw` turns a handler from generated code into a function that reads its own requests, whatever the kind and
-whether the servicer's method is a coroutine or an async generator. To grpc.aio every method is a bidirectional stream,
-the only kind whose requests it does not read on its own.
+`read_raw` turns a handler from generated code into a function that reads its own requests, for any kind of RPC and for
+servicer methods that are coroutines or async generators. grpc.aio treats every method as a bidirectional stream, which
+is the only kind whose requests it does not read itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc
 
 from pawl.errors import MalformedRequest, TooLarge
 
-# gRPC's classes are generic in their type stubs only.
+# gRPC's classes are generic only in their type stubs.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = "Callable[[Any, Context], Any]"
@@ -28,7 +28,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
     """Return a coroutine function that takes raw requests, parses them and calls the servicer.
 
     A method's single request is read with `receive`. The function returns the response of a unary method, and writes
-    streamed ones.
+    the responses of a streaming method to the call.
 
     Raises (the function):
         TooLarge: A message is over `bytes_max`.
@@ -47,7 +47,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
         try:
             return await answer(lambda: call(requests, context), context)
         finally:
-            # A task left behind by the servicer may still be reading.
+            # A task that the servicer left behind may still be reading.
             with suppress(RuntimeError):
                 await requests.aclose()
 
@@ -55,7 +55,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
 
 
 def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
-    """Return a parser of messages that raises as described at `read_raw`."""
+    """Return a parser for messages, which raises the errors of `read_raw`."""
 
     def parse(raw: bytes) -> Any:
         if len(raw) > bytes_max:
@@ -84,14 +84,14 @@ async def _return(call: Callable[[], Any], _: Context) -> Any:
 
 
 async def _send(call: Callable[[], Any], context: Context) -> None:
-    """Call a servicer's method and write what an async generator yields; a coroutine writes its own responses.
+    """Call a servicer's method and write what an async generator yields. A coroutine writes its own responses.
 
-    grpc.aio could drive the generator too, but if the client disconnects during a write it leaves closing the generator
-    to the garbage collector.
+    grpc.aio could also drive the generator, but if the client disconnects during a write, it leaves closing the
+    generator to the garbage collector.
 
-    The initial metadata is sent first. If it went with the first response and that write was cancelled, gRPC would
-    refuse the following status, and the client would wait forever. If the client disconnects before that, nothing is
-    called.
+    The initial metadata is sent first. If it were sent with the first response and that write was cancelled, gRPC would
+    refuse the subsequent status, and the client would wait forever. If the client disconnects before the metadata is
+    sent, the method is not called.
     """
     await context.send_initial_metadata(())
     responses = call()

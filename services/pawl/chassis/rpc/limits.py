@@ -1,9 +1,9 @@
 """Limits a server's concurrent calls and streams: in total, per store and per user.
 
-A call takes its slot after authentication and before its request is read. gRPC buffers a request of up to the size
-limit from the read until its last byte, so only a limited number is read concurrently. A request stream always has a
-read pending, and an idle stream looks the same as one in the middle of a message. So each counts as a whole message
-against a byte budget.
+A call takes its slot after authentication and before its request is read. From the start of a read until the last byte,
+gRPC buffers a request of up to the size limit, so only a limited number of requests is read concurrently. A request
+stream always has a pending read, and an idle stream looks the same as one in the middle of a message. Therefore, each
+request stream counts as a whole message against a byte budget.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import grpc
 from pawl.chassis.identity.auth import Principal
 from pawl.errors import DeadlineExceeded, MalformedRequest, Overloaded, PawlError
 
-# Options of both ends of a connection: it pings before proxies close it, and a dead one ends within 30 s.
+# Options for both ends of a connection: pings keep proxies from closing it, and a dead connection ends within 30 s.
 KEEPALIVE: Final = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -38,7 +38,7 @@ _ANONYMOUS_PER_CONNECTION_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a server. A store or user gets at most the fraction `store_share` or `user_share` of each."""
+    """Limits of a server. Of each, a store can use at most the fraction `store_share`, and a user `user_share`."""
 
     message_bytes_max: int = 4 * 1024 * 1024
     unary_calls_max: int = 1000
@@ -49,9 +49,9 @@ class Limits:
 
     @property
     def read_bytes_max(self) -> int:
-        """The read limit: slightly above the message limit, so that Pawl refuses the message with its own reason.
+        """The read limit. gRPC refuses larger messages before it reads them.
 
-        gRPC refuses larger messages before reading them.
+        It is slightly above the message limit, so that Pawl refuses most oversized messages with its own reason.
         """
         return self.message_bytes_max * 9 // 8
 
@@ -61,7 +61,7 @@ class Limits:
 
 
 class CallSlots:
-    """Slots for calls of one kind. Services count only towards the total, because they act for all users."""
+    """Slots for calls of one kind. Calls of services count only towards the total, because they act for all users."""
 
     def __init__(self, noun: str, slots_max: int, limits: Limits) -> None:
         self._noun = noun
@@ -84,7 +84,7 @@ class CallSlots:
         keys = _keys(principal)
         for scope, key in keys.items():
             if self._taken[key] >= self._max[scope]:
-                raise Overloaded(f"{self._max[scope]} {self._noun}, the limit per {scope}: try again later")
+                raise Overloaded(f"{self._max[scope]} {self._noun}, which is the limit per {scope}: try again later")
         self._taken.update(keys.values())
 
     def release(self, principal: Principal) -> None:
@@ -103,14 +103,14 @@ def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
 
 class Endable(Protocol):
     def end(self, reason: PawlError) -> None:
-        """End the call; its client gets `reason`."""
+        """End the call. Its client gets `reason` as the error."""
 
 
 class AnonymousCalls:
-    """Calls of open methods, which need no authentication.
+    """Tracks calls of open methods, which need no authentication.
 
-    Above the limit, a new call ends the oldest one of the connection with the most calls, so that no client can keep
-    others out. A connection may have 32.
+    Above the limit, a new call ends the oldest call of the connection with the most calls, so that no client can keep
+    others out. A connection can have at most 32 calls.
     """
 
     def __init__(self, calls_max: int) -> None:
@@ -154,7 +154,7 @@ class Arrivals:
         self._callers: Counter[tuple[str, ...]] = Counter()
 
     async def read(self, context: Any, principal: Principal) -> bytes:
-        """Return the one request of a call.
+        """Return the single request of a call.
 
         Raises:
             DeadlineExceeded: The request did not arrive in time.
@@ -179,7 +179,7 @@ class Arrivals:
 
 
 async def read_one(context: Any) -> bytes:
-    """Return the one request of a call. Raises the same errors as `Arrivals.read`."""
+    """Return the single request of a call. Raises the same errors as `Arrivals.read`."""
     try:
         async with asyncio.timeout(_ARRIVAL_SECONDS):
             raw = await context.read()

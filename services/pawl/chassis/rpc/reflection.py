@@ -1,7 +1,7 @@
-"""Reflection in both versions: newer clients use only v1, older ones only v1alpha.
+"""gRPC server reflection in both versions: newer clients use only v1, and older clients only v1alpha.
 
-The library has v1alpha. The messages of v1 differ only in the package name, so the same servicer answers both, with the
-descriptors of v1 added.
+The library implements v1alpha. The messages of v1 differ only in the package name, so the same servicer answers both
+after the descriptors of v1 have been added.
 """
 
 from __future__ import annotations

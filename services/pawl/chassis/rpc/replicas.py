@@ -1,8 +1,8 @@
 """Chooses the replica for a call.
 
-Work for one store is cheaper in one process: calls share messages, transactions and caches. So all callers prefer the
-same replica for a store, by rendezvous hashing without coordination. Adding or removing a replica moves only its own
-stores. It is only a preference: any replica can serve any call.
+Work for one store is cheaper in one process, because its calls share messages, transactions and caches. Therefore, all
+callers prefer the same replica for a store, which they find by rendezvous hashing without coordination. Adding or
+removing a replica moves only its own stores. Any replica can still serve any call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-# A replica that has this many calls from this process gets no more while another has fewer. The ledger writes as many
-# in one transaction; a lower limit would split work that is cheaper when done at once.
+# A replica that has this many calls from this process gets no more while another has fewer. The ledger writes this many
+# in one transaction, and a lower limit would split work that is cheaper when done together.
 CALLS_MAX: Final = 128
 
 _KEYS_MAX: Final = 4096
@@ -30,10 +30,10 @@ _DEPTH_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaHealth:
-    """A replica from its caller's point of view.
+    """A replica's health from the point of view of its caller.
 
-    `is_unavailable`: unreachable, unhealthy or silent. `is_connected`: reachable. Before the first attempt both are
-    False. `is_busy`: it refused a call as overloaded.
+    `is_unavailable` means that it is unreachable, unhealthy or silent, and `is_connected` that it is reachable. Before
+    the first attempt to connect, both are False. `is_busy` means that it has just refused a call as overloaded.
     """
 
     name: str
@@ -46,8 +46,9 @@ class ReplicaHealth:
 def choose(key: str, replicas: Sequence[ReplicaHealth]) -> int:
     """Return the index of the replica for a call that belongs to `key`; `replicas` must not be empty.
 
-    It is the first in preference order that is connected and has capacity. Otherwise it is the connected one with the
-    fewest calls, then the first not tried yet, then the first that is connected but silent, then the first of all.
+    It is the first replica in the order of preference that is connected and has capacity. Otherwise, it is the
+    connected replica with the fewest calls, preferably one that is not busy. If none is connected and answers, it is
+    the first that has not been tried yet, then the first that is connected but silent, then the first of all.
     """
     preferred = preference(key, tuple(replica.name for replica in replicas))
     connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_unavailable]
@@ -66,7 +67,7 @@ def preference(key: str, names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def key_of(request: Message) -> str:
-    """Return the key of a request: the first store id in it, else its worker id."""
+    """Return the key of a request: its least nested store id, otherwise its worker id; empty if it has neither."""
     for store_of in _stores_of(request.DESCRIPTOR):
         if store_id := store_of(request):
             return store_id
@@ -105,9 +106,9 @@ DEFAULT_PORTS: Final = {
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service. `pid` is None while it is down; the addresses are its last ones.
+    """One process of a service. While it is down, `pid` is None and the addresses are the last ones it had.
 
-    It serves gRPC at `grpc`, or for the gateway HTTP at `http`; the other one is empty.
+    `grpc` is the address of its gRPC server, `http` that of the gateway's HTTP server. The other one is empty.
     """
 
     grpc: str
@@ -120,8 +121,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a running suite. `secrets` is the path of the folder with the secrets.
 
-    `nats` and `postgres` are None if the embedded server is replaced, `model_base_url` if the scripted model is.
-    `authority` is the file of CA certificates of the services; None if TLS is not used.
+    `nats` and `postgres` are None if an external server replaces the embedded one, and `model_base_url` is None if
+    another model replaces the scripted one. `authority` is the file with the services' CA certificates; None without
+    TLS.
     """
 
     launcher_pid: int

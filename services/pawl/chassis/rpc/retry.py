@@ -15,11 +15,11 @@ from pawl.errors import Cancelled, DeadlineExceeded, Internal, Overloaded, Unava
 
 T = TypeVar("T")
 
-# How long consecutive INTERNAL errors are retried. INTERNAL is a fault of the server or of its dependencies, such as a
-# disk or a database after a failover; most are temporary.
+# Consecutive INTERNAL errors are retried for this time. INTERNAL is a fault of the server or of its dependencies, such
+# as a disk or a database after a failover. Most of these faults are temporary.
 INTERNAL_SECONDS_MAX: Final = 180.0
 
-# Errors that do not concern the request itself: it may succeed later, no matter how long that takes.
+# Errors that are not caused by the request itself, so it may succeed later, however long that takes.
 UNAVAILABLE: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)
 
 # Errors after which a request is retried.
@@ -37,7 +37,7 @@ _log = logs.get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
     count: int = 0
-    # Since when every attempt has failed, other than by an unavailable dependency.
+    # Start of the consecutive failures that were not caused by an unavailable dependency.
     broken_since: float = math.inf
 
     def then(self, error: Exception, now: float) -> Failures:
@@ -52,9 +52,9 @@ def pause_seconds(failures: int, chance: float) -> float:
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return the wait that a header requests, in seconds or as a date (Retry-After, RFC 9110, 10.2.3); None if invalid.
+    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3); None if it is invalid.
 
-    `now` is the Unix time; if it is None, dates count as invalid.
+    The header contains seconds or a date. `now` is the Unix time; if it is None, dates count as invalid.
     """
     try:
         seconds = float(header)
@@ -71,8 +71,8 @@ def asked_seconds(header: str, *, now: float | None = None) -> float | None:
 class Retry:
     """Retries requests that are safe to repeat until they are answered.
 
-    After errors in `transient` the request is sent again. An unavailable dependency is retried without limit, other
-    failures for `internal_seconds_max`. With an `event`, each failure is logged under that name.
+    After an error in `transient`, the request is sent again: without limit if a dependency was unavailable, and for up
+    to `internal_seconds_max` after other failures. With an `event`, each failure is logged under that name.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Retry:
         """Return the answer to `request`; `call` is for the log.
 
         Raises:
-            Exception: The error of the last attempt. It was not transient, or attempts had failed for too long.
+            Exception: The error of the last attempt, which is not transient or follows failures for too long a time.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:

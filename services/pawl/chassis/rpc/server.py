@@ -25,12 +25,12 @@ from pawl.chassis.rpc.kinds import Handler
 from pawl.chassis.rpc.limits import KEEPALIVE, Limits
 from pawl.chassis.rpc.tls import Tls, server_credentials
 
-# The time between notifying health watchers of the shutdown and refusing calls.
+# Time between the notification of health watchers about the shutdown and the refusal of calls.
 _NOTICE_SECONDS: Final = 0.05
 # After the drain time, handlers have this long to clean up before they are cancelled.
 _CLEAN_UP_SECONDS: Final = 0.5
 _LIMITS: Final = Limits()
-# Calls of a connection beyond our limits, while they are being refused.
+# Calls on a connection beyond our limits, which are still being refused.
 _REFUSED_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)
@@ -40,18 +40,18 @@ Forward: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class RpcServer:
-    """A gRPC server; an async context manager that listens from entry and drains on exit.
+    """A gRPC server. An async context manager that listens from entry and drains on exit.
 
-    Add the servicers first. On exit health reports NOT_SERVING, no new calls are accepted, and streams end with
-    SHUTTING_DOWN so that watchers reconnect elsewhere. Running unary calls, and streams added with `drain_streams`, get
-    `drain_seconds`; then they are ended too.
+    Add the servicers before entering it. On exit, the health service reports NOT_SERVING, new calls are refused, and
+    streams end with SHUTTING_DOWN so that watchers reconnect elsewhere. Running unary calls, and streams added with
+    `drain_streams`, get `drain_seconds` before they are ended too.
 
-    With `tls` both listeners use TLS. If it has a certificate authority, services must present a certificate and call
-    at `internal_listen`, which accepts no other clients: gRPC cannot request client certificates on a port without
+    With `tls`, both listeners use TLS. If it has a certificate authority, services must present a certificate and use
+    `internal_listen`, which accepts no other clients: gRPC cannot request client certificates on a port without
     requiring them.
 
-    Every `callers_seconds` it checks callers again: calls whose credential expired, was revoked or lost rights end with
-    UNAUTHENTICATED.
+    Callers are checked again every `callers_seconds`. A user's calls end with UNAUTHENTICATED if the credential has
+    expired, was revoked or lost rights.
     """
 
     protocol = "grpc"
@@ -106,11 +106,11 @@ class RpcServer:
         drain_streams: bool = False,
         callers: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
-        """Add a servicer by its generated `add_XServicer_to_server`.
+        """Add a servicer with `register`, its generated `add_XServicer_to_server`.
 
-        `callers` lists who may call methods that are not in `roles.CALLERS`. `service_only`: users get
-        PERMISSION_DENIED, calls may arrive in batches, and methods must not use the context. `drain_streams`: at
-        shutdown its streams get the drain time instead of ending immediately.
+        `callers` lists the callers of methods that are not in `roles.CALLERS`. With `service_only`, users get
+        PERMISSION_DENIED, calls may arrive in batches, and methods must not use the context. With `drain_streams`, its
+        streams get the drain time at shutdown instead of ending immediately.
         """
         self._callers.update(callers or {})
         access = Access(service_only=service_only, drain_streams=drain_streams)
@@ -121,13 +121,13 @@ class RpcServer:
     def add_forwarding(
         self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, forward: Forward
     ) -> None:
-        """Add a service of unary methods; `forward` answers those that `servicer` does not have."""
+        """Add a service that has only unary methods. `forward` answers the methods that `servicer` does not have."""
         self._add(register, servicer, Access(), forward)
 
     def add_forwarded(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
-        """Add the methods of `servicer`, for calls that agent-loop forwards.
+        """Add the methods of `servicer` for calls that agent-loop forwards.
 
-        Only agent-loop may call them. The caller is the user named in the metadata: see `auth.for_user`.
+        Only agent-loop may call them. The user named in the metadata counts as the caller (see `auth.for_user`).
         """
         for name, methods in self._add(register, servicer, Access(service_only=True, forwarded=True)).items():
             self._callers.update({f"/{name}/{method}": frozenset({AGENT_LOOP}) for method in methods})
@@ -148,7 +148,7 @@ class RpcServer:
         return registrar.services
 
     def set_health(self, *, serving: bool) -> None:
-        """Publish the health of all services; if unhealthy, ask batch clients to go elsewhere."""
+        """Publish the health of all services. If they are unhealthy, ask batch clients to use another replica."""
         self.health.set(dict.fromkeys(("", *self.service_names), serving))
         if not serving:
             self._batches.close_streams()
@@ -207,7 +207,7 @@ def _is_checking(tls: Tls | None) -> bool:
 
 
 class _Registrar:
-    """Stands in for server and servicer during registration, to collect the served and forwarded methods."""
+    """Replaces the server and the servicer during registration, to collect the served and forwarded methods."""
 
     def __init__(self, servicer: object, forward: Forward | None) -> None:
         self._servicer = servicer
@@ -218,7 +218,7 @@ class _Registrar:
         return getattr(self._servicer, method, None)
 
     def add_generic_rpc_handlers(self, _: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Ignored: these include methods that the servicer lacks."""
+        """Do nothing, because these handlers include methods that the servicer lacks."""
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
         # The handler of a method that the servicer lacks wraps None.
@@ -244,14 +244,14 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
     calls_max = limits.unary_calls_max + limits.streams_max + _REFUSED_MAX
     return [
         ("grpc.max_receive_message_length", limits.read_bytes_max),
-        # gRPC keeps a call until its client has read everything, which may be never. Calls over our limits are refused
-        # and leave quickly, so this bound is enough.
+        # gRPC keeps a call until its client has read everything, which may never happen. Calls over our limits are
+        # refused and end quickly, so this bound is enough.
         ("grpc.max_concurrent_streams", calls_max),
-        # Otherwise gRPC cancels some of a thousand concurrent new calls without a reason.
+        # Otherwise, gRPC cancels some of a thousand calls that start concurrently, without a reason.
         ("grpc.server.max_pending_requests", calls_max),
         ("grpc.server.max_pending_requests_hard_limit", calls_max),
         ("grpc.max_send_message_length", -1),
-        # Above the soft limit gRPC refuses calls at random, so it is twice the longest credential.
+        # Above the soft limit, gRPC refuses calls at random, so the limit is twice the longest credential.
         ("grpc.max_metadata_size", 2 * KEY_LENGTH_MAX),
         ("grpc.absolute_max_metadata_size", 4 * KEY_LENGTH_MAX),
         # Otherwise gRPC would buffer whole requests from fast clients before they are read.

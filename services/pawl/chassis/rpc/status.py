@@ -27,8 +27,8 @@ from pawl.errors import (
 DOMAIN: Final = "pawl"
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
-# Clients drop a response whose headers exceed 8 KiB. The message is sent twice: percent-encoded (three bytes per byte)
-# and in base64.
+# Clients drop a response whose headers exceed 8 KiB. The message is sent twice: percent-encoded, with up to three bytes
+# for each byte, and in base64.
 _MESSAGE_BYTES_MAX: Final = 1200
 _METADATA_BYTES_MAX: Final = 200
 
@@ -64,10 +64,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
-    """Return the error that the peer raised, or one for its gRPC code.
+    """Return the error that the peer raised or, if it has no reason, the error for its gRPC code.
 
     An unreachable peer becomes DependencyUnavailable with our own message. gRPC's message contains addresses, so it is
-    only a note for logs. An unknown reason gives an error of its kind that keeps the reason. An INTERNAL of a peer
+    only added as a note for logs. An unknown reason gives an error of its kind that keeps the reason. A peer's INTERNAL
     keeps the peer's error id; an INTERNAL from gRPC itself means that the connection broke.
     """
     message = error.details() or error.code().name
@@ -75,7 +75,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
     if info is not None:
         return _restored(_KINDS.get(error.code(), Kind.INTERNAL), message, info.reason, info.metadata)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # gRPC itself reports it for a message over the limit, at either end.
+        # gRPC itself reports this code for a message over the limit of either end.
         return TooLarge() if "larger than max" in message else Overloaded()
     if error.code() in _BROKEN:
         unreachable = DependencyUnavailable(_UNREACHABLE)
@@ -85,10 +85,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
 
 
 def of_peer(error: PawlError) -> PawlError:
-    """Return the error to raise for an error of a peer.
+    """Return the error to raise for an error from a peer.
 
-    A missed deadline becomes DependencyUnavailable: the deadline was ours, and the caller may have none, or a later
-    one.
+    A missed deadline becomes DependencyUnavailable, because the deadline was ours: the caller may have a later deadline
+    or none.
     """
     if isinstance(error, DeadlineExceeded):
         return DependencyUnavailable("another service of the suite did not answer in time")

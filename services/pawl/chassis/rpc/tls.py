@@ -1,7 +1,7 @@
 """Handles TLS: a process's certificate, reloaded when it changes, and the authority that verifies others.
 
-A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>`, or by the DNS name `<service>`,
-which its clients also verify.
+A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>` or by the DNS name `<service>`,
+which clients of the service also verify.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Certificates:
-    """PEM: the certificate chain of this process, its private key, and the authority that verifies peers."""
+    """The certificate chain of this process, its private key, and the authority that verifies peers, all in PEM."""
 
     certificate: bytes | None = None
     key: bytes | None = None
@@ -50,9 +50,9 @@ Tls: TypeAlias = Callable[[], Certificates]
 
 
 def of_service(certificate: Path | None, key: Path | None, authority: Path | None, *, clock: Clock) -> Tls | None:
-    """Return the certificates of a service, reloaded when files change; None if it has none.
+    """Return the certificates of a service, which are reloaded when the files change; None if it has no certificate.
 
-    While the files do not match, because one of them is just being replaced, the previous ones are used.
+    While one of the files is being replaced and they do not match, the previous certificates are used.
 
     Raises:
         StartError: The files cannot be used.
@@ -117,9 +117,9 @@ def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -
 
 
 def server_credentials(tls: Tls, *, from_services: bool) -> grpc.ServerCredentials:
-    """Return the credentials of a gRPC listener; each new connection gets the current certificate.
+    """Return the credentials of a gRPC listener. Each new connection gets the current certificate.
 
-    `from_services`: clients must present a certificate of the authority.
+    With `from_services`, clients must present a certificate from the authority.
     """
     shown = tls()
 
@@ -145,15 +145,15 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def server_name(addresses: str, service: str) -> str | None:
-    """Return the name to verify in server certificates; None verifies the host of a single address.
+    """Return the name to verify in server certificates; None means the host of the single address.
 
-    With several addresses gRPC does not compare each certificate with its own host.
+    With several addresses, gRPC does not compare each certificate with its own host, so the service's name is used.
     """
     return service if "," in addresses or addresses.startswith("unix:") else None
 
 
 def http_context(tls: Tls) -> ssl.SSLContext:
-    """Return the TLS context of an HTTP server; each new connection gets the current certificate."""
+    """Return the TLS context of an HTTP server. Each new connection gets the current certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     def show(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -172,7 +172,8 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
     `right` is the service as in `roles.CALLERS`; `peer` holds gRPC's properties of the connection.
 
     Raises:
-        Unauthenticated: The certificate is missing or names another service; the message is that of an unknown key.
+        Unauthenticated: The certificate is missing or names another service. The message is the same as for an unknown
+            key.
     """
     names = services_of(peer)
     if right.removeprefix(SERVICE) not in names:
@@ -181,13 +182,13 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
 
 
 def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
-    """Check that other services will accept this certificate for `service`; `is_called` if they connect to it.
+    """Check that other services will accept this certificate for `service`. `is_called` means that they connect to it.
 
-    An expired certificate passes, because it can be replaced while the process runs. Without an authority there is no
-    check.
+    An expired certificate passes, because it can be replaced while the process runs. Without an authority, nothing is
+    checked.
 
     Raises:
-        StartError: Another authority signed the certificate, or the name is missing.
+        StartError: The authority did not sign the certificate, or the name is missing.
     """
     if shown.authority is None or shown.context is None:
         return
@@ -207,7 +208,7 @@ def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
 
 
 def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: bool) -> str:
-    """Return which name of the service a certificate lacks, with the names it has; empty if it has one."""
+    """Return the problem if none of these names identifies the service; an empty string if one of them does."""
     plain = [name.encode() for kind, name in names if kind == "DNS"]
     ids = [] if is_called else [name.encode() for kind, name in names if kind == "URI"]
     if service in services_of({"peer_dns": plain, "peer_uri": ids}):
@@ -219,7 +220,7 @@ def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: b
 
 
 def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> list[tuple[str, str]]:
-    """Do a handshake in memory; return the names in the certificate that the client has verified.
+    """Perform a handshake in memory, and return the names in the certificate that the client has verified.
 
     Raises:
         ssl.SSLCertVerificationError: The client rejects the certificate.
@@ -248,10 +249,10 @@ def _read(path: Path, variable: str) -> bytes:
 
 
 def _check_authority(content: bytes) -> bytes:
-    """Return the certificates of an authority.
+    """Return `content` if it has the certificates of an authority.
 
     Raises:
-        ValueError: There are no certificates.
+        ValueError: It has no certificates.
     """
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))

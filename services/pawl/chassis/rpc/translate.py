@@ -1,15 +1,16 @@
 """Translates between structs and protobuf messages by field names.
 
-A `Translation` is made once, at import, and works in both directions. The following conventions cover most fields;
-others are listed as `Exceptions`. A field that the other side lacks, a type mismatch and an unnecessary exception raise
-at import.
+A `Translation` is created once, at import, and works in both directions. The following conventions cover most fields;
+all others are listed as `Exceptions`. A field that the other side lacks, a type mismatch or an unnecessary exception
+raises an error at import.
 
-* A field `x` is the message's `x`, or its `x_json`.
-* A nested struct without a field in the message is flattened: the message has its fields.
+* The struct's field `x` corresponds to the message's `x` or `x_json`.
+* A nested struct that has no field in the message is flattened: the message has the nested struct's fields.
 * An enum member has the number of its prefixed name in the message's enum. UNSPECIFIED is None for optional fields.
-* A float or a datetime is a Timestamp.
-* `X | None` is an optional field. An optional field that is not `X | None` gets the struct's default when absent.
-* Nested structs, tuples and mappings are messages, repeated fields and maps. Sets are written sorted.
+* A float or a datetime corresponds to a Timestamp.
+* `X | None` corresponds to an optional field. An optional field that is not `X | None` has the struct's default when
+  absent.
+* Nested structs, tuples and mappings correspond to messages, repeated fields and maps. Sets are written sorted.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def timestamp(time: float) -> dict[str, int]:
 class Unknown(NamedTuple):
     """A value without a counterpart: an unknown number, UNSPECIFIED, or an invalid time.
 
-    `field` is the path of the field with the value.
+    `field` is the path of the field that has the value.
     """
 
     field: str
@@ -84,7 +85,7 @@ class EnumTranslation(Generic[E]):
 
 
 class Translation(NamedTuple, Generic[S, M]):
-    """The translation of a struct to and from a message. `fields` returns keyword arguments for the message."""
+    """Translates a struct to a message and back. `fields` returns keyword arguments for the message."""
 
     read: Callable[[M], S]
     write: Callable[[S], M]
@@ -96,7 +97,7 @@ def kinds_of(message: type[Message], name: str) -> Mapping[str, Any]:
 
 
 class _Members(dict[int, Any]):
-    """Enum members by number. Missing numbers are unknown or UNSPECIFIED."""
+    """Maps numbers to enum members. Numbers that it lacks are unknown or UNSPECIFIED."""
 
     def __init__(self, members: Mapping[int, Any], missing: Callable[[int], Any]) -> None:
         super().__init__(members)
@@ -109,9 +110,9 @@ class _Members(dict[int, Any]):
 class Exceptions(NamedTuple):
     """Fields that are not translated by name.
 
-    `read` computes a field of the struct from the whole message, `write` one of the message from the whole struct.
-    `unwritten` fields are only read. `of_message` and `of_struct` fields exist on one side only, or have no
-    translation.
+    `read` computes a field of the struct from the whole message, and `write` computes a field of the message from the
+    whole struct. `unwritten` fields are only read. `of_message` and `of_struct` fields exist only on that side, or have
+    no translation.
     """
 
     read: Mapping[str, Callable[[Any], Any]] = {}
@@ -125,10 +126,10 @@ _NO_EXCEPTIONS: Final = Exceptions()
 
 
 class Translator:
-    """Makes translations that treat unknown numbers alike.
+    """Creates translations that treat unknown numbers in the same way.
 
-    UNSPECIFIED becomes the default of its enum, if there is one. For other unknown values `error` creates the
-    exception. `field` is the path of the message in the request, for errors.
+    UNSPECIFIED becomes the default of its enum, if there is one. For other unknown values, `error` creates the
+    exception to raise. `field` is the path of the message in the request, for errors.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Translator:
         self._made: dict[tuple[type, str], Translation[Any, Any]] = {}
 
     def enum(self, kind: type[E], wire: Any, *, field: str = "", without: Collection[str] = ()) -> EnumTranslation[E]:
-        """Return the translation of an enum; `without` lists the contract's values that it lacks.
+        """Return the translation of an enum. `without` lists the contract's values that the enum lacks.
 
         Raises:
             TypeError: The two sides do not match.
@@ -166,7 +167,7 @@ class Translator:
         return EnumTranslation(_Members(members, missing), {member: names[member.name] for member in kind})
 
     def moment(self, field: str) -> Callable[[Timestamp], datetime]:
-        """Return a reader of times. A time outside the years 1 to 9999 raises the `error`."""
+        """Return a function that reads times. A time outside the years 1 to 9999 raises the `error`."""
 
         def read(time: Timestamp) -> datetime:
             try:
@@ -184,7 +185,7 @@ class Translator:
         *,
         field: str = "",
     ) -> Translation[S, M]:
-        """Return the translation of a struct; later translations use it where it is nested.
+        """Return the translation of a struct. Later translations use it where the struct is nested.
 
         Raises:
             TypeError: The two sides do not match.
@@ -201,9 +202,9 @@ class Translator:
     def one_of(
         self, message: type[M], name: str, kinds: Mapping[str, type[Any]], *, without: Collection[str] = ()
     ) -> Translation[Any, M]:
-        """Return the translation of a oneof; `without` lists the contract's kinds that have no struct.
+        """Return the translation of a oneof. `without` lists the contract's kinds that have no struct.
 
-        Writing sets only the oneof. Reading a message with an unset or unknown kind raises the `error`.
+        A write sets only the oneof. Reading a message with an unset or unknown kind raises the `error`.
 
         Raises:
             TypeError: The two sides do not match.

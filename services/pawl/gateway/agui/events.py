@@ -1,7 +1,7 @@
 """Converts a run's log to AG-UI events, for both generations of the protocol. Performs no I/O.
 
-Ids depend only on the log, so every conversion of a log gives the same ids, from whatever position it starts. Input is
-protobuf JSON, output is AG-UI JSON.
+Ids depend only on the log, so every conversion of a log gives the same ids, wherever in the log it starts. The input is
+protobuf JSON, and the output is AG-UI JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
-# Ids of the client's user messages by text; ids for the same text are in order. Each id is used once.
+# The ids of the client's user messages, by text and then in order. Each id is used once.
 Names: TypeAlias = dict[str, list[str]]
 
 ENDED: Final = frozenset({"RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED", "RUN_STATE_EXPIRED"})
@@ -30,17 +30,17 @@ def decoded(content: str) -> str:
 
 
 def arguments(call: Json) -> str:
-    """Return a call's arguments as text: JSON, unless the model wrote something else."""
+    """Return a call's arguments as text, which is JSON unless the model wrote something else."""
     return decoded(call.get("argumentsJson", "")) or call.get("proposedArguments", "")
 
 
 def output_id(run_id: str, first_output_seq: object) -> str:
-    """Return an assistant message's id: the seq of its first output in its run's log."""
+    """Return an assistant message's id, which combines its run's id with the seq of its first output."""
     return f"{run_id}-{first_output_seq}"
 
 
 def message_of(message: Json, client_ids: Names) -> list[Json]:
-    """Convert a message to AG-UI, with reasoning first and without calls; empty for notices."""
+    """Convert a message to AG-UI messages, with its reasoning first. Omits calls; empty for a notice."""
     role, text = message.get("role"), message.get("text", "")
     if role == "ROLE_USER":
         parts = message.get("parts", ())
@@ -151,9 +151,9 @@ class Fold:
         return {"type": "MESSAGES_SNAPSHOT", "messages": copy.deepcopy([*self._before, *self._messages])}
 
     def attach(self) -> list[Json]:
-        """Return the events that give a client that attaches now the current state.
+        """Return the events that bring a newly attached client up to date.
 
-        They contain complete messages, partial output, and whether an operator is needed.
+        They contain complete messages and partial output, and report whether an operator is needed.
         """
         events = [self.snapshot(), *_step("STEP_STARTED", self._step)]
         for (prefix, role), message in self._open.items():
@@ -164,7 +164,7 @@ class Fold:
     def finish(self, outcome: Json) -> list[Json]:
         """Close everything that is open, and end the AG-UI run with RUN_FINISHED or RUN_ERROR.
 
-        A snapshot of all messages precedes an interrupt, because another page may answer it.
+        A snapshot of all messages precedes an interrupt, because it may be answered from another page.
         """
         kind = {} if outcome["type"] == "RUN_ERROR" else outcome.get("outcome", {})
         closed = self._close()

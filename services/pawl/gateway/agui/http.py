@@ -46,7 +46,7 @@ _log = logs.get_logger(__name__)
 
 
 class _Plan(msgspec.Struct):
-    """What to stream: the messages before a run, then the run from its start or from its `lastSeq` on."""
+    """The run to stream, the interrupts and calls that the request answered, and notices about those it could not."""
 
     run: Json
     is_new: bool = False
@@ -56,7 +56,7 @@ class _Plan(msgspec.Struct):
 
 
 async def run(callers: Callers, services: Services, streams: Streams, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /agui`, a RunAgentInput: start a run, answer its interrupts, or stream an open one."""
+    """Handle `POST /agui` with a RunAgentInput: start a run, answer a run's interrupts, or stream an open run."""
     metadata = callers.bearer(request)
     found = agui_input.read(await read_json(request, bytes_max))
     options = agui_input.options_of(found)
@@ -208,7 +208,7 @@ class _Thread:
         return finished if found.is_legacy else finished | {"outcome": {"type": "success"}}
 
     async def _end(self, plan: _Plan, fold: Fold) -> Json | None:
-        """Return this AG-UI run's final event if `fold` has reached its end; otherwise None."""
+        """Return this AG-UI run's final event if `fold` has reached the end of the run; otherwise None."""
         state, last_seq = fold.run.get("state"), int(plan.run.get("lastSeq", "0"))
         if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
             return None
@@ -336,7 +336,7 @@ class _Thread:
         return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
 
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
-        """Return the calls of runs and their child runs, and of recent jobs if `call_ids` names any others."""
+        """Return the calls of runs and their child runs, plus those of recent jobs if `call_ids` names any others."""
         calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
         if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
             newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())

@@ -308,7 +308,7 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What a resume asks for: decisions on calls, tokens for runs, and runs to stop."""
+    """What a resume requests: decisions on calls, tokens to add to runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]
@@ -320,7 +320,8 @@ class Answers(msgspec.Struct, frozen=True):
 def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Mapping[str, Json]) -> Answers:
     """Convert answers to a thread's interrupts, which come from its open run and its jobs.
 
-    Answers for jobs may be missing, because a job can ask at any time. `known` holds the calls of all these runs.
+    Jobs' interrupts may be left unanswered, because a job can ask at any time. `known` holds the calls of all these
+    runs, by id.
 
     Raises:
         InvalidField: one of the run's interrupts is not answered, or an answer does not match its schema.
@@ -360,7 +361,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether the answer is to an older version of the interrupt, which makes it a mismatch, not missing."""
+    """Return whether an older version of the interrupt was answered, which is a mismatch, not a missing answer."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 

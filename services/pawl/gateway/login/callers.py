@@ -102,7 +102,7 @@ class Callers:
         return response
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Check a session. Return it, ending no later than its key expires, along with its user.
+        """Check a session. Return its user, and the session shortened so that it does not outlive its key.
 
         Raises:
             InvalidField: the session has invalid characters or is too long.

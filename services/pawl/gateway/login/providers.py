@@ -98,7 +98,7 @@ class Providers:
 
         Raises:
             Unauthenticated: the provider refused.
-            DependencyUnavailable: the provider does not respond.
+            DependencyUnavailable: the provider does not respond, or its response is invalid.
         """
         endpoints = await self.endpoints(provider)
         status, content = await self._post(provider, endpoints.token_endpoint, form)

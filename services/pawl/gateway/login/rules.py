@@ -199,7 +199,7 @@ def _nonce(token: str) -> str | None:
 
 
 def safe_path(to: str) -> str:
-    """Return the path if it is in the console; `/` for anything else, such as other sites."""
+    """Return `to` if it is a path on this site; `/` for anything else, such as the URL of another site."""
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and len(to) <= _PATH_LENGTH_MAX
     return to if is_ours and to.isascii() and to.isprintable() else "/"
 

@@ -65,7 +65,7 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_frame(headers: Mapping[str, str]) -> None:
-    """Refuse a request with two lengths, which enables request smuggling (RFC 9112, 6.1).
+    """Refuse a request with two lengths, which would allow request smuggling (RFC 9112, 6.1).
 
     Raises:
         InvalidField: the request has both Transfer-Encoding and Content-Length.
@@ -78,7 +78,7 @@ def check_caller(names: Iterable[str]) -> None:
     """Refuse repeated credential headers.
 
     Raises:
-        InvalidField: a header is repeated. A proxy may have added its own to the client's.
+        InvalidField: a header is repeated. A proxy may have added its own copy.
     """
     all_names = list(names)
     for name in _CALLER_HEADERS:

@@ -1,8 +1,8 @@
 """Serves server-sent event streams.
 
-Each carries several gRPC streams, because browsers open only six connections per host. A pending message blocks only
-its own gRPC stream, so a slow reader uses no additional memory. References to sent messages are dropped immediately,
-because a thousand tabs may wait for hours for their next message.
+Each event stream carries several gRPC streams, because browsers open only six connections per host. A pending message
+blocks only its own gRPC stream, so a slow reader uses no additional memory. References to sent messages are dropped
+immediately, because a thousand tabs may wait for hours for their next message.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         if request.version > _VERSION_MAX:
             raise AgentNotFound
         found = await self._agents.get(store_id, name, request.version)
-        # Every run without an agent asks for the default agent. Most stores have none, which is not an error.
+        # Every run that names no agent requests the default agent. Most stores have none, which is not an error.
         if found is None and (name != DEFAULT_AGENT or request.version):
             raise AgentNotFound
         return ledger.GetAgentResponse(agent=None if found is None else _message(found))

@@ -42,10 +42,10 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     is_deleted: bool = False
 
 
-# Returns the newest version of an agent. Arguments: the store's agents by name, its newest version so far, the time.
+# Returns an agent's newest version, given the store's agents by name, its newest version so far (if any), and the time.
 Save: TypeAlias = Callable[[Mapping[str, AgentRow], AgentVersionRow | None, datetime], AgentVersionRow]
 
-# Returns a user's draft. Arguments: the store's agents by name, the user's drafts by name, the time.
+# Returns a user's draft, given the store's agents by name, the user's drafts by name, and the time.
 SaveDraft: TypeAlias = Callable[[Mapping[str, AgentRow], Mapping[str, AgentVersionRow], datetime], AgentVersionRow]
 
 
@@ -57,12 +57,12 @@ def saved(
 ) -> AgentVersionRow:
     """Return the newest version of an agent once `asked` is saved: `newest` itself if nothing has changed.
 
-    `agents` maps names to all the store's agents. `newest` is this agent's newest version, even if it is deleted.
+    `agents` has all the store's agents by name. `newest` is this agent's newest version, even if the agent is deleted.
 
     Raises:
         AgentNotFound: The agent delegates to one that does not exist.
         AgentCycle: The agent would delegate to itself, directly or through others.
-        TooLarge: The store has too many agents, or the agent too many versions.
+        TooLarge: The store has too many agents, or the agent has too many versions.
     """
     own = agents.get(asked.name)
     _check_delegation(asked.name, delegates_to, agents)
@@ -89,8 +89,8 @@ def drafted(
 ) -> AgentVersionRow:
     """Return a user's draft once `asked` is saved: the existing one if nothing has changed.
 
-    `agents` maps names to all the store's agents, `drafts` to all the user's drafts. A draft must be valid as an agent
-    with its name.
+    `agents` has all the store's agents by name, and `drafts` has all the user's drafts. The delegations of a draft must
+    be valid for an agent with its name.
 
     Raises:
         AgentNotFound, AgentCycle: Same as for `saved`.
@@ -117,7 +117,7 @@ def _check_delegation(name: str, delegates_to: tuple[str, ...], agents: Mapping[
 
 
 def cycle_of(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, AgentRow]) -> tuple[str, ...]:
-    """Return the cycle that arises if an agent delegates to these agents; empty if there is none.
+    """Return the cycle that would arise if an agent delegated to these agents; empty if there is none.
 
     Deleted agents count, because recreating one restores the delegations to it.
     """

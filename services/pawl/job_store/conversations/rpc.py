@@ -30,7 +30,7 @@ NUMBER_MAX: Final = 2**63 - 1
 
 
 class ConversationServicer:
-    """Implements the conversation methods. agent-loop calls them for a user.
+    """Implements the conversation methods. agent-loop calls them on behalf of a user.
 
     `erasing` is None if erasure is unavailable.
     """
@@ -42,7 +42,7 @@ class ConversationServicer:
     async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
         user = require_user()
         if bool(request.conversation_id) == bool(request.conversation_key):
-            raise InvalidField("set the conversation's id or its key", field="conversation_id")
+            raise InvalidField("set either conversation_id or conversation_key", field="conversation_id")
         if request.conversation_key:
             hashed = key_hash(user.store_id, user.user_id, request.conversation_key)
             row = await self._ledger.conversations.by_key(ClientKey(user.store_id, user.user_id, hashed))
@@ -126,7 +126,7 @@ def _update(request: pb.UpdateConversationRequest) -> UpdateConversation:
 
 def _fork(request: pb.ForkConversationRequest) -> ForkConversation:
     if request.number > NUMBER_MAX:
-        raise InvalidField("number is too large", field="number")
+        raise InvalidField(f"number must be at most {NUMBER_MAX}, got {request.number}", field="number")
     user = require_user()
     return ForkConversation(
         store_id=user.store_id,

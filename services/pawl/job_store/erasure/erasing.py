@@ -61,11 +61,10 @@ class JetStreamErasures:
         self._opened_number = self._applied_number = 0
 
     async def open(self) -> bool | None:
-        """Create the list if needed.
+        """Create the list if needed. Return whether it is empty, or None if it was already applied on this connection.
 
-        Return True if it is new, or None if it has not changed since it was last applied.
+        Each new connection may be to a different server, so the list is then applied again.
 
-        The list is read again on every new connection, which may be to a different server.
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:
@@ -104,7 +103,7 @@ class JetStreamErasures:
 
 
 async def _scan(jetstream: JetStreamContext, stream: str, subject: str) -> AsyncIterator[Sequence[Msg]]:
-    """Yield the messages that a stream now holds on a subject, without payloads. Empty if there is no such stream."""
+    """Yield the messages that a stream now holds on a subject, without payloads; none if there is no stream."""
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL,
         ack_policy=AckPolicy.NONE,
@@ -173,7 +172,7 @@ class Erasing:
         self._started = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> Receipt:
-        """Start erasing a conversation, unless it has already started, and return its progress.
+        """Start erasing a conversation, unless that has already happened, and return the progress.
 
         Raises:
             ConversationNotFound: The user has no such conversation, or its receipt has expired.

@@ -21,7 +21,7 @@ _FRONT_END: Final = 2
 
 
 class Part(StrEnum):
-    """The parts of an erasure: first RUNS, then LEDGER, then the others in any order. LOG waits for no other part."""
+    """The parts of an erasure: RUNS, then LEDGER, then the others in any order. LOG does not wait for other parts."""
 
     # End the conversation's runs.
     RUNS = "runs"
@@ -37,14 +37,14 @@ class Part(StrEnum):
 
 # The part that each calling service performs.
 OF_SERVICES: Final[Mapping[str, Part]] = MappingProxyType({TOOL_REGISTRY: Part.TOOL_REGISTRY, NOTIFIER: Part.NOTIFIER})
-# The services wait for these parts.
+# Other parts (except LOG) wait until these are complete.
 FIRST: Final = (Part.RUNS, Part.LEDGER)
-# Parts that the job store does itself.
+# Parts that the job store performs itself.
 OWN: Final = tuple(part for part in Part if part not in OF_SERVICES.values())
 
 
 def part_of(credential_id: str) -> Part:
-    """Return the part that a calling service performs.
+    """Return the part that the calling service performs.
 
     Raises:
         PermissionDenied: The service has no part in erasures.

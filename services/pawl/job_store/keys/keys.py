@@ -80,7 +80,7 @@ class Keys:
         return MadeKey(key=kept, secret=secret)
 
     async def bootstrap(self) -> MadeKey:
-        """Create the first key of the deployment.
+        """Create the deployment's first key.
 
         Requires only access to the database.
 

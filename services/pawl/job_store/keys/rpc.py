@@ -90,7 +90,7 @@ def _governor() -> Principal:
     """Return the caller, if it may manage keys.
 
     Raises:
-        PermissionDenied: The caller is a delegate that may not decide, and a new key could give it that right.
+        PermissionDenied: The caller is a delegate that may not decide, but could give itself that right with a new key.
     """
     principal = current_principal()
     if not principal.decides:
@@ -111,7 +111,7 @@ def _asked(message: pb.Key) -> Key:
         try:
             expire_time = message.expire_time.ToDatetime(tzinfo=UTC)
         except (ValueError, OverflowError):
-            raise InvalidField("expire_time: must be a time in the future", field="key.expire_time") from None
+            raise InvalidField("expire_time must be in the future", field="key.expire_time") from None
     return Key(
         name=message.name,
         store_id=StoreId(message.store_id),

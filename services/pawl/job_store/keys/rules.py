@@ -32,7 +32,7 @@ DEPLOYMENT_STORE: Final = StoreId("")
 _ANYBODY_GIVES: Final = frozenset[str]({Role.VIEWER, Role.MEMBER})
 _DECIDERS: Final = frozenset[str]({Role.APPROVER, Role.ADMIN})
 _TIME_MAX: Final = datetime(9999, 1, 1, tzinfo=UTC)
-_EXPIRE_TIME: Final = "expire_time: must be a time in the future"
+_EXPIRE_TIME: Final = "expire_time must be in the future"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
-    # Keys created by the deployment have no maker.
+    # Only keys created by the deployment or the local key have no makers. They can use the reserve.
     live_max, kept_max = (
         round(most * (1 - RESERVED)) if key.maker_user_ids else most for most in (KEYS_MAX, KEPT_KEYS_MAX)
     )

@@ -168,8 +168,8 @@ class PostgresKeyRepository:
 def events_of(*columns: str) -> str:
     """Return the statement that lists events filtered by the given columns, using the first column's index."""
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
-    # With an equality on the first column, the primary key would give the same order, and its scan would read other
-    # rows.
+    # With an equality on the first column, the planner could scan the primary key, which has the same order but reads
+    # other rows too.
     wanted = "".join(f" AND {column} BETWEEN ${number} AND ${number}" for number, column in enumerate(columns, 3))
     return f"""
     SELECT event_id, {_EVENT_COLUMNS} FROM job_store.key_events WHERE event_id < $1{wanted}

@@ -24,7 +24,7 @@ _SEARCHED_MAX: Final = 4096
 class Forks:
     """Forks conversations.
 
-    A point without open calls never gets any, so it is found before the transaction. The transaction checks that all
+    A possible fork point never gets open calls, so it is found before the transaction. The transaction checks that all
     messages still exist.
     """
 
@@ -42,7 +42,7 @@ class Forks:
 
         Raises:
             ConversationNotFound: The user has no such conversation.
-            ForkPointOpen: A call is open at that point. The error names possible points.
+            ForkPointOpen: The conversation cannot be forked at that point. The error names possible points.
             PastTooLong: The conversation is the result of too many forks in a row.
             RequestIdReused: The request id was used with a different payload.
         """

@@ -26,12 +26,12 @@ from pawl.job_store.ledger.ports import Announcer, GroupConflict, Journal, Opera
 
 T = TypeVar("T")
 
-# Maximum number of work-lane operations in a group that users wait for, and the room reserved for them.
+# If users wait for operations of a group, room for this many work-lane operations is reserved, and no more are added.
 WORK_MAX: Final = 32
 
 
 class Lane(Enum):
-    # A user, or a program acting for one: a message, a command, a front end leasing a call.
+    # Requests of users, or of programs acting for them: messages, commands, leases on front-end calls.
     PEOPLE = auto()
     # Steps of runs, and the job store's background work.
     WORK = auto()
@@ -87,8 +87,8 @@ GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 # Maximum number of waiting operations; more are refused with OVERLOADED.
 WAITING_MAX: Final = 10_000
 
-# Per writer: the number of waiting operations, or waiting users, at which it starts to write. A second writer helps
-# only under load.
+# For each writer: the number of waiting operations, and of those that users wait for, at which it starts to write. A
+# second writer helps only under load.
 _GROUP_MIN: Final = ((1, 1), (32, 8))
 _ATTEMPTS_MAX: Final = 8
 # A group costs nearly the same whatever its size. So if operations arrive concurrently, a writer waits briefly for more
@@ -156,8 +156,8 @@ class GroupCommit:
     ) -> T:
         """Return the result of an operation once it is durable.
 
-        Operations that belong to no store take turns with the stores. Cancelling the caller does not undo an accepted
-        operation.
+        Operations without a store take turns with the stores' operations. Cancelling the caller does not undo an
+        accepted operation.
 
         Raises:
             PawlError: The operation was refused and had no effect.

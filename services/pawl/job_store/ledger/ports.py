@@ -25,7 +25,7 @@ class Operation(Protocol[T_co]):
     def row_keys(self) -> RowKeys: ...
 
     def apply(self, unit: UnitOfWork) -> T_co:
-        """Change the unit and return the result, or raise PawlError and change nothing."""
+        """Change the unit and return the result. If this raises PawlError, the caller undoes the changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Announcer(Protocol):
         """Notify idle workers that a run has become claimable."""
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
-        """Tell watchers of these users' pending items to poll again."""
+        """Notify watchers of these users' pending items to poll again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +121,9 @@ class AttentionRepository(Protocol):
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
-        """Return a store's runs that need an operator, the longest waiting first, with calls of unknown outcome.
+        """Return a store's runs that need an operator, the longest waiting first, with their calls in doubt.
 
-        Returns only that run if `run_id` is set. Starts after `after`.
+        If `run_id` is set, returns only that run. Starts after `after`.
 
         Raises:
             RunNotFound: The run `run_id` does not exist.
@@ -135,8 +135,8 @@ class Limits:
     """The limits of a job store. A run that has crashed `crashes_max` workers is quarantined."""
 
     slots: SlotLimits
-    # Another run on the same worker may have caused the first two crashes, so for the third attempt a run gets a worker
-    # to itself.
+    # Other runs on the same worker may have caused the first two crashes, so a worker holds at most one run that is on
+    # its third attempt.
     crashes_max: int = 3
     queue_max: int = 100
     store_queue_max: int = 10_000

@@ -35,7 +35,7 @@ class Claimed:
     """A run that a worker holds.
 
     `is_quiet` means that the run has just been claimed and no client holds any of its calls: it has not taken a step
-    yet, or was waiting only for a certain time.
+    yet, or was only waiting for a certain time.
     """
 
     store_id: StoreId
@@ -82,7 +82,7 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on pending items: one user's, or if no user is given, all that approvers may see.
+    """A filter on pending items: those of one user or, if no user is given, all that approvers may see.
 
     Empty fields match all. States and a tool name match only calls.
     """
@@ -95,7 +95,7 @@ class PendingFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """A filter on a user's runs, with their order by creation time (newest first by default).
+    """A filter on a user's runs, and their order by creation time (newest first by default).
 
     Empty fields match all. A run matches any of `waits` and all of `labels`. `reports_to` is the conversation that jobs
     report to. `running_jobs_of_store` matches all users' open jobs that are not being stopped; it can be combined only
@@ -124,7 +124,7 @@ NOTICES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingNotices:
-    """The first `NOTICES_MAX` unsent notices for a run's user, each with its job and occasion.
+    """The first `NOTICES_MAX` pending notices for a run's user, each with its job and occasion.
 
     `open_jobs` is the number of the user's open jobs in that conversation.
     """
@@ -139,8 +139,8 @@ class Loaded:
 
     `user_id` is the user of the conversation. `omitted_bytes` has the size of each call result that is omitted because
     the results are too large in total; 0 for the others. Other users' runs are represented only by their messages:
-    those of the newest runs that fit as a whole, without calls and summaries. `failures` has the failures of FAILED
-    runs among the messages. `shared_tokens_left` is what remains of the run's token budget; 0 if the budget's owner was
+    those of the newest runs that fit as a whole, without calls or summaries. `failures` has the failures of FAILED runs
+    with messages. `shared_tokens_left` is what is left of the run's token budget; 0 if the run that owns the budget was
     removed, None if there is no budget.
     """
 
@@ -217,9 +217,9 @@ class MessagePage(Page[MessageRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """A filter on a user's conversations: archived or not, word prefixes, labels.
+    """A filter on a user's conversations by archiving, word prefixes and labels.
 
-    None or empty fields match all. `shared` matches conversations that the store's other users share.
+    None or empty fields match all. With `shared`, it matches conversations that other users of the store share instead.
     """
 
     archived: bool | None = None
@@ -246,7 +246,7 @@ class DueTimes(Protocol):
         """Make runs claimable earlier by this many seconds, because the clock went back; return the number of runs.
 
         Runs that were due are due again, and leases expire soon. Leases of up to 30 s given or renewed since then stay
-        unchanged. Idempotent.
+        unchanged. Safe to repeat: a run that is claimed too early waits again.
         """
 
 
@@ -321,7 +321,7 @@ class Reads(Protocol):
     ) -> Page[Situation]:
         """Return a user's runs in the filter's order, starting after `after`, from one snapshot.
 
-        Each has at most `OPEN_CALLS_MAX` of its open calls, without their large fields.
+        Each run has at most `OPEN_CALLS_MAX` of its open calls, without their large fields.
         """
 
     async def calls(
@@ -401,4 +401,4 @@ class ConversationReads(Protocol):
         """Return the segments of a fork's past, in order; empty if the conversation is not a fork."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
-        """Return an earlier request."""
+        """Return the earlier request with this key, if any."""

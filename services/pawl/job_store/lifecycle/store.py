@@ -85,7 +85,7 @@ class PostgresOutbox:
         self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
-        """Send the oldest events and mark those that were stored; return the number stored.
+        """Send the oldest events and mark those that were stored; return how many left the outbox.
 
         Returns 0 while another replica relays or the stream is unavailable; no event is lost.
         """
@@ -114,7 +114,7 @@ class PostgresOutbox:
 
 
 async def keep_relay_out(connection: Connection) -> None:
-    """Block the relay until the transaction ends, so that removed events are not being sent."""
+    """Block the relay until the transaction ends, so that it does not send events that are being removed."""
     await connection.execute(_WAIT_FOR_RELAY)
 
 

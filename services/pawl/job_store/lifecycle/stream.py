@@ -49,9 +49,7 @@ _log = logs.get_logger(__name__)
 
 
 class JetStreamLifecycle:
-    """The stream of life-cycle events.
-
-    It may lose its newest events, or all of them.
+    """The stream of life-cycle events. It may lose its newest events, or all of them.
 
     Creates the stream if it is missing, even after NATS was wiped.
     """
@@ -86,8 +84,8 @@ class JetStreamLifecycle:
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
         """Send events in order to the stream that `end` returned; return the `outbox_id` and seq of those stored.
 
-        An event that is too large for the stream is dropped with seq 0. Events not returned may have been stored as
-        well; sending them again is safe.
+        An event that is too large for the stream, or unreadable, is dropped and returned with seq 0. Events not
+        returned may have been stored as well; sending them again is safe.
         """
         stored: dict[int, int] = {}
         for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
@@ -104,7 +102,7 @@ class JetStreamLifecycle:
         return stored
 
     async def _send_one(self, event: Lifecycle) -> int | None:
-        """Return the event's seq in the stream; None if the event may not have been stored."""
+        """Return the event's seq in the stream, 0 if it is dropped, or None if it may not have been stored."""
         kind = event.type.removeprefix("run.").replace(".", "_")
         headers = {
             "Nats-Msg-Id": event.event_id,
@@ -121,7 +119,7 @@ class JetStreamLifecycle:
             payload = fitting(event.payload, self._bus.payload_bytes_max)
         except DecodeError:
             _log.exception("lifecycle.unreadable", event_id=event.event_id)
-            return 0  # As below.
+            return 0  # Dropped, as below.
         if len(payload) > self._bus.payload_bytes_max:
             # Later events must not wait forever. The notifier misses this one; the ledger has it.
             _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)
@@ -135,7 +133,7 @@ class JetStreamLifecycle:
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:
-    """Return an event reduced to a size: first the run's longest texts are truncated, then all long fields.
+    """Return an event, shortened if it is over `bytes_max`: first the run's longest fields, then all long ones.
 
     Calls lose their arguments, which the approver reads from the ledger.
     """

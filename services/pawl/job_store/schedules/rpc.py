@@ -38,7 +38,7 @@ OWNER: Final = _WIRE.struct(Owner, ledger.ScheduleOwner)
 
 
 class ScheduleServicer:
-    """Implements the schedule methods. agent-loop calls them for a user and has validated the settings of the runs."""
+    """The schedule methods. agent-loop calls them on behalf of a user, after validating the runs' settings."""
 
     def __init__(self, schedules: Schedules) -> None:
         self._schedules = schedules
@@ -55,7 +55,7 @@ class ScheduleServicer:
         user = require_user()
         row, states, now = await self._schedules.get(user.store_id, user.user_id, check_id(request.name, "name"))
         schedule = _message(row)
-        # A schedule with an unknown time zone is shown without them, so that its user can change or delete it.
+        # A schedule with an unknown time zone is returned without its next times, so that it can be changed or deleted.
         with suppress(InvalidField):
             schedule.next_times.extend(map(timestamp, row.next_times(now)))
         schedule.fires.extend(fire_message(fire, states) for fire in row.fires)

@@ -24,7 +24,7 @@ SCHEDULES_MAX: Final = 100
 # Number of firings kept per schedule.
 FIRES_MAX: Final = 20
 NEXT_TIMES: Final = 10
-# A schedule pauses automatically after this many failures in a row.
+# A schedule or trigger pauses automatically after this many failures (see `StarterRow`).
 FAILURES_MAX: Final = 10
 NOTE_BYTES_MAX: Final = 1000
 CLAIM_SECONDS: Final = 10.0
@@ -64,7 +64,7 @@ class Owner(Actor, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for a scheduled time, an event, or a manual firing with its `request_id`."""
+    """The outcome of a firing: at a scheduled time, for an event, or by a user (with the user's `request_id`)."""
 
     due_time: datetime
     fire_time: datetime
@@ -80,9 +80,10 @@ class FireRow(msgspec.Struct, frozen=True, kw_only=True):
 class StarterRow(Owner, frozen=True, kw_only=True):
     """A schedule or a trigger.
 
-    `failures` counts consecutive firings that were refused or whose runs failed. The run `last_run_id` counts once it
-    has ended (`last_run_counted`). `fires` are newest first. `credential_ended` means that the API key for its runs was
-    revoked or has expired; it is only set on rows that are being fired.
+    `failures` counts refused firings (except manual ones) and runs that failed or expired, since a run last completed
+    or the row was resumed. Once the run `last_run_id` has ended, it is counted and `last_run_counted` is True. `fires`
+    are newest first. `credential_ended` means that the API key for its runs was revoked, has expired or was removed; it
+    is only set on rows that are loaded for firing.
     """
 
     name: str
@@ -104,9 +105,9 @@ StarterT = TypeVar("StarterT", bound=StarterRow)
 class ScheduleRow(StarterRow, frozen=True, kw_only=True):
     """A schedule.
 
-    Each change increments `generation`.
+    Each change and each firing increments `generation`.
 
-    `waiting_time` is the scheduled time whose run waits for the previous run to end.
+    `waiting_time` is the scheduled time of the firing that waits for the previous run to end.
     """
 
     schedule_id: str
@@ -124,12 +125,12 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
         return tuple(islice(timing.due_times(self.definition, self.schedule_id, after), NEXT_TIMES))
 
 
-# Returns the changed schedule. Arguments: the current one, how many schedules its user has, the time.
+# Returns the changed schedule, given the current one (if any), the number of schedules that its user has, and the time.
 Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 
 
 class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A due schedule as claimed at `now`. `is_busy` means that the last run it started is still open."""
+    """A due schedule, claimed at `now`. `is_busy` means that the last run it started is still open."""
 
     row: ScheduleRow
     now: datetime
@@ -137,9 +138,9 @@ class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a schedule with a new definition or credential.
+    """Return a schedule with a new definition or owner; unchanged if both are the same.
 
-    Its waiting run is skipped.
+    A firing that waits for the previous run is skipped.
 
     A scheduled time that has not fired yet stays due, unless the timing changes.
     """
@@ -152,14 +153,14 @@ def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> S
 
 
 def paused(row: ScheduleRow, note: str, now: datetime, *, automatic: bool = False) -> ScheduleRow:
-    """Return a paused schedule. If it was paused before, only the note changes."""
+    """Return a paused schedule. If it was already paused, it keeps its pause time and gets the new note."""
     return replace(
         marked_paused(_without_waiting(row, now), note, now, automatic=automatic), due_time=None, claim_at=None
     )
 
 
 def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = False) -> StarterT:
-    """Return a paused schedule or trigger. If it was paused before, only the note changes."""
+    """Return a paused schedule or trigger. If it was already paused, it keeps its pause time and gets the new note."""
     return replace(
         row,
         generation=row.generation + 1,
@@ -170,7 +171,7 @@ def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = 
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a resumed schedule, scheduled from now on. If it was not paused, only the credential changes."""
+    """Return a resumed schedule, due again from now on. If it was not paused, it is only saved with `owner`."""
     return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
@@ -193,13 +194,13 @@ def put(
     count: int,
     must_exist: bool,
 ) -> ScheduleRow:
-    """Return a schedule after saving `asked`, created with `new_id` if `row` is None.
+    """Return the schedule that results from saving `asked`. If `row` is None, it is created with `new_id`.
 
-    `count` is the user's total.
+    `count` is the number of schedules that the user has.
 
     Raises:
         ScheduleNotFound: The request updates a schedule that does not exist.
-        ScheduleExists: A different schedule with this name exists, and a new one is requested.
+        ScheduleExists: The request creates a schedule, but a different one with this name exists.
         TooLarge: The user has too many schedules.
     """
     if row is not None:
@@ -216,11 +217,11 @@ def put(
 
 
 def check_note(note: str) -> str:
-    """Return the note for a pause: text of at most 1000 bytes.
+    """Return the note for a pause, if it is valid.
 
     Raises:
-        TooLarge: The note is longer.
-        InvalidField: The note has control characters.
+        TooLarge: The note is longer than 1000 bytes.
+        InvalidField: The note has control characters other than tabs and line breaks.
     """
     if len(note.encode()) > NOTE_BYTES_MAX:
         raise TooLarge(f"note must be at most {NOTE_BYTES_MAX} bytes", field="note")
@@ -232,11 +233,11 @@ def check_note(note: str) -> str:
 def judge(
     definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
 ) -> tuple[FireOutcome, str]:
-    """Return the outcome of a firing that is not refused, and the reason for it.
+    """Return the outcome of a firing, and the reason for it. The run may still be refused.
 
     `due` is None for a manual firing, which is never late.
 
-    `is_busy` means that the previous run is open, `has_waiting` that another firing is waiting for it to end.
+    `is_busy` means that the previous run is open. `has_waiting` means that another firing is waiting for it to end.
     """
     if due is not None and timing.is_missed(definition, due, now):
         return (
@@ -260,7 +261,10 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 
 
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
-    """Return a schedule or trigger with `fire` added. It replaces its own waiting entry, if any; others are kept."""
+    """Return a schedule or trigger with `fire` added. It replaces the entry that this firing had while it waited.
+
+    The newest `FIRES_MAX` entries are kept. One that still waits is kept even if it is older.
+    """
     rest: list[FireRow] = []
     for old in row.fires:
         is_it = (old.outcome, old.due_time, old.event_id) == (FireOutcome.WAITING, fire.due_time, fire.event_id)
@@ -278,7 +282,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Return a schedule or trigger with the end of its last run counted. `state` is None if the run was removed."""
+    """Return a schedule or trigger after counting its last run, if it has ended or was removed (`state` is None)."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures
@@ -290,7 +294,7 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
-    """Return a schedule with its next scheduled time. A firing that waits is also checked before then."""
+    """Return a schedule with its next scheduled time. If a firing waits, it is checked again within a second."""
     next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
     times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))

@@ -19,7 +19,7 @@ from pawl.job_store.schedules.rules import ClaimedSchedule, Definition, FireRow,
 from pawl.job_store.schedules.store import PostgresSchedules
 from pawl.values import RunState
 
-# Claims are repeated this often, to find newly due schedules.
+# Maximum pause between claims, so that newly due schedules are found.
 WAIT_SECONDS_MAX: Final = 1.0
 # The pause before claiming again if due schedules are locked, usually by another claim.
 HELD_SECONDS: Final = 0.05
@@ -42,10 +42,10 @@ class Starters(Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime]:
-        """Return a row, the states of the runs it started, and the time.
+        """Return a row, the states of the runs in its `fires` that still exist, and the time.
 
         Raises:
-            ScheduleNotFound, TriggerNotFound: It does not exist.
+            ScheduleNotFound, TriggerNotFound: The row does not exist.
         """
         found = await self._rows.get(store_id, user_id, name)
         if found is None:
@@ -56,7 +56,7 @@ class Starters(Generic[StarterT]):
         """Remove a row with its history and waiting events.
 
         Raises:
-            ScheduleNotFound, TriggerNotFound: It does not exist.
+            ScheduleNotFound, TriggerNotFound: The row does not exist.
         """
         if not await self._rows.delete(store_id, user_id, name):
             raise self._absent
@@ -103,7 +103,7 @@ class Schedules(Starters[ScheduleRow]):
         )
 
     async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> ScheduleRow:
-        """Pause a schedule, or resume it with its owner's credential.
+        """Pause a schedule, or resume it with the credential in `owner`.
 
         Idempotent.
 
@@ -131,7 +131,7 @@ class Schedules(Starters[ScheduleRow]):
     async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
         """Fire a schedule.
 
-        Return None, without effect, if it has changed since it was claimed.
+        Return None, without effect, if the schedule has changed since it was claimed.
 
         Raises:
             ScheduleNotFound: The schedule does not exist.

@@ -25,14 +25,14 @@ CATCH_UP_SECONDS_MAX: Final = 86_400
 # Maximum number of missed scheduled times that are caught up.
 CAUGHT_UP_MAX: Final = 100
 
-# How far ahead scheduled times are searched; this bounds the search for rare days.
+# How far ahead to search for scheduled times. This bounds the search for rare days.
 HORIZON: Final = timedelta(days=30 * 366)
 
 _PARTS: Final = ("minute", "hour", "day-of-month", "month", "day-of-week")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MIN: Final = _EPOCH + timedelta(days=2)
 _TIME_MAX: Final = datetime(9000, 1, 1, tzinfo=UTC)
-# Files that are not part of the IANA database, differ between machines, or count leap seconds.
+# Time zone files that are not part of the IANA database, differ between machines, or count leap seconds.
 _NO_ZONE: Final = re.compile(r"localtime|posixrules|(posix|right)/.*")
 
 
@@ -53,8 +53,8 @@ def check(timing: Timing) -> None:
     """Validate a timing.
 
     Raises:
-        InvalidField: The timing is invalid; the metadata names the field, and the message the part of a cron
-            expression.
+        InvalidField: The timing is invalid. The metadata names the field. For a cron expression, the message names the
+            invalid part.
     """
     if bool(timing.cron) == bool(timing.interval_seconds):
         raise InvalidField("set either `cron` or `interval_seconds`", field="definition.cron")
@@ -87,9 +87,9 @@ class _Cron(CronSim):
 
 
 def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
-    """Yield the scheduled times after `after` and before `until`, in order.
+    """Yield the scheduled times after `after` and before `until`, in order and with jitter added.
 
-    By default `until` is `HORIZON` later.
+    By default, `until` is `HORIZON` later.
     """
     late = jitter(timing, schedule_id)
     begin = after - late
@@ -107,13 +107,13 @@ def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime
 
 
 def same_times(one: Timing, other: Timing) -> bool:
-    """Return whether two timings have the same scheduled times. Their catch-up periods may differ."""
+    """Return whether two timings are equal, apart from their catch-up periods."""
     fields = [name for name in Timing.__struct_fields__ if name != "catch_up_seconds"]
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
 def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime) -> tuple[datetime, ...]:
-    """Return the scheduled times from `begin` up to `end`, exclusive.
+    """Return the scheduled times from `begin` (inclusive) to `end` (exclusive).
 
     Raises:
         InvalidField: `end` is not after `begin`.
@@ -129,16 +129,16 @@ def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime)
 
 
 def jitter(timing: Timing, schedule_id: str) -> timedelta:
-    """Return how long after its scheduled times a schedule fires. This delay never changes for a given schedule."""
+    """Return the delay that jitter adds to a schedule's times. It depends only on the id and `jitter_seconds`."""
     share = int.from_bytes(hashlib.sha256(schedule_id.encode()).digest()[:8]) / 2**64
     return timedelta(seconds=int(share * timing.jitter_seconds))
 
 
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
-    """Return the next scheduled time to fire after `due`: the first one that is not too late to catch up."""
+    """Return the scheduled time to fire after `due`. Times that are too late or too many to catch up are skipped."""
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
-    # Only the last scheduled times count, and they may be far back: widen the search until they are found.
+    # Only the latest missed times are caught up, and they may be far back: widen the search until enough are found.
     span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
     while True:
         begin = max(first, now - span)
@@ -178,7 +178,7 @@ def _check_cron(timing: Timing) -> None:
 
 
 def cron_text(cron: str) -> str:
-    """Return a valid cron expression in words. If both kinds of day are given, a match of either one suffices."""
+    """Describe a valid cron expression in words. If it has both kinds of day, matching either one suffices."""
     text = CronSim(cron, _EPOCH).explain()
     _, _, day, _, weekday = cron.split()
     return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")
@@ -206,13 +206,13 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
     minute, hour, rest = cron.split(maxsplit=2)
     only = None
     if hour == "*" and len(times.minutes) == 1 and _shifts_unevenly(timing.time_zone, begin.year):
-        # cronsim then steps by whole hours and misses scheduled times after a half-hour shift, unless it also has
-        # another minute.
+        # Here, cronsim steps by whole hours and misses times after a half-hour shift, unless the expression has another
+        # minute.
         (only,) = times.minutes
         times = _Cron(f"{minute},{59 - only} {hour} {rest}", begin, end)
     for time in times:
         found = time.astimezone(UTC)
-        # Several times of day that a clock change skips count as one.
+        # Times of day that a clock change skips all map to the same moment, which counts once.
         if found > last and only in {None, time.minute}:
             last = found
             yield found
@@ -220,15 +220,15 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
 
 @lru_cache(maxsize=1024)
 def _shifts_unevenly(name: str, year: int) -> bool:
-    """Return whether a zone's clocks shift by a fraction of an hour this year or next year."""
+    """Return whether a zone's clocks shift by a fraction of an hour in `year` or the next year."""
     first = [datetime(when, month, 1, tzinfo=zone(name)) for when in (year, year + 1) for month in range(1, 13)]
     return len({(time.utcoffset() or timedelta()) % timedelta(hours=1) for time in first}) > 1
 
 
 def _by_the_clock(cron: str) -> str:
-    """Return an expression that cronsim treats as times of day, unless it runs every hour.
+    """Return an equivalent expression that cronsim treats as times of day, unless it runs every hour.
 
-    cronsim distinguishes the two by whether the minute and the hour start with a star.
+    cronsim treats an expression as an interval if its minute or hour starts with a star.
     """
     minute, hour, *days = cron.split()
     if hour != "*":

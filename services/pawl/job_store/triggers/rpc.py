@@ -48,7 +48,7 @@ _POSITION: Final = _WIRE.struct(MailPosition, trigger_pb2.MailPosition)
 
 
 class TriggerServicer:
-    """Implements the trigger methods. agent-loop calls them for a user and has validated the settings of the runs."""
+    """The trigger methods. agent-loop calls them on behalf of a user, after validating the runs' settings."""
 
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers

@@ -21,7 +21,7 @@ from pawl.values import Overlap
 # Maximum number of triggers per user.
 TRIGGERS_MAX: Final = 100
 DEBOUNCE_SECONDS_MAX: Final = 3600
-# Maximum number of times that later events may postpone an event.
+# Later events can postpone an event by at most this many times the debounce time.
 DEBOUNCES_MAX: Final = 10
 POINTER_CHARACTERS_MAX: Final = 256
 DATA_BYTES_MAX: Final = 256 * 1024
@@ -35,11 +35,11 @@ POLL_SECONDS_RANGE: Final = range(15, 3601)
 MAILBOX_LEASE_TIME: Final = timedelta(seconds=30)
 # Maximum number of mailboxes per process.
 LEASED_MAX: Final = 200
-# A trigger pauses automatically after its mailbox was unreachable for this long.
+# A trigger pauses automatically once its mailbox has been unreachable for this long.
 UNREACHABLE_TIME: Final = timedelta(hours=12)
-# After a longer time without a report, that period starts again. Failing polls are up to an hour apart.
+# After a longer gap between reports, that period starts again. Failing polls are up to an hour apart.
 UNREACHABLE_GAP_TIME: Final = timedelta(hours=2)
-# The interval between writes of refused deliveries.
+# The interval between writes of the counts of refused webhooks.
 REFUSALS_TIME: Final = timedelta(minutes=1)
 REASON_CHARACTERS_MAX: Final = 300
 SECRET_CHARACTERS_MAX: Final = 64
@@ -85,7 +85,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A mailbox whose e-mails are events. Zero and empty values stand for the defaults."""
+    """A mailbox whose e-mails are events. Zero and empty values mean the defaults."""
 
     host: str
     port: int = 0
@@ -128,7 +128,7 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
     `last_uid` is the last message that was delivered. `unreachable_report_time` is the time of the last report that the
-    mailbox cannot be read. `refused_count` counts webhooks without a valid signature or key.
+    mailbox cannot be read. `refused_count` counts webhooks without a valid key, or a valid and recent signature.
     """
 
     trigger_id: str
@@ -182,10 +182,10 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of events that run one at a time: the run of the last event, and the waiting event.
+    """A lane of events that run one at a time, with the last event's run and the waiting event.
 
-    `event_id` is empty if no event waits. With `awaits_run` it waits for the end of that run, otherwise for a time.
-    `first_time` is when the first of the events that it replaces arrived.
+    `event_id` is empty if no event waits. With `awaits_run`, the event waits for that run to end; otherwise it waits
+    for a time. `first_time` is when the first of the events that it has replaced arrived.
     """
 
     store_id: StoreId
@@ -209,7 +209,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
         return EventKey(self.store_id, self.trigger_id, self.event_id)
 
 
-# Returns the changed trigger. Arguments: the current one, how many triggers its user has, the time.
+# Returns the changed trigger, given the current one (if any), the number of triggers that its user has, and the time.
 TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
 
 
@@ -290,14 +290,14 @@ def put(
     count: int,
     must_exist: bool,
 ) -> TriggerRow:
-    """Return a trigger after saving `asked`, created with `new_id` and `secret` if `row` is None.
+    """Return the trigger that results from saving `asked`. If `row` is None, it is created with `new_id` and `secret`.
 
-    `count` is the user's total.
+    `count` is the number of triggers that the user has.
 
     Raises:
         TriggerNotFound: The request updates a trigger that does not exist.
-        TriggerExists: A different trigger with this name exists, and a new one is requested.
-        InvalidField: The source of events changes.
+        TriggerExists: The request creates a trigger, but a different one with this name exists.
+        InvalidField: The request changes a webhook to a mailbox, or a mailbox to a webhook.
         TooLarge: The user has too many triggers.
     """
     if row is None:
@@ -339,7 +339,7 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 
 
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
-    """Return a trigger after a report about its mailbox: readable, or unreachable for a reason.
+    """Return a trigger after a report that its mailbox is readable or, if `reason` is set, unreachable.
 
     If the mailbox has assigned new UIDs, messages are read from `position` onwards.
     """
@@ -360,7 +360,7 @@ def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: d
 
 
 def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False) -> TriggerRow:
-    """Return a paused trigger. If it was paused before, only the note changes."""
+    """Return a paused trigger. If it was already paused, it keeps its pause time and gets the new note."""
     return replace(schedules.marked_paused(row, note, now, automatic=automatic), claim_at=None)
 
 
@@ -374,10 +374,10 @@ def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow
 def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
     """Return a resumed trigger.
 
-    If it was not paused, only the credential changes.
+    If it was not paused, it is only saved with `owner`.
 
     Raises:
-        PermissionDenied: It has a mailbox, and the owner is no longer an admin.
+        PermissionDenied: The trigger has a mailbox, and the owner is no longer an admin.
     """
     if row.definition.mailbox is not None and Role.ADMIN not in owner.user_roles:
         raise PermissionDenied(
@@ -391,10 +391,10 @@ def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
 def rotated(row: TriggerRow, secret: bytes, now: datetime) -> TriggerRow:
     """Return a trigger with a new secret.
 
-    The previous one stays valid for some time.
+    The previous secret stays valid for a day.
 
     Raises:
-        InvalidField: It has no secret.
+        InvalidField: The trigger has no secret.
     """
     if row.definition.webhook is None:
         raise InvalidField("only triggers with a webhook have a secret", field="name")

@@ -28,8 +28,8 @@ UPDATE job_store.triggers
 SET refused_count = refused_count + $3, refused_time = clock_timestamp(), refused_reason = $4
 WHERE store_id = $1 AND trigger_id = $2
 """
-# An event that waits for the previous run is checked again soon. Others stay claimed for the duration of a claim, and
-# so do events of paused triggers.
+# An event that waits for the previous run can be claimed again after POLL_SECONDS. Others, and events of paused
+# triggers, can be claimed again after CLAIM_SECONDS.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT l.store_id, l.trigger_id, l.lane, t.pause_time IS NOT NULL AS is_paused, l.awaits_run AND coalesce((
@@ -54,8 +54,8 @@ USING (store_id, trigger_id)
 _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.trigger_lanes"
 
 
-# A lease is renewed once half of it has passed. A process takes new leases up to its limit, the longest expired first.
-# Rows are locked in key order against deadlocks, and checked again under the lock.
+# A lease is renewed once half of it has passed. A process takes new leases up to its limit, starting with those that
+# expired first. Rows are locked in key order against deadlocks, and checked again under the lock.
 _LEASE_MAILBOXES: Final = f"""
 WITH held AS MATERIALIZED (
     SELECT store_id, trigger_id, claim_at <= now() + $2::interval / 2 AS is_due FROM job_store.triggers
@@ -85,7 +85,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         super().__init__(database, tables.TRIGGERS, tables.TRIGGERS.read)
 
     async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
-        """Return a trigger of any user, and the time."""
+        """Return any user's trigger, and the time."""
         record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
         return None if record is None else (self._readable(record), record["now"])
 
@@ -93,7 +93,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
     async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
-        """Claim events that may fire, the longest due first: triggers with their lanes."""
+        """Claim waiting events that may fire; return their triggers and lanes."""
         lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
         lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, poll)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]

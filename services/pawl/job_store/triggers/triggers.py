@@ -50,9 +50,9 @@ _TIME: Final = re.compile(r"[0-9]{1,12}")
 def event_id_of(
     authentication: Authentication, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now: datetime
 ) -> str:
-    """Return the webhook-id of a webhook whose sender knows one of the secrets; empty if the webhook has none.
+    """Check that a webhook's sender knows one of the secrets; return its webhook-id, empty if it has none.
 
-    Other senders learn only that the check failed. Names of `headers` are in lower case.
+    Other senders learn only that the check failed. Header names must be in lower case.
 
     Raises:
         BadSignature: There is no valid signature or key, or a required header is missing.
@@ -65,9 +65,9 @@ def event_id_of(
         _check_key(headers.get("authorization", ""), secrets)
         return event_id
     if "." in event_id:
-        # The signature covers id.time.body: with another dot, an old signature would match a different id, time and
-        # body.
-        raise BadSignature("a signed webhook-id must not contain a full stop")
+        # The signature covers id.time.body. If ids could contain a dot, an old signature would match a different id,
+        # time and body.
+        raise BadSignature("the webhook-id of a signed webhook must not contain a dot ('.')")
     time = headers.get("webhook-timestamp", "")
     if not event_id or not _TIME.fullmatch(time):
         raise BadSignature("webhook-id or webhook-timestamp is missing or malformed")
@@ -151,7 +151,7 @@ class Triggers(Starters[TriggerRow]):
         return row, secret_text(secret) if is_told else ""
 
     async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> TriggerRow:
-        """Pause a trigger, or resume it with its owner's credential.
+        """Pause a trigger, or resume it with the credential in `owner`.
 
         Idempotent.
 
@@ -204,7 +204,7 @@ class Triggers(Starters[TriggerRow]):
         return row, event_id
 
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
-        """Count a refusal: in the row if its last update is over a minute old, otherwise in memory."""
+        """Count a refusal: in the row if the last one was stored over a minute ago, otherwise in memory."""
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
         if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:

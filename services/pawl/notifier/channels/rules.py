@@ -16,7 +16,7 @@ from pawl.notifier.inbox.rules import NotificationKind, NotificationKinds
 
 ChannelId = NewType("ChannelId", str)
 
-# Per user.
+# Maximum number of channels per user.
 CHANNELS_MAX: Final = 10
 NAME_CHARACTERS_MAX: Final = 200
 URL_CHARACTERS_MAX: Final = 2048

@@ -397,7 +397,7 @@ class PostgresChannels(DatabaseAdapter):
         A delivery in progress continues.
 
         Raises:
-            DeliveryNotFound: one of the deliveries is not the user's. Nothing is sent.
+            DeliveryNotFound: one of the deliveries is not the user's, or is a code. Nothing is sent.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)

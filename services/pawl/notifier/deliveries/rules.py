@@ -135,7 +135,7 @@ class Outcome:
 
     @property
     def wait_seconds(self) -> float:
-        """The wait that the receiver requested before the next attempt; 0 if none, or if the status rules it out."""
+        """The wait before the next attempt that the receiver requested with status 429 or 503; otherwise 0."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property

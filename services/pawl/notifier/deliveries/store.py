@@ -46,7 +46,7 @@ from pawl.notifier.inbox.rules import Inbox
 from pawl.notifier.inbox.store import inbox_of
 from pawl.notifier.preferences.store import preferences_of
 
-# Jumps from one channel with waiting deliveries to the next and reads only its oldest one, so the queue's length does
+# Jumps from one channel with waiting deliveries to the next and reads only its oldest ones, so the queue's length does
 # not matter.
 DUE: Final = """
 WITH RECURSIVE waiting AS (
@@ -243,7 +243,7 @@ class PostgresDeliveries(DatabaseAdapter):
         await self._database.execute(RELEASE, ids, [attempt.claim_until for attempt in attempts])
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
-        """Record the outcome of an attempt; None if the claim has expired or the delivery was deleted.
+        """Record the outcome of an attempt; return None if the claim has expired or the delivery was deleted.
 
         If that disables the channel, the user is notified in the same transaction, except after a test.
         """
@@ -323,7 +323,7 @@ def _settlement(attempt: Attempt, outcome: Outcome, verdict: Verdict) -> tuple[o
 
 
 def _plan(row: asyncpg.Record) -> Plan:
-    """Return the plan for a delivery. If planning fails, the delivery is tried again after increasing pauses."""
+    """Return the plan for a delivery. If planning fails, it is tried again after increasing pauses."""
     now: datetime = row["now"]
     pause = min(max(now - row["insert_time"], _UNREADABLE_PAUSE_MIN), _UNREADABLE_PAUSE_MAX)
     judged = read_each("delivery", [row], lambda each: plan(_due(each), now), itemgetter("delivery_id"))

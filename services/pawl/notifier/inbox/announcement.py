@@ -48,7 +48,7 @@ def concerns_approval(event: event_pb2.RunEvent) -> bool:
 
 
 def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
-    """Return the notifications for an event. `approvers` are its store's approvers. Most events have none."""
+    """Return the notifications for an event, usually none. `approvers` are the approvers of its store."""
     match event.WhichOneof("kind"):
         case "run_changed":
             draft = _of_run(event)
@@ -64,7 +64,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification that a job has ended, for when its conversation cannot report that; None if not needed.
+    """Return the notification of a job's end, for use if the conversation cannot report it; None if not needed.
 
     A user who stopped the job is not notified.
     """

@@ -39,7 +39,7 @@ _PAUSE_SECONDS: Final = 1.0
 _ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
 
-# A run event. It must be acknowledged exactly once; otherwise JetStream delivers it again.
+# A run event. JetStream delivers it again unless it is acknowledged.
 Message: TypeAlias = Msg
 
 _log = logs.get_logger(__name__)

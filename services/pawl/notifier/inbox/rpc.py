@@ -110,7 +110,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         filtered = "unread" if request.only_unread else "all"
         before = re.fullmatch(rf"{filtered}-([0-9]{{1,18}})", request.page_token)
         if request.page_token and before is None:
-            raise InvalidPageToken  # From another method or another filter.
+            raise InvalidPageToken  # The token is from another method or filter.
         number = int(before[1]) if before else None
         found = await self._store.read_before(
             inbox, number, only_unread=request.only_unread, approves=approves, limit=size + 1

@@ -53,7 +53,7 @@ class Draft:
     """A notification before it has a number in its inbox.
 
     `notification_id` is derived from the event, so the same event always produces the same draft. `call_id` is the call
-    to decide on, and `channel_id` the disabled channel; each is empty if there is none.
+    to decide on, and `channel_id` is the disabled channel; each is empty if there is none.
     """
 
     inbox: Inbox
@@ -70,7 +70,10 @@ class Draft:
 
 
 def shown(draft: Draft) -> Draft:
-    """Return a draft as channels see it. For another user's call, the conversation is kept for erasure but hidden."""
+    """Return a draft as channels see it: an APPROVAL_NEEDED draft without its conversation id.
+
+    The conversation belongs to another user. The inbox keeps its id so that erasing it erases the notification too.
+    """
     if draft.kind is NotificationKind.APPROVAL_NEEDED:
         return replace(draft, conversation_id=ConversationId(""))
     return draft

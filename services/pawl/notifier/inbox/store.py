@@ -147,8 +147,8 @@ WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND notification_id = AN
 RETURNING *
 """
 
-# An approval request is resolved with its call or its run; other needs with the next change of the run. The lateral
-# join makes the planner look up by run instead of scanning all open needs.
+# An approval request is resolved with its call or its run; other needs are resolved with the next change of the run.
+# The lateral join makes the planner look up by run instead of scanning all open needs.
 MARK_RESOLVED: Final = """
 WITH found AS MATERIALIZED (
     SELECT n.store_id, n.user_id, n.number
@@ -298,7 +298,7 @@ class PostgresStore(DatabaseAdapter):
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
-        """Return the conversations in which a run currently needs its user."""
+        """Return those conversations in which a run currently needs its user."""
         columns = zip(*((inbox.store_id, inbox.user_id, each) for inbox, each in conversations), strict=True)
         rows = await self._database.fetch(WAITING, *map(list, columns))
         return {(inbox_of(row), ConversationId(row["conversation_id"])) for row in rows}
@@ -311,7 +311,7 @@ class PostgresStore(DatabaseAdapter):
     async def read_before(
         self, inbox: Inbox, number: int | None, *, only_unread: bool, approves: bool, limit: int
     ) -> Sequence[Notification]:
-        """Return notifications with a smaller number (None: from the newest), newest first."""
+        """Return notifications with a smaller number (None: any number), newest first."""
         query = _READ_UNREAD_BEFORE if only_unread else _READ_BEFORE
         rows = await self._database.fetch(query, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]
@@ -424,5 +424,5 @@ def inbox_of(row: asyncpg.Record) -> Inbox:
 def _notification(row: asyncpg.Record) -> Notification:
     fields = {name: row[name] for name in _MESSAGE} | {"kind": f"NOTIFICATION_KIND_{row['kind'].upper()}"}
     if row["kind"] == NotificationKind.APPROVAL_NEEDED:
-        fields["conversation_id"] = ""  # It belongs to another user.
+        fields["conversation_id"] = ""  # The conversation belongs to another user.
     return Notification(**fields)

@@ -15,7 +15,7 @@ from pawl.errors import InvalidField
 from pawl.notifier.inbox.rules import NotificationKind, NotificationKinds
 
 QUIET_HOURS_MAX: Final = 10
-# Per user.
+# Maximum number of muted conversations per user.
 MUTES_MAX: Final = 1000
 _ZONE_CHARACTERS_MAX: Final = 64
 _DAY: Final = timedelta(days=1)
@@ -118,7 +118,7 @@ def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
 
 
 def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Yield the start and end of each quiet period that starts within a day of `now`."""
+    """Yield the start and end of each quiet period that starts on the day of `now` or the day before."""
     today = now.astimezone(zone).date()
     for hours in quiet_hours:
         start, end = time.fromisoformat(hours.start), time.fromisoformat(hours.end)
@@ -130,7 +130,7 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return when clocks show a time. `fold` selects one of two occurrences. For a skipped time, return the jump."""
+    """Return when clocks show a time (`fold` selects one of two occurrences), or when they skip it."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once

@@ -29,7 +29,7 @@ from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.verdict import CallContext, Verdict
 from pawl.values import EffectClass
 
-# Identify the grant by the call that gave it, because the grant's digest would reveal the arguments.
+# Identifies a grant by the call whose approval gave it, because the grant's digest would reveal the arguments.
 GRANT: Final = "grant {}"
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
 
@@ -37,9 +37,9 @@ _Waiting = tuple[Sequence[AuditDraft], "asyncio.Future[None]"]
 
 
 class AuditTrail:
-    """Writes concurrent calls' entries in batches, in order of arrival.
+    """Writes the entries of concurrent calls in batches, in the order of their arrival.
 
-    `now` returns seconds since 1970. All methods that write raise the same errors as `write`.
+    `now` returns seconds since 1970. All methods that write entries raise the same errors as `write`.
     """
 
     def __init__(self, log: PostgresAuditLog, now: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class AuditTrail:
         self._writer: asyncio.Task[None] | None = None
 
     async def write(self, drafts: Sequence[AuditDraft]) -> None:
-        """Return once the entries are durable. Safe to cancel, but the entries may still be written.
+        """Write entries, and return once they are durable. Safe to cancel, but the entries may still be written.
 
         Raises:
             DependencyUnavailable: the entries may or may not have been written. The actions they describe must not be
@@ -100,7 +100,7 @@ class AuditTrail:
         """Record the end of a call.
 
         The check and the start of a READ_ONLY call are recorded together with its end. `reason` overrides the result's
-        reason: CACHED for a cached result, LATE for a result dropped because the call had already ended.
+        reason: CACHED for a cached result, or LATE for a result that was dropped because the call had already ended.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),
@@ -118,7 +118,7 @@ class AuditTrail:
         return self._of_job(job, AuditKind.RETURNED)
 
     async def ruled(self, rule: Rule, verdict: str, by: Principal) -> None:
-        """Record that a user creates (MADE) or revokes (REVOKED) a rule."""
+        """Record that a user is about to create (MADE) or revoke (REVOKED) a rule."""
         await self.write(
             [
                 AuditDraft(
@@ -195,7 +195,7 @@ _PAGES_PER_REPORT: Final = 5
 async def verify(
     log: PostgresAuditLog, store_id: StoreId, known: Head | None
 ) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
-    """Yield the verified position every 10,000 entries, then the result with `done` set.
+    """Verify a store's chain. Yield the verified position every 10,000 entries, then the result with `done` set.
 
     Entries written during verification are not checked. `known` is a chain head that was stored outside the database,
     if any.

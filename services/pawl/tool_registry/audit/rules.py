@@ -1,10 +1,10 @@
 """Defines a store's audit chain of proposals, decisions, starts and results. Each entry is linked to the previous one.
 
-Entries hold digests of arguments and results, never the content. Each digest is keyed with its conversation's secret.
-Destroying the secret makes the digests meaningless but leaves the chain intact.
+Entries hold digests of arguments and results, but never the arguments or results themselves. Each digest is keyed with
+the conversation's secret. Destroying the secret makes the digests meaningless but leaves the chain intact.
 
-An entry's hash covers its content, its number and the previous hash. Changing, removing, inserting or moving an entry
-requires rebuilding all later ones. A chain head stored elsewhere exposes even a rebuilt chain.
+An entry's hash covers its content, its number and the previous hash. Anyone who changes, removes, inserts or moves an
+entry must rebuild all later entries. Even a rebuilt chain is exposed by a chain head that was stored elsewhere.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class AuditKind(StrEnum):
 class AuditDraft:
     """An entry before it is added to the chain. Times are microseconds since 1970.
 
-    `credential_id` started the run; `delegate_user_id` is the delegate that acted for the user, if any.
-    `by_credential_id` and `by_delegate_user_id` are the same for `by_user_id`. `agent_name` is the run's agent. Unknown
-    fields are empty.
+    `credential_id` is the credential that started the run, and `delegate_user_id` the delegate that acted for the user,
+    if any. `by_credential_id` and `by_delegate_user_id` are the same for `by_user_id`. `agent_name` is the run's agent.
+    Unknown fields are empty.
     """
 
     store_id: StoreId
@@ -76,7 +76,7 @@ class AuditDraft:
     by_credential_id: CredentialId = CredentialId("")
     by_delegate_user_id: UserId = UserId("")
     agent_name: str = ""
-    # The conversation or rule whose secret keys the digests. Not part of the chain: stored digests are already keyed.
+    # The conversation or rule whose secret keys the digests. Not part of the chain, because its digests are keyed.
     key_id: str = ""
 
     @property
@@ -85,7 +85,7 @@ class AuditDraft:
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
-# A front-end call's outcome and reason, by its final state.
+# The outcome and the reason of a front-end call, by its final state.
 ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
     CallState.SUCCEEDED: (Outcome.SUCCEEDED, ""),
     CallState.FAILED: (Outcome.FAILED, "TOOL_ERROR"),
@@ -182,7 +182,7 @@ def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
 class Verifier:
     """Checks a chain's entries in order.
 
-    `head` is the last entry according to the database; `known` is a head stored elsewhere.
+    `head` is the last entry according to the database. `known` is a head that was stored elsewhere.
     """
 
     def __init__(self, head: Head, known: Head | None = None) -> None:
@@ -191,7 +191,7 @@ class Verifier:
         self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Check the next entry; return the problem, if any."""
+        """Check the next entry; return its problem, or None."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(
@@ -215,7 +215,7 @@ class Verifier:
         return None
 
     def end(self, beyond_head: int) -> Problem | None:
-        """Check the end of the chain. `beyond_head` is the number of an entry after the recorded head, or 0 if none."""
+        """Check the end of the chain. `beyond_head` is the number of an entry after the recorded head; 0 means none."""
         last = self.verified.seq
         due = max(self._head.seq, self._known.seq if self._known else 0)
         if last < due:

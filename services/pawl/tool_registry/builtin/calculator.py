@@ -16,7 +16,7 @@ from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 EXPRESSION_CHARACTERS_MAX: Final = 500
-# Maximum size of an integer, including intermediate results.
+# Maximum size of an integer, which also applies to intermediate results.
 BITS_MAX: Final = 4096
 _FACTORIAL_MAX: Final = 400
 _ROUND_DIGITS_MAX: Final = 300

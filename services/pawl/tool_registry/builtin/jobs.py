@@ -17,9 +17,9 @@ from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
-# Limit on each listed result.
+# Maximum size of each listed result.
 RESULT_CHARACTERS_MAX: Final = 500
-# Maximum number of ended jobs in the list. The most recent ones are listed.
+# Maximum number of ended jobs that are listed, the most recent first.
 ENDED_MAX: Final = 10
 JobId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the job_id"]
 
@@ -84,7 +84,7 @@ def state_of(run: run_pb2.Run) -> str:
 
 
 def _next_time(run: run_pb2.Run, now: float) -> float | None:
-    """Return when a job's next iteration is due; None if the job is not waiting for it."""
+    """Return the time at which a job's next iteration is due; None if the job is not waiting for an iteration."""
     job, begin_time = run.job, seconds(run.job.begin_time)
     if list(run.waits) != [run_pb2.WAIT_KIND_TIME] or not job.interval_seconds:
         return None

@@ -50,7 +50,7 @@ from pawl.tool_registry.sdk.tool import Tool
 from pawl.values import ExecutionContext, OfferFallback
 
 _KEPT_VERSIONS_MAX: Final = 2000
-# Limit on the total `ArgumentsSchema.size` of cached versions. Compiled validators need about thirty times as much.
+# Limit on the total `ArgumentsSchema.size` of cached versions. Compiled validators need about thirty times this size.
 _KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
 _WEIGHT_BYTES: Final = 20
 _CHECK_CPU_SECONDS: Final = 1.0
@@ -76,7 +76,7 @@ class ArgumentsSchema:
 
     @property
     def size(self) -> int:
-        """Estimated size for the cache. Includes the weight, because a short pattern can compile to a lot of memory."""
+        """The estimated size in the cache. It includes the weight, because a compiled pattern may need much memory."""
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
 
@@ -100,12 +100,12 @@ class CatalogTool:
 
     @property
     def definitions(self) -> list[ToolDefinition]:
-        """The pinned definition, and the current one if the tool still exists."""
+        """The pinned definition, and the current definition if the tool still exists."""
         return [self.definition, *([self.in_force.definition] if self.in_force else [])]
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """Schema of the version that would run the call, unless it is this one."""
+        """The schema of the version that would run the call, or None if that is this version."""
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
         return self.loaded.schema
@@ -234,7 +234,7 @@ class Catalog:
         return Accepted(arguments=msgspec.json.decode(canonical), canonical=canonical, note=note)
 
     async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
-        """Check that a store may register a tool with this schema for its arguments.
+        """Check that a store may register a tool with this arguments schema.
 
         Raises:
             InvalidSchema: the schema is unusable; the message gives the position and the cause.
@@ -282,13 +282,14 @@ class Catalog:
     async def resolve(
         self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int], *, skip_missing: bool = False
     ) -> list[ToolVersion]:
-        """Return a run's tools, sorted by name: the named ones, or all if `names` is empty.
+        """Return a run's tools, sorted by name: the tools in `names`, or all tools if `names` is empty.
 
-        Tools in `pinned` are returned in their pinned version. `skip_missing` leaves out tools that do not exist or
-        that the caller may not call.
+        Tools in `pinned` are returned in their pinned version. With `skip_missing`, tools that do not exist or that the
+        caller may not call are left out.
 
         Raises:
-            ToolNotFound: a tool does not exist, or the caller may not call it.
+            ToolNotFound: a pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist
+                or the caller may not call it.
         """
         store_id = caller.store_id
         if names:
@@ -315,7 +316,7 @@ class Catalog:
         Raises:
             InvalidField, InvalidSchema: the definition is invalid.
             ToolExists: a loaded tool has the name, or another definition has it and `replace` is not set.
-            PermissionDenied: only an admin may replace another user's tool or relax a definition.
+            PermissionDenied: the caller is not an admin and would replace another user's tool or relax a definition.
         """
         await self._check_front_end(caller.store_id, definition)
         return await self._repository.register(
@@ -360,8 +361,9 @@ class Catalog:
         """Unregister one of the store's front-end tools, or a worker tool if the caller may attach workers.
 
         Raises:
-            ToolNotFound: the store has no such tool, or the tool belongs to a source or to the deployment.
-            PermissionDenied: only an admin may unregister another user's tool or a restricted one.
+            ToolNotFound: the store has no such tool, the tool belongs to a source or to the deployment, or it is a
+                worker tool and the caller may not attach workers.
+            PermissionDenied: the caller is not an admin, and the tool is restricted or belongs to another user.
         """
         if name in self._loaded:
             raise ToolNotFound("the deployment's tools cannot be unregistered", tool_name=name)
@@ -396,7 +398,7 @@ class Catalog:
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return loaded.entry
-        # Runs outlive tools: a tool that was once loaded is still known, even if this process cannot run it.
+        # A run can outlive its tools: a tool that was once loaded is still known, even if this process cannot run it.
         found = await self._repository.version(store_id, name, version) if loaded is None else None
         return found or await self._repository.version(_EVERY_STORE, name, version)
 

@@ -69,8 +69,8 @@ class PostgresToolRepository(DatabaseAdapter):
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         """Return the version of each loaded definition, in order.
 
-        A known definition has the same version in every process; a new one gets the next version. Atomic, and safe to
-        call from several processes concurrently.
+        A known definition has the same version in every process, and a new definition gets the next version. Atomic,
+        and safe to call from several processes concurrently.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, _LOADED)
@@ -86,7 +86,7 @@ class PostgresToolRepository(DatabaseAdapter):
         binding: bytes = b"",
         registrant: Principal = SOURCE,
     ) -> ToolVersion:
-        """Register a store's tool durably. Registering the same definition, source and binding again is a no-op.
+        """Register a store's tool durably. Registering the same definition, source and binding again has no effect.
 
         Atomic, including the checks of `rules.registering`.
 

@@ -39,9 +39,9 @@ class Caller:
 
 
 async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bool:
-    """Check a call and run it in this process, printing what happens; return whether it succeeded.
+    """Check a call, run it in this process and print what happens; return whether it succeeded.
 
-    No approval is requested, because the developer asked for the call by running the command.
+    No approval is required, because the developer requested the call by running the command.
     """
     definition = tool.definition
     if definition.context is not ExecutionContext.BACKEND:

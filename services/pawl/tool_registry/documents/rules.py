@@ -14,7 +14,7 @@ TEXT_BYTES_MAX: Final = 1024 * 1024
 # Per store, including the documents of its users.
 DOCUMENTS_MAX: Final = 10_000
 STORE_BYTES_MAX: Final = 1024 * 1024 * 1024
-# Small enough that a part's words and their positions always fit in a tsvector.
+# Small enough that a part's words and their positions always fit into a tsvector.
 PART_CHARACTERS_MAX: Final = 64 * 1024
 PLAIN_LANGUAGE: Final = "simple"
 # Text search configurations that every PostgreSQL has had since version 14.

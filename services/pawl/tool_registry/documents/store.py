@@ -1,4 +1,4 @@
-"""Documents in PostgreSQL, with full-text search."""
+"""Stores documents in PostgreSQL, with full-text search."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WHERE store_id = $1 AND owner_id = ANY ($2::text[])
     AND (name > $3 OR (name = $3 AND ($4::text IS NULL OR owner_id > $4)))
 ORDER BY name, owner_id LIMIT $5
 """  # noqa: S608  # constants only
-# Each language stems the query differently. A query that contains only stop words has no matches.
+# The query is stemmed differently for each language. A query that contains only stop words has no matches.
 _SEARCH: Final = f"""
 WITH asked AS MATERIALIZED (
     SELECT language, query, query && (
@@ -161,7 +161,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
     ) -> Sequence[Document]:
         """Return documents that a user can see, ordered by name and owner, after the given position.
 
-        If there is no `owner_id`, documents named `name` are included.
+        If `owner_id` is empty, documents named `name` are included.
         """
         rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
         return [Document(**row) for row in rows]
@@ -180,7 +180,7 @@ def _hit(row: asyncpg.Record) -> Hit:
     byte_offset, content, headline = (fields.pop(name) for name in ("byte_offset", "content", "headline"))
     snippets = headline.split(_BETWEEN)
     first = snippets[0].replace(_START, "").replace(_STOP, "")
-    # The snippet may not be found, because ts_headline removes tags.
+    # The snippet may not occur in the text, because ts_headline removes tags.
     before = content[: max(content.find(first), 0)]
     return Hit(
         document=Document(**fields),

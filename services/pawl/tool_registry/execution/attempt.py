@@ -65,10 +65,10 @@ class AttemptParts:
     admission: Admission
     clock: Clock
     completing: Completing
-    # The gateway's address, used in completion token URLs; empty if there is none.
+    # The gateway's address, which is used in the URLs of completion tokens; empty if it is not public.
     public_url: str = ""
-    # Attempts that were stopped for missing heartbeats but whose tool code is still running. The call's next attempt
-    # waits.
+    # Attempts that were stopped because of missing heartbeats but whose tool code is still running. The call's next
+    # attempt waits for them.
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
@@ -78,7 +78,7 @@ class AttemptParts:
 
 
 class Attempt:
-    """Runs a job in its own task, which continues after the outcome is known for as long as the tool's code is running.
+    """Runs a job in its own task, which ends only when the tool's code has ended, even if the outcome is known before.
 
     Callers get the outcome immediately, but the resource keys stay locked until all of the tool's code has ended,
     including a thread that could not be stopped.
@@ -91,7 +91,7 @@ class Attempt:
         self._cancelled = threading.Event()
         self._secrets: set[str] = set()
         self._secret_names: frozenset[str] = frozenset()
-        # Completion token. Empty until the tool takes it; from then on, the call can also be completed from outside.
+        # The completion token. Empty until the tool takes it, after which the call can also be completed from outside.
         self.completion_token = ""
         self._token = secrets.token_hex(16)
         self._loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class Attempt:
         self.has_asked_journal = False
         # True if the tool was started, so it may have taken effect.
         self.has_run = False
-        # How the tool ended if its call already had another result.
+        # The end of the tool if its call already had another result.
         self.late_end: ExecutionResult | None = None
         # True if the outcome comes from the journal or another process.
         self.was_known = False
@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def hindrance(self) -> str:
-        """A sentence naming the tool that blocked this one; empty if there was none."""
+        """A sentence that names the tool that blocked this one; empty if no tool did."""
         return self._work.hindrance if self._work else ""
 
     @property
@@ -148,7 +148,7 @@ class Attempt:
         except Exception as error:  # noqa: BLE001  # errors of the tool are in the outcome; this one is internal
             if not self.outcome.done():
                 self.outcome.set_exception(error)
-                self.outcome.exception()  # Marked as retrieved, in case the supervisor has left.
+                self.outcome.exception()  # Mark it as retrieved, in case the supervisor has left.
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
@@ -157,7 +157,7 @@ class Attempt:
         return None if found is self.task or found is None or found.done() else found
 
     async def _wait_for_earlier(self) -> None:
-        """Wait until an earlier attempt's code has ended. Running beside it could act twice and use up threads."""
+        """Wait until the code of an earlier attempt has ended. Otherwise, both could act, and threads could run out."""
         earlier = self._earlier
         if earlier is None:
             return
@@ -167,7 +167,7 @@ class Attempt:
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Set the outcome if the journal already knows the call, without waiting for locks; return whether it does."""
+        """Return whether the journal already knows the call, and if so, set the outcome. Does not wait for locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
@@ -248,9 +248,9 @@ class Attempt:
                 self.late_end = self._to_result(None if late else work.task.result(), late)
 
     async def _watch_heartbeat(self) -> None:
-        """Cancel the execution when its tool misses its heartbeat. Time spent on open questions does not count.
+        """Cancel the execution when its tool misses its heartbeat. Time with an open question does not count.
 
-        Polls are counted instead of elapsed time, so that a pause in this process is not mistaken for silence.
+        This counts polls instead of elapsed time, so that a pause of this process is not mistaken for silence.
         """
         execution, seconds = self._execution, self._job.tool.heartbeat_seconds
         silent, signs = 0, execution.heartbeats

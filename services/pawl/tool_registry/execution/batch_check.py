@@ -20,11 +20,11 @@ from pawl.tool_registry.rules.execution import ENDS, ExecutionResult
 from pawl.tool_registry.rules.verdict import Verdict
 from pawl.values import ReadTimeouts
 
-# Short enough to go unnoticed by a caller waiting for the whole answer.
+# So short that a caller who is waiting for the whole answer does not notice it.
 _READ_SECONDS: Final = 0.05
 # The results must fit in both the message and the step that contain the answer.
 _READ_BYTES_MAX: Final = 256 * 1024
-# How long to wait for a call's end to be written; the disk may be slow.
+# Maximum time to wait until a call's end has been written. The disk may be slow.
 _WRITE_SECONDS: Final = 10.0
 
 _NOT_WRITTEN: Final = "the end of a call cannot be recorded"
@@ -36,8 +36,8 @@ Checked = tuple[Verdict, ExecutionResult | None]
 class BatchCheck:
     """Returns verdicts on batches of calls after writing them to the audit chain.
 
-    A read need not be recorded before it runs, so it may run before its check is written. One write then records both
-    its check and its end.
+    A read-only call need not be recorded before it runs, so it may run before its check is written. A single write then
+    records both its check and its end.
     """
 
     admission: Admission
@@ -49,7 +49,7 @@ class BatchCheck:
     ) -> list[Checked]:
         """Return the verdicts on a batch of calls, in order, and if `timeouts` is set, the results of fast reads.
 
-        A read that does not finish quickly is kept for the caller that executes it.
+        A read that does not finish quickly is kept for the request that executes it.
 
         Raises:
             DependencyUnavailable: The audit chain cannot be written.
@@ -73,7 +73,7 @@ class BatchCheck:
     ) -> dict[CallId, ExecutionResult]:
         """Start the jobs; return the results that arrive within `_READ_SECONDS` and are small enough in total.
 
-        Adds the started jobs to `started`. Checks of those that are still running have not been written yet.
+        Adds the started jobs to `started`. The checks of jobs that are still running have not been written yet.
 
         Raises:
             DependencyUnavailable: A call's end cannot be written.

@@ -25,7 +25,7 @@ from pawl.tool_registry.secret_file import FileSecrets
 from pawl.values import Outcome
 
 _TOKEN_CHARACTERS_MAX: Final = 200
-# How often a replica polls for ends that another replica could not report.
+# The interval at which a replica polls for ended calls that another replica could not report.
 _POLL_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
 _BATCH_MAX: Final = 100
@@ -34,9 +34,9 @@ _log = logs.get_logger(__name__)
 
 
 class Completing:
-    """Completes calls from outside. An async context manager; while entered, it reports the ends.
+    """Completes calls from outside. An async context manager, which reports the ends of these calls until it exits.
 
-    Waiting calls are rows in the database; this process holds no state for them.
+    Waiting calls are rows in the database. This process holds no state for them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Completing:
         await tasks.end([self._reporter] if self._reporter else [])
 
     def wake(self) -> None:
-        """Report ends written by this process right away instead of at the next poll."""
+        """Report the ends that this process has written now, instead of at the next poll."""
         self._wake.set()
 
     async def complete(self, by: Principal, token: str, end: CallEnd) -> bool:
@@ -84,7 +84,7 @@ class Completing:
         return is_duplicate
 
     async def hold(self, job: Job, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait up to `seconds` for its completion; return its state, or None if it may not wait. Durable."""
+        """Let a call wait up to `seconds` for its completion; return its state, or None if it cannot wait. Durable."""
         held = await self.store.hold(job.key, terms, seconds)
         if held is not None and held.outcome is not Outcome.AWAITING_COMPLETION:
             self.wake()
@@ -127,7 +127,7 @@ class Completing:
             await tasks.within(seconds, self._wake.wait())
 
     async def _report_some(self) -> bool:
-        """Report a batch of ends; return whether all ends were reported."""
+        """Report a batch of ended calls; return True if all were reported and none can be left."""
         try:
             found = await self.store.claim_unreported(_BATCH_MAX)
             reported = [await self._report(*each) for each in found]

@@ -30,7 +30,7 @@ PROCESS_CAUSES: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST,
 
 
 class Execution:
-    """One call's progress and result, for any number of callers.
+    """The progress and the result of a call, for any number of callers.
 
     A journaled execution continues even after its last caller has left.
     """
@@ -47,11 +47,11 @@ class Execution:
         # True while a caller that has not attached yet is expected to ask for the result.
         self.is_kept = False
         self.started = loop.time()
-        # Number of progress reports and checkpoints from the tool so far.
+        # Number of progress reports and checkpoints that the tool has sent so far.
         self.heartbeats = 0
         self.dialogue = Dialogue(job.answers)
         self._lock = threading.Lock()
-        # Progress in transit from another thread.
+        # Progress that is in transit from another thread.
         self._unseen: Progress | None = None
         self._progress: Progress | None = None
         self._news: asyncio.Future[None] = loop.create_future()
@@ -90,7 +90,7 @@ class Execution:
             self._news.set_result(None)
 
     def cancel(self, cause: CancelCause) -> None:
-        """Request that the execution end; the first cause wins. Idempotent."""
+        """Request the end of the execution. Only the first cause counts. Idempotent."""
         if not self.cancelled.done():
             self.cancelled.set_result(cause)
 
@@ -101,10 +101,10 @@ class Execution:
     def fail(self, error: BaseException) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # Marked as retrieved, in case there are no callers.
+            self.ended.exception()  # Mark it as retrieved, in case there are no callers.
 
     async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Yield progress at most ten times a second, then the result or the tool's question.
+        """Yield progress at most ten times per second, then the result or the tool's question.
 
         Raises:
             PawlError: There is no result, for a reason unrelated to the tool.
@@ -140,12 +140,12 @@ _GAP_PART: Final = 0.5
 
 
 class LeaseWatch:
-    """Other processes' leases, timed by this process's monotonic clock.
+    """Tracks the leases of other processes with this process's monotonic clock.
 
-    The database stores when a lease ends according to its own clock. If that clock jumps forward, all leases look
+    The database stores the end of a lease according to its own clock. If that clock jumps forward, all leases look
     expired until their holders renew them. A lease therefore counts as expired only if it has also remained unchanged
     for a whole lease period during which this process could read the database. While the database is unavailable, no
-    process can renew.
+    process can renew its lease.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -154,7 +154,7 @@ class LeaseWatch:
         self._seen_at = 0.0
 
     def see(self, ends: Mapping[str, datetime], *, asked_at: float, now: float) -> None:
-        """Record the leases from a database read sent at `asked_at` and answered by `now` (monotonic seconds)."""
+        """Record the leases from a read that was sent at `asked_at` and answered by `now` (monotonic seconds)."""
         since = self._since if asked_at - self._seen_at <= self.lease_seconds * _GAP_PART else {}
         self._since = {
             holder: known if (known := since.get(holder)) is not None and known[0] == end else (end, now)
@@ -163,9 +163,9 @@ class LeaseWatch:
         self._seen_at = asked_at
 
     def unrenewed(self) -> tuple[list[str], list[datetime]]:
-        """Return the holders that have not renewed for a whole lease period, and when their leases end.
+        """Return the holders that have not renewed their leases for a whole lease period, and the ends of these leases.
 
-        A lease has expired if the database still shows the same end for it and that end has passed.
+        Such a lease has expired if the database still shows the same end for it and that time has passed.
         """
         found = [(holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self.lease_seconds]
         return [holder for holder, _ in found], [end for _, end in found]

@@ -34,13 +34,13 @@ from pawl.values import Outcome, Progress
 # Maximum number of executions waiting for users, per execution that may run.
 _WAITING_PER_RUNNING: Final = 10
 _POLL_SECONDS: Final = 0.1
-# A lease that has missed this many renewals is treated as expired.
+# A lease that was not renewed this many times is treated as expired.
 _IDLE_RENEWALS: Final = 2
-# How long a call that was started early (or its result) is kept for its run, which executes the call after it has
+# A call that was started early, or its result, is kept this long for its run, which executes the call after it has
 # written the step.
 KEPT_SECONDS: Final = 10.0
 _KEPT_MAX: Final = 100
-# How long an async tool may take to clean up after it was cancelled.
+# Maximum time for an async tool to clean up after it was cancelled.
 _UNWIND_SECONDS: Final = 1.0
 
 T = TypeVar("T")
@@ -60,13 +60,13 @@ class ExecutorOptions:
 
 
 class Executor:
-    """Runs tools independently of their callers; an async context manager.
+    """Runs tools independently of their callers. An async context manager.
 
-    The executor renews its lease when it starts a call and while it holds any. An idle executor lets the lease expire,
-    because no other process needs to know whether it is alive.
+    The executor renews its lease when it starts a call, and while it has running calls. An idle executor lets the lease
+    expire, because no other process needs to know whether it is alive.
 
-    On exit, running executions have `grace_seconds` to end, counted from when `stopping` returned. The executor then
-    cancels them. It records the outcome as unknown if the call may have taken effect.
+    On exit, running executions have `grace_seconds` to end, counted from the time at which `stopping` returned. The
+    executor then cancels them, and records the outcome as unknown if the call may have taken effect.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Executor:
             _log.warning("journal.not_released", error=type(error).__name__)
 
     async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Run a call, or attach to its running execution; yield progress, and finally the result.
+        """Run a call, or attach to its running execution. Yield progress, and finally the result.
 
         Raises:
             ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run; see `Admission`.
@@ -157,7 +157,7 @@ class Executor:
 
     def _keep_result(self, execution: Execution) -> None:
         if execution.ended.exception() is not None or execution.ended.result().outcome not in ENDS:
-            return  # An abandoned call, or one with a question, starts again.
+            return  # An abandoned call, or a call with a question, starts again.
         if len(self._kept) >= _KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[execution.job.key] = execution
@@ -168,7 +168,10 @@ class Executor:
         return len(self._running)
 
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
-        """Cancel a call and wait for its end; return whether it has stopped completely, and its result if any."""
+        """Cancel a call and wait up to `wait_seconds` for its end.
+
+        Returns whether it has stopped completely, and its result, if any.
+        """
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
             return True, await self._parts.completing.withdraw(key)
@@ -223,7 +226,7 @@ class Executor:
         return execution
 
     def _check_capacity(self) -> None:
-        """Check the limits. Executions waiting for users may take days, so they have their own limit.
+        """Check the limits. Executions that wait for users can take days, so they have their own limit.
 
         Raises:
             Overloaded: A limit is reached.
@@ -251,7 +254,7 @@ class Executor:
             _log.exception("execution.crashed", tool=job.definition.name, call=job.context.call_id)
             error = fault
         finally:
-            # No await in between, so that no caller attaches to an ended execution.
+            # There is no await in between, so that no caller attaches to an ended execution.
             del self._running[job.key]
             if error is not None:
                 execution.fail(error)
@@ -315,7 +318,7 @@ class Executor:
         return result
 
     async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> float:
-        """Wait until there is an outcome, or the attempt must end; return how many seconds of the timeout are left.
+        """Wait until there is an outcome or the attempt must end; return the remaining seconds of the timeout.
 
         The clock stops while a question is open.
         """
@@ -385,7 +388,7 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Wait for a tool whose call already has a result, and audit how it ended: it may have taken effect since."""
+        """Wait for a tool whose call already has a result, and audit its end: it may have taken effect since."""
         await asyncio.wait({attempt.task})
         late = attempt.late_end
         if late is not None and late.outcome not in OPEN:
@@ -438,7 +441,7 @@ class Executor:
                 self._fence()
 
     async def _renew(self) -> None:
-        """Renew the lease; apply cancellations and answers that other replicas recorded for calls running here."""
+        """Renew the lease, and apply cancellations and answers that other replicas recorded for calls running here."""
         await self._take_answers()
         unjournaled = [key for key, execution in self._running.items() if not execution.job.effect.is_journaled]
         for key in await self._journal.renew(unjournaled):
@@ -469,7 +472,7 @@ class Executor:
 
 
 def _needs_lease(job: Job) -> bool:
-    """Return whether other processes check this process's lease to see if the call is still running."""
+    """Return whether other processes use this process's lease to check whether the call is still running."""
     return job.effect.is_journaled or bool(job.resource_keys) or job.is_of_store
 
 

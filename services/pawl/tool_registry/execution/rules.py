@@ -1,4 +1,4 @@
-"""Defines what is needed to complete a call from outside: the token, the data stored for it, and the submitted end."""
+"""Defines the data for completing a call from outside: the token, the stored terms, and the submitted end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """Data stored with a call for its completion. `draft` is its end's audit entry, still without the outcome."""
+    """Data stored with a call for its completion. `draft` is the audit entry for its end, still without the outcome."""
 
     draft: AuditDraft
     result_bytes_max: int

@@ -37,7 +37,7 @@ _TOO_MUCH_TO_MATCH: Final = (
 )
 _PREVIEW_BYTES_MAX: Final = 4096
 _FIRST_ATTEMPT: Final = 1
-# How late an iteration may run if it was due before its series ended.
+# Maximum delay of an iteration that was due before its series ended.
 _LATE_SECONDS: Final = 60.0
 _LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _UNEXECUTED_MAX: Final = 10_000
@@ -67,9 +67,9 @@ class Admission:
     """Decides, step by step, whether a call may start. It never runs the call.
 
     1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments fit, that no
-       earlier call of the batch is identical, and that no rule denies it. The verdict says what must happen first,
-       often an approval. `reads_of` returns a read-only batch's jobs if they may start immediately.
-    2. `admit`: the run requests execution. Repeats all checks; an approval must match this exact call.
+       earlier call in the batch is identical, and that no rule denies the call. The verdict says what must happen
+       first, which is often an approval. `reads_of` returns a read-only batch's jobs if they may start immediately.
+    2. `admit`: the run requests the execution. Repeats all checks. An approval must match this exact call.
     3. `check_rules`: checks that the current rules still allow the call, unless it has already started.
     4. `cached`: returns a cached result of a READ_ONLY tool instead of running the call, if there is one.
     5. `begin`: checks that the journal has no earlier start. The attempt already holds the call's resource locks.
@@ -215,7 +215,7 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Return the call with the tool's own count of affected items added.
+        """Return the call, to which the tool's own count of affected items has been added.
 
         Raises:
             InvalidArguments: the tool's `bulk_count` takes too long.
@@ -279,7 +279,7 @@ class Admission:
         return job
 
     async def check_rules(self, job: Job) -> None:
-        """Check that current rules allow the call. A call that has already started passes, so its outcome can be read.
+        """Check that current rules allow the call. A call that has already started passes, so that it can be read.
 
         Raises:
             PermissionDenied: a rule denies the call.
@@ -313,7 +313,7 @@ class Admission:
         return ApprovalRequired(f"the grant that covers {job.definition.name} has been used up")
 
     async def cached(self, job: Job) -> ExecutionResult | None:
-        """Return a cached result for the same READ_ONLY call, or None. A hit is first recorded in the audit chain.
+        """Return a cached result for the same READ_ONLY call, or None. A hit is recorded in the audit chain first.
 
         Raises:
             DependencyUnavailable: the audit chain cannot be written.
@@ -324,10 +324,10 @@ class Admission:
         return found
 
     async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
-        """Record the start of an attempt in the journal, or return the call's known state.
+        """Record the start of an attempt in the journal, or return the known state of the call.
 
         Raises:
-            InvalidArguments, DependencyUnavailable: as in `PostgresExecutionJournal.begin`.
+            InvalidArguments, DependencyUnavailable: same as for `PostgresExecutionJournal.begin`.
         """
         try:
             return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)
@@ -338,7 +338,7 @@ class Admission:
     async def permit(self, job: Job, token: str) -> ExecutionResult | None:
         """Apply rate limits and record the start; return a result if the call must not start.
 
-        All attempts at one call count once. A READ_ONLY call's start is recorded together with its end.
+        All attempts at a call together count once. The start of a READ_ONLY call is recorded together with its end.
 
         Raises:
             DependencyUnavailable: the start could not be counted or recorded, so the call must not start.
@@ -375,7 +375,10 @@ class Admission:
         self.cache.put(job, result)
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete expired results, unused rates, and records of allowed calls that are older than the given age."""
+        """Delete expired cached results, idle rate limits and old uses of grants.
+
+        Also delete records of calls allowed by rules that are older than `older_than_seconds`.
+        """
         self.cache.sweep()
         await self.limits.forget()
         await self.rules.repository.forget(older_than_seconds)

@@ -26,7 +26,7 @@ DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedCall:
-    """A call as written by the model, with the tool version pinned by its run."""
+    """A call as the model wrote it, with the tool version that its run has pinned."""
 
     tool_name: str
     tool_version: int
@@ -40,7 +40,7 @@ class ProposedCall:
 
     @property
     def label(self) -> str:
-        """Name of the tool in the audit chain."""
+        """The name of the tool in the audit chain."""
         own = self.own_tool
         return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 
@@ -53,7 +53,7 @@ class ExecuteRequest(Execution, frozen=True, kw_only=True):
 class FittingCall:
     """A call whose tool is available to the user and accepts the arguments.
 
-    The run pins one definition, and the current one may differ. The stricter of the two applies.
+    The run has pinned a definition, and the current one may differ. The stricter of the two applies.
     """
 
     context: CallContext
@@ -70,7 +70,7 @@ class FittingCall:
 
     @property
     def digest(self) -> str:
-        """Digest that an approval for this call must carry."""
+        """The digest that an approval of this call must have."""
         return call_digest(
             store_id=self.context.store_id,
             run_id=self.context.run_id,
@@ -81,7 +81,7 @@ class FittingCall:
         )
 
     def grant_digest(self, series: Series | None) -> str:
-        """Return the digest that a grant for the series must carry. Empty if every call needs its own approval."""
+        """Return the digest that a grant for the series must have; empty if each call needs its own approval."""
         is_once = any(each.category is Category.DESTRUCTIVE and not each.permits_grants for each in self._definitions)
         if series is None or is_once:
             return ""
@@ -97,7 +97,7 @@ class FittingCall:
 
     @property
     def approvals_required(self) -> int:
-        """Number of users who must approve the call if it is gated."""
+        """The number of users who must approve the call if it is gated."""
         return max(1, self.context.approvals_required, *(each.approvals_required for each in self._definitions))
 
     def gate(self) -> str:
@@ -144,7 +144,7 @@ class FittingCall:
 class Proposal:
     """Audit entries for the check of a call that is already running.
 
-    They are written once: either together with the call's end, or on their own before it.
+    They are written only once, either together with the call's end or separately before it.
     """
 
     drafts: tuple[AuditDraft, ...] = ()
@@ -152,9 +152,9 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Return the entries if this writer is the first to claim them, otherwise an empty tuple.
+        """Return the entries if no other writer has claimed them before this one, otherwise an empty tuple.
 
-        The first writer gets the entries again each time it claims them.
+        The first writer gets the entries each time it claims them.
         """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
@@ -163,7 +163,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A call ready to run."""
+    """A call that is ready to run."""
 
     context: CallContext
     tool: Tool[..., Any]
@@ -186,7 +186,7 @@ class Job:
     # The rule that allows a gated call. Empty if no rule is needed.
     allowing_rule_id: str
     source: str
-    # The store connected the runner, so it is not part of the deployment's code.
+    # True if the store connected the runner, which is therefore not part of the deployment's code.
     is_of_store: bool
     # The newest version, whose function runs.
     running_version: int
@@ -195,12 +195,12 @@ class Job:
     rate_per_minute: int
     # 0 means the result is not cached.
     cache_seconds: float
-    # Empty unless the call runs before its check has been recorded.
+    # Has entries only if the call runs before its check has been recorded.
     proposal: Proposal = field(default_factory=Proposal)
 
     @classmethod
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
-        """Build the job for a checked call. Where the two definitions differ, the more cautious value applies."""
+        """Build the job for a checked call. Where the pinned and the running version differ, caution decides."""
         definition, running = call.definition, loaded.tool.definition
         effect = max(definition.effect, running.effect, key=CAUTION.index)
         if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:
@@ -244,8 +244,8 @@ class Job:
     def only_reads(self) -> bool:
         """True if running the call is harmless even if its result is never read.
 
-        Such a call has no effect, is invisible outside the registry, does not count against any limit, and needs no
-        lock. Whether the call needs an approval is up to the verdict.
+        Such a call has no effect, is not visible outside the registry, does not count towards any limit, and needs no
+        lock. The verdict determines whether it needs an approval.
         """
         is_own_code = not (self.is_of_store or self.tool.is_external or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)

@@ -30,7 +30,7 @@ class _Kept:
 
 
 class ResultCache:
-    """LRU cache with at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
+    """An LRU cache of at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
 
     def __init__(
         self, monotonic: Callable[[], float], *, entries_max: int = 10_000, bytes_max: int = 64 * 1024 * 1024
@@ -82,7 +82,7 @@ class ResultCache:
 
 
 def _is_kept(job: Job) -> bool:
-    """Return whether the result may be cached. A result that depends on a user's answer must not be."""
+    """Return whether the result may be cached. Results that depend on a user's answer are not."""
     return bool(job.cache_seconds) and not job.answers
 
 

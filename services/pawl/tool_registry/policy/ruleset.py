@@ -44,7 +44,7 @@ _STORES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """All stores' rules. Changes are recorded in the audit chain before they take effect.
+    """Manages the rules of all stores. Changes are recorded in the audit chain before they take effect.
 
     A store's rules are cached for a second, so checking a batch usually does not require a query. If a rule allows a
     call, it is verified again in the database, and its use is counted, right before the call runs.
@@ -107,8 +107,10 @@ class Rules:
         except ToolNotFound:
             if rule.effect is not RuleEffect.ALLOW:
                 return None
-            problem = f"you may not call a registered tool {name!r}, and tools that came with a run cannot be allowed"
-            raise ToolNotFound(f"{problem} in advance", tool_name=name) from None
+            problem = f"there is no registered tool {name!r} that you may call"
+            raise ToolNotFound(
+                f"{problem}; tools that come with a run cannot be allowed in advance", tool_name=name
+            ) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
         run = RunKey(person.store_id, RunId(rule.scope_id))
@@ -133,9 +135,9 @@ class Rules:
         """Revoke a rule permanently. Idempotent.
 
         Raises:
-            RuleNotFound: there is no such rule that the user can see.
-            PermissionDenied: only admins may revoke a store's or an agent's rules, and delegates without decision
-                rights may revoke only ALLOW rules.
+            RuleNotFound: the rule does not exist, or the user cannot see it.
+            PermissionDenied: the rule belongs to the store or an agent and the user is not an admin, or it is not an
+                ALLOW and the user is a delegate without decision rights.
         """
         rule = await self.repository.get(person.store_id, rule_id)
         is_admin = Role.ADMIN in person.roles

@@ -16,7 +16,7 @@ from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinit
 from pawl.tool_registry.rules.fitting import Fitted, fit
 from pawl.tool_registry.rules.schema import compile_schema, list_violations
 
-# Largest product of schema weight and argument bytes that is checked in-process: about 30 ms of CPU time at most.
+# Largest product of schema weight and argument bytes that is checked in-process, which takes up to 30 ms of CPU time.
 QUICK_WORK_MAX: Final = 25_000
 
 _ADJUSTMENTS_SHOWN: Final = 10
@@ -29,13 +29,13 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.json.decode
 class Accepted:
     arguments: dict[str, JsonValue]
     canonical: bytes
-    # Tells the model which values were coerced. May be empty.
+    # A note for the model about coerced values. Can be empty.
     note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Explains why a call may not run: `reason` is for programs, `message` for the model."""
+    """Explains why a call may not run. `reason` is for programs, and `message` is for the model."""
 
     reason: str
     message: str
@@ -51,8 +51,8 @@ def check_arguments(
 ) -> Accepted | Refused:
     """Return a call's canonical arguments, or all violations.
 
-    Valid arguments are changed only by adding defaults, and only if they stay valid. Invalid arguments are coerced
-    where that is lossless. Empty input counts as an empty object.
+    Valid arguments are changed only by adding defaults, and only if they remain valid. Invalid arguments are coerced
+    where this loses no information. Empty input counts as an empty object.
     """
     name = definition.name
     try:
@@ -102,8 +102,8 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
     """Return `accepted` if the newest version also accepts the arguments.
 
-    A run keeps the version it started with, but only the newest function can run. Arguments for an older version must
-    therefore fit the newest schema unchanged.
+    A run keeps the version that it started with, but only the newest function can run. Arguments for an older version
+    must therefore also fit the newest schema without changes.
     """
     if newest.is_valid(accepted.arguments):
         return accepted

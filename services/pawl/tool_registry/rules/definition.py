@@ -42,8 +42,8 @@ REPORT_SECONDS_MIN: Final = 0.5
 REPORT_SECONDS_MAX: Final = 365 * 86_400.0
 APPROVALS_MAX: Final = 5
 
-# One dot separates a source from its tool. The longest such name is one character shorter, because models see the dot
-# as two underscores.
+# A dot separates a source from its tool. The longest name with a dot is one character shorter, because models see the
+# dot as two underscores.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 # Tab, line feed and carriage return are allowed in text; other control characters are not.
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -66,7 +66,10 @@ _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """Definition of a tool. A timeout of 0 means that the tool has none of its own; a result size of 0, the maximum."""
+    """A tool's definition.
+
+    If `timeout_seconds` is 0, the run's tool timeout applies. If `result_bytes_max` is 0, Pawl's maximum applies.
+    """
 
     name: str
     description: str
@@ -83,7 +86,7 @@ class ToolDefinition:
     allowed_roles: tuple[str, ...] = ()
     # Average number of executions per minute and store. 0 means unlimited.
     rate_per_minute: int = 0
-    # How long the result of a READ_ONLY tool is reused for the same user and arguments.
+    # For this time, the result of a READ_ONLY tool is reused for the same user and arguments.
     cache_seconds: float = 0.0
     # Number of different users who must approve a gated call. 0 means one.
     approvals_required: int = 0
@@ -91,11 +94,11 @@ class ToolDefinition:
     fallback_tool_name: str = ""
     # Path to the affected items in the arguments, such as `$.body.items`. If empty, the longest array is used.
     bulk_count: str = ""
-    # Calls run in the foreground even if the model asks for the background.
+    # Calls run in the foreground even if the model requests the background.
     without_background: bool = False
     # Timeout of background executions. 0 means that there is no separate timeout.
     async_timeout_seconds: float = 0.0
-    # One approval may cover a series of calls even if the tool is DESTRUCTIVE.
+    # True if one approval can cover a series of calls even though the tool is DESTRUCTIVE.
     permits_grants: bool = False
     # Default report policy of its jobs. None means that every iteration is reported.
     reports: ReportPolicy | None = None
@@ -132,7 +135,7 @@ class ToolVersion:
 
 
 def can_exist(name: str, version: int = 0) -> bool:
-    """Return whether a tool can have this name and version. If not, there is no need to query the database."""
+    """Return whether a tool can have this name and version. If not, the database need not be queried."""
     return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
@@ -233,7 +236,7 @@ def check_report_policy(policy: ReportPolicy) -> None:
 
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
-    """Return whether `new` asks for approval less often than `old`, or lets more users call the tool."""
+    """Return whether `new` requires approval less often than `old`, or lets other or more users call the tool."""
     return (
         SEVERITY.index(new.category) < SEVERITY.index(old.category)
         or max(1, new.approvals_required) < max(1, old.approvals_required)
@@ -261,7 +264,7 @@ def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # read
 
 
 def encode_definition(definition: ToolDefinition) -> bytes:
-    """Return the canonical bytes of a definition. Equal definitions have equal bytes."""
+    """Return a definition as canonical bytes. Equal definitions have equal bytes."""
     fields: dict[str, JsonValue] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in msgspec.to_builtins(definition).items()
@@ -286,7 +289,7 @@ OPTION_CHARACTERS_MAX: Final = 500
 
 
 def check_question(question: Question) -> str:
-    """Return the problem with a tool's question; empty if there is none."""
+    """Return the problem with a tool's question; empty if the question is valid."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
         return f"a question must be 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
@@ -299,7 +302,7 @@ def check_question(question: Question) -> str:
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
     """Return the index of the first answer to this exact question, starting at `position`.
 
-    The answers before it are to other questions, which an earlier execution of the tool asked.
+    The answers before it belong to other questions, which an earlier execution of the tool asked.
     """
     return next(
         (number for number in range(position, len(answers)) if answers[number].question == question.question), None

@@ -61,7 +61,7 @@ class ExecutionResult:
     inverse: InverseCall | None = None
     # Set for INPUT_REQUIRED.
     question: Question | None = None
-    # For AWAITING_COMPLETION: time left to complete the call. 0 if it has expired.
+    # For AWAITING_COMPLETION: the time left to complete the call; 0 after its deadline.
     completion_seconds_left: float = 0.0
 
 
@@ -91,7 +91,7 @@ def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
 
 
 def progress(fraction: float | None, message: str) -> Progress:
-    """Return progress truncated to its limits."""
+    """Return progress with its values limited and its message truncated."""
     if fraction is not None:
         fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
     text = storable(message).encode()[:PROGRESS_BYTES_MAX].decode(errors="ignore")

@@ -1,7 +1,7 @@
 """Makes arguments fit a schema without losing information, by adding defaults and coercing values.
 
-Models write "440" for 440, 5.0 for 5, "true" for true, or a string for a list. A value with exactly one possible
-reading is coerced, and the change is reported.
+Models write "440" instead of 440, 5.0 instead of 5, "true" instead of true, or a string instead of a list. A value with
+exactly one possible reading is coerced, and the change is reported.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Walk:
         return _Walk(root=self.root, defaults=False, coerce=True)._read(schema, value, "")  # noqa: SLF001  # its own
 
     def _fits(self, schema: Any, value: JsonValue) -> bool:
-        """Return whether a value has a type that the schema allows. The validator checks the rest."""
+        """Return whether the schema allows the type of a value. The validator checks everything else."""
         schema = resolve(self.root, schema)
         if not isinstance(schema, dict):
             return bool(schema)

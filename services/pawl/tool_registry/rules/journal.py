@@ -36,11 +36,11 @@ class Entry:
     # Digest of tool and arguments. Empty if the call was cancelled before it started.
     fingerprint: str
     effect: EffectClass
-    # How many times the outcome was concluded to be unknown.
+    # The number of times that the outcome was found to be unknown.
     unknowns: int
-    # This process wrote the entry.
+    # True if this process wrote the entry.
     is_own: bool
-    # This process knows that it wrote the entry but did not run the tool.
+    # True if this process knows that it wrote the entry but did not run the tool.
     is_unexecuted: bool
     is_holder_alive: bool
     result: ExecutionResult | None
@@ -49,8 +49,8 @@ class Entry:
 def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step:
     """Return what to do for a call that has a journal entry.
 
-    `unknowns_resolved` is how often an operator has decided that an unknown outcome of the call meant no effect. This
-    process must not be running the call, so an open entry of its own is one that it has lost track of.
+    `unknowns_resolved` is the number of times that an operator has decided to run the call again after an unknown
+    outcome. This process must not be running the call, so if an open entry is its own, it has lost track of the call.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH
@@ -75,24 +75,24 @@ class JournalCall:
     unknowns_resolved: int
     # Unique per attempt.
     token: str
-    # The tool can report whether an earlier execution took effect.
+    # True if the tool can report whether an earlier execution took effect.
     is_askable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The call may run now, in this process. With `must_reconcile`, ask the tool first."""
+    """The call may run now, in this process. With `must_reconcile`, the tool must be asked first."""
 
     must_reconcile: bool = False
-    # The call has been cancelled since: reconcile it, but do not run it.
+    # True if the call has been cancelled since: it must be reconciled, but must not run.
     is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldElsewhere:
-    """Another process is running the call; try again shortly.
+    """Another process is running the call. Try again shortly.
 
-    `question` is what its tool is asking, after `position` earlier questions.
+    `question` is the question that its tool is asking, after `position` earlier questions.
     """
 
     question: Question | None = None

@@ -1,4 +1,4 @@
-"""Resolves references within a JSON Schema or other document."""
+"""Resolves references within a JSON Schema or another document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOPS_MAX: Final = 16
 
 
 def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any:
-    """Return the target of a pointer such as `#/$defs/task`; `default` if there is none, or for other references."""
+    """Return the target of a pointer such as `#/$defs/task`, or `default` for a missing target or other references."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):

@@ -27,7 +27,7 @@ OWN: Final = "run"
 OWN_TOOLS_MAX: Final = 64
 # Maximum total size of a store's definitions in one run. Messages between services can hold more.
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
-# Registrant of a source's tools. Approving a source approves its tools.
+# The registrant of a source's tools. Whoever approves a source approves its tools.
 SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 
 
@@ -117,7 +117,7 @@ def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant
 
 
 def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_store: int) -> None:
-    """Check that the registrant and the store may register one more tool of this kind.
+    """Check that the quotas of the registrant and the store allow one more tool of this kind.
 
     Raises:
         InvalidField: the user's or the store's quota is exhausted.
@@ -135,7 +135,7 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
     """Return the only version of a tool that was sent with a run.
 
-    It counts as newer than every rule, so no rule allows its calls: no rule's author could have known the tool.
+    It counts as newer than any rule, so no rule allows its calls, because no rule's author could have known the tool.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 
@@ -146,7 +146,7 @@ def own_label(tool_name: str, definition_sha256: str) -> str:
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Check the tools sent with a run, except for what RegisterTool also checks, which `Catalog` does.
+    """Check the tools sent with a run. `Catalog` makes the checks that they share with RegisterTool.
 
     Raises:
         InvalidField: there are too many tools, two have the same name, or one restricts its callers.
@@ -171,7 +171,7 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
 
 
 def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[ToolVersion]) -> None:
-    """Check that tools sent with a run do not reuse the name of another tool.
+    """Check that tools sent with a run do not have the names of other tools.
 
     A registered front-end tool with the same definition counts as the same tool.
 

@@ -1,4 +1,4 @@
-"""Builds resource keys, which name the resources that calls use. Calls that share a key run one at a time."""
+"""Builds resource keys, which identify the resources that calls use. Calls that share a key run one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def check_template(template: str, schema: Mapping[str, Any]) -> str:
-    """Return the problem with a template such as `path:{path}`; empty if there is none."""
+    """Return the problem with a template such as `path:{path}`; empty if it is valid."""
     if not 1 <= len(template) <= TEMPLATE_CHARACTERS_MAX:
         return f"a template must be 1 to {TEMPLATE_CHARACTERS_MAX} characters"
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
@@ -32,12 +32,12 @@ def check_template(template: str, schema: Mapping[str, Any]) -> str:
 
 
 def resource_keys(templates: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
-    """Return a call's keys, sorted and unique.
+    """Return a call's keys, sorted and without duplicates.
 
-    A placeholder is replaced by the argument with that name: strings unchanged, any other value as canonical JSON. Each
-    item in an array yields its own key. A template whose argument is absent or null yields no keys. Long keys are
-    hashed. A template that would yield more than KEYS_MAX keys, or whose argument has over a thousand items, yields
-    only itself as a key.
+    A placeholder is replaced by the argument with that name: a string unchanged, and any other value as canonical JSON.
+    Each item in an array gives a separate key. A template whose argument is absent or null gives no keys. Long keys are
+    hashed. A template that would give more than KEYS_MAX keys, or whose argument has more than a thousand items, is
+    itself the only key.
     """
     keys: set[str] = set()
     for template in templates:

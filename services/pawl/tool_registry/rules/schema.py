@@ -29,7 +29,7 @@ PATTERN_BYTES_MAX: Final = 64 * 1024
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 _OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
-# Each branch is tried several times: to see whether it fits, to list violations, and with coerced types.
+# Each branch is tried several times: to check whether it fits, to list violations, and with coerced types.
 _BRANCHES: Final = 4.0
 _FACTORS: Final = dict.fromkeys(
     ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES
@@ -68,9 +68,9 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
 def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:
     """Compile the validator of an object schema.
 
-    Remote references are never fetched. Patterns take linear time and a few MiB at most in total. References may repeat
-    a part, but the expanded schema must stay below EXPANDED_NODES_MAX. Without `recursion`, references must be pointers
-    (`#/$defs/task`) and must not be recursive; only the deployment's trusted code gets `recursion`.
+    Remote references are never fetched. Patterns take linear time and at most a few MiB in total. References may repeat
+    a part of the schema, but the expanded schema must stay below EXPANDED_NODES_MAX. Without `recursion`, references
+    must be pointers (`#/$defs/task`) and must not be recursive. Only the deployment's trusted code gets `recursion`.
 
     Checking arguments against an accepted schema can still take minutes; see `weigh`.
 
@@ -161,7 +161,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
 def weigh(root: Mapping[str, Any]) -> float:
     """Return the worst-case work per byte of arguments, in arbitrary units.
 
-    Infinite if the work can grow faster than the product of schema size and argument size.
+    It is infinite if the work can grow faster than the product of schema size and argument size.
     """
     weights: dict[int, float] = {}
 
@@ -187,7 +187,7 @@ def weigh(root: Mapping[str, Any]) -> float:
             elif keyword == "dependentRequired" and isinstance(value, dict):
                 weight += _MISSING * sum(len(names) for names in value.values() if isinstance(names, list))
             elif keyword == "default":
-                # A default that is written once can be inserted many times.
+                # A default occurs only once in the schema, but may be inserted many times.
                 weight += len(repr(value))
         return weight
 
@@ -227,9 +227,10 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names most similar to `name`, best matches first; empty if `name` is too long.
+    """Return the known names that are most similar to `name`, best matches first; empty if `name` is too long.
 
-    Comparing is slow, so only the few names that share the most letters are compared, out of the first two thousand.
+    A comparison is slow, so out of the first two thousand names, only those few that share the most letters are
+    compared.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
@@ -260,7 +261,7 @@ def list_violations(
 ) -> list[str]:
     """Return every violation as `path: problem`; empty if the value is valid.
 
-    Returns at most VIOLATIONS_MAX lines, followed by a line saying that there are more.
+    Returns at most VIOLATIONS_MAX violations, followed by "and more" if there are more of them.
     """
     if validator.is_valid(value):
         return []
@@ -297,7 +298,7 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             near = did_you_mean(error.instance, texts) if isinstance(error.instance, str) else ""
             yield _line(error.instance_path, f"{error.message}{near}")
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
-            # For an optional value, report what is wrong with the value, not that it is not null.
+            # For an optional value, report the problem with the value, not the fact that it is not null.
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:
@@ -336,7 +337,7 @@ def output_schema_problem(schema_json: bytes) -> str:
 
 
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-    """Return an answer's canonical JSON if it fits, or all violations.
+    """Return an answer's canonical JSON if it fits the schema, otherwise all violations.
 
     Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
     unusable, every answer fails.
@@ -355,7 +356,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
 
 
 def _of_answer(fault: str) -> str:
-    """Reword a violation that `list_violations` attributes to the arguments as one of the answer."""
+    """Reword a violation that `list_violations` attributes to the arguments as a violation in the answer."""
     return f"answer: {fault.removeprefix('arguments: ')}" if fault.startswith("arguments: ") else fault
 
 

@@ -42,7 +42,7 @@ class Verdict:
     error_reason: str = ""
     error_message: str = ""
     rule_id: str = ""
-    # Digest that a grant for the series must carry. For a call that may run, the digest of the grant that covers it.
+    # The digest that a grant for the series must have. For a call that may run, the digest of the grant that covers it.
     series_digest: str = ""
     # The call whose approval gave that grant.
     grant_call_id: str = ""
@@ -70,8 +70,8 @@ def grant_digest(
 ) -> str:
     """Return the SHA-256, in hex, that binds a grant to the calls of one series. `arguments` is canonical JSON.
 
-    `tool_versions` holds the pinned and the current version, so a new version needs a new grant. Times are rounded to
-    milliseconds so that they survive conversion between services.
+    `tool_versions` holds the pinned and the current version, so a new version requires a new grant. Times are rounded
+    to milliseconds, so that they do not change when they are converted between services.
     """
     end = "" if series.end_time is None else str(round(series.end_time * 1000))
     terms = [str(series.iterations_max), str(round(series.interval_seconds * 1000)), end]
@@ -81,7 +81,7 @@ def grant_digest(
 
 
 def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:
-    """Return the question that a HUMAN call asks.
+    """Return the question that a call of a HUMAN tool asks.
 
     It is built from the arguments `question`, `why`, `kind`, `options`, `default` and `timeout_minutes`. For a tool
     without a `question` argument, the question is its description.

@@ -1,4 +1,4 @@
-"""Defines how calls are completed from outside: the completion token, and what a tool returns after handing it out."""
+"""Defines the completion token, and the value that a tool returns after handing the token out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pawl.chassis.process.tasks import Handover
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Returned by a tool whose call is completed from outside: its code has ended, but the call has not."""
+    """Returned by a tool whose call will be completed from outside. The tool's code has ended, but the call has not."""
 
 
 class CompletionToken:
-    """The right to complete a call. Once awaited (in a sync tool: returned), it survives the end of any process."""
+    """The right to complete a call. After it was awaited (in a sync tool: returned), it survives any process's end."""
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
-        # Opaque. Treat it as a secret, because anyone who has it can complete the call.
+        # An opaque string. Treat it as a secret, because anyone who has it can complete the call.
         self.token = token
-        # URL to post the result to. Empty if the deployment has no public URL.
+        # The URL to which the result is posted. Empty if the deployment has no public URL.
         self.url = url
         self._kept = Handover(kept)
 

@@ -21,7 +21,7 @@ from pawl.values import Question, QuestionKind
 
 
 class ToolError(Exception):
-    """An error meant for the model. The model reads its text, so it must not contain secrets.
+    """An error that is meant for the model. The model reads its text, so it must not contain secrets.
 
     For any other exception, the model sees only the type.
     """
@@ -32,11 +32,11 @@ class SecretNotFound(ToolError):
 
 
 class QuestionDeclined(ToolError):
-    """Raised when the question was declined, withdrawn, or not answered in time."""
+    """Raised when a question was declined, withdrawn, or not answered in time."""
 
 
 class Superseded(ToolError):
-    """Raised when a newer execution of the call has started, or its conversation was erased. Do not catch it."""
+    """Raised when a newer execution of the call has started, or when its conversation was erased. Do not catch it."""
 
 
 class ResultTooLarge(ToolError):
@@ -60,7 +60,7 @@ async def _nobody_to_ask(_question: Question) -> str:
 
 
 def _nobody_to_complete() -> CompletionToken:
-    raise ToolError("completion tokens exist only for tools whose function the registry runs itself")
+    raise ToolError("completion tokens are available only to tools whose function runs in the registry")
 
 
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
@@ -70,7 +70,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 class ToolContext:
     """The context of a call. A tool receives it in the parameter that is annotated with this class.
 
-    Safe to use from any thread. Every field has a default, so that tests can create one.
+    Safe to use from any thread. All fields have defaults, so that tests can create a context.
     """
 
     store_id: str = "local"
@@ -80,14 +80,14 @@ class ToolContext:
     call_id: str = "call"
     # Number of executions of this call, including this one and any lost ones that may have started.
     attempt: int = 1
-    # When the call times out.
+    # Time at which the call times out.
     deadline: datetime = _NEVER
     # The run's agent.
     agent_name: str = DEFAULT_AGENT
     # The latest value that an earlier execution of this call saved with `checkpoint`, or None.
     last_checkpoint: JsonValue = None
     _cancelled: threading.Event = field(default_factory=threading.Event)
-    # Progress is discarded in tests that call the function directly.
+    # In tests that call the function directly, progress is discarded.
     _report: Callable[[float | None, str], None] = lambda _fraction, _message: None
     _find_secret: Callable[[str], str] = _no_secret
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
@@ -98,12 +98,12 @@ class ToolContext:
 
     @property
     def will_restart(self) -> bool:
-        """True if another process will restart the cancelled call. Work being done for it elsewhere should continue."""
+        """True if another process will restart the cancelled call. Its work that is done elsewhere should continue."""
         return self._will_restart()
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every execution of this call, but different for any other call."""
+        """A key that is the same for every execution of this call, but different for any other call of the store."""
         return self.call_id
 
     @property
@@ -112,18 +112,18 @@ class ToolContext:
         return self._cancelled.is_set()
 
     def check_cancelled(self) -> None:
-        """Raise ToolCancelled if the result is no longer needed. Do not catch it."""
+        """Raise ToolCancelled if the result is no longer needed. Do not catch the exception."""
         if self._cancelled.is_set():
             raise ToolCancelled
 
     def wait_cancelled(self, timeout_seconds: float) -> bool:
-        """Wait like `time.sleep`, for sync tools. Returns True as soon as the call is cancelled, otherwise False."""
+        """Wait in a sync tool, like `time.sleep`. Returns True as soon as the call is cancelled, otherwise False."""
         return self._cancelled.wait(timeout_seconds)
 
     def mark_started(self) -> None:
         """Report that the call may take effect from now on.
 
-        For runners and for sources that forward calls. If a call ends before this, it is reported as never started.
+        For runners, and for sources that forward calls. A call that ends before this is reported as never started.
         """
         self._begin()
 
@@ -137,21 +137,21 @@ class ToolContext:
     def checkpoint(self, value: Any) -> Handover:
         """Save progress. An execution that restarts the call finds the latest value in `last_checkpoint`.
 
-        Await it in an async tool; in a sync tool it returns once the value is saved. The saved value survives the end
-        of any process. It is JSON of at most 16 KiB.
+        Await this in an async tool; in a sync tool, it returns once the value is saved. The saved value survives the
+        end of any process. It must be JSON of at most 16 KiB.
 
         Raises:
-            Superseded: a newer execution of the call has started.
+            Superseded: a newer execution of the call has started, or its conversation was erased.
             ToolCancelled: the result is no longer needed.
             ToolError: the value is not JSON or too large.
         """
         return Handover(self._save(checkpoint_content(value)))
 
     def completion_token(self) -> CompletionToken:
-        """Return a token for completing the call from outside. Always returns the same token.
+        """Return a token for completing the call from outside. During an execution, the token stays the same.
 
-        Await it in an async tool. Hand it out, then return `Awaited()`: the call stays open until its deadline. The
-        first completion ends the call, even while the tool is still running.
+        Await this in an async tool. Hand the token out, and then return `Awaited()`: the call stays open until its
+        deadline. The first completion ends the call, even while the tool is still running.
 
         Raises:
             ToolError: calls of this tool cannot be completed from outside.
@@ -177,17 +177,17 @@ class ToolContext:
         options: Sequence[str] = (),
         answer_schema_json: bytes = b"",
     ) -> str:
-        """Ask the user a question during the call. Returns one of `options`, or free text.
+        """Ask the user a question during the call. Returns one of `options` or a free text.
 
         An answer that does not fit `answer_schema_json` is refused when the user gives it (see pawl.event.v1.Question
-        for how it is parsed). This only helps the user; the tool should still validate the answer.
+        for the parsing). This is only a help for the user: the tool should still validate the answer.
 
         For async tools only. The timeout is paused until the answer arrives, which may take days.
 
-        A READ_ONLY or IDEMPOTENT tool does not wait; it is run again from the start once the answer has arrived. It
-        must ask the same questions in the same order; those already answered return immediately. Other tools wait in
-        place. If their process ends before the answer arrives, the outcome is UNKNOWN, so ask before the tool takes
-        effect.
+        A READ_ONLY or IDEMPOTENT tool does not wait: it is run again from the start once the answer has arrived. It
+        must ask the same questions in the same order; for questions that were already answered, this returns
+        immediately. Other tools wait here. If their process ends before the answer arrives, the outcome is UNKNOWN, so
+        ask before the tool takes effect.
 
         Raises:
             QuestionDeclined: there is no answer. Let the error propagate, or continue without an answer.

@@ -26,18 +26,18 @@ from pawl.values import EffectClass, Outcome
 
 _ERROR_CHARACTERS_MAX: Final = 4000
 
-# Error reason of a call that was not completed in time.
+# The error reason of a call that was not completed in time.
 NOT_COMPLETED: Final = "NOT_COMPLETED"
 
 _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """What happened to a tool whose call was ended from outside."""
+    """The state of a tool whose call was ended from outside."""
 
     NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"
-    # The tool runs elsewhere, and it is unknown whether it stops.
+    # The tool runs elsewhere, and it is unknown whether it will stop.
     ASKED_TO_STOP = "ASKED_TO_STOP"
     STILL_RUNNING = "STILL_RUNNING"
 
@@ -66,12 +66,12 @@ def too_large_text(definition: ToolDefinition, count: int) -> str:
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
-    """Return the error text for an exception of this type. The exception's own text is not meant for the model."""
+    """Return the error text for an exception of this type. The exception's own text is not shown to the model."""
     return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator can find the cause in the log."
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return the suffix for an interrupted tool's error, saying whether the tool may have taken effect."""
+    """Return the suffix for the error of an interrupted tool, which says whether the tool may have taken effect."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 
@@ -108,7 +108,7 @@ def of_error(
 def of_timeout(
     definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
 ) -> ExecutionResult:
-    """Return the result for a tool that timed out, possibly because another tool held it up (`hindrance`)."""
+    """Return the result for a tool that timed out, possibly because another tool blocked it (`hindrance`)."""
     match end:
         case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"

@@ -17,13 +17,13 @@ CPU_SECONDS_MAX: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Limits on the new process that each call runs in. Its time limit is the tool's timeout.
+    """Limits on the new process in which each call runs. Its time limit is the tool's timeout.
 
     Raises:
         ToolDefinitionError: a limit is out of range.
     """
 
-    # Memory that a call may allocate, including for libraries that its module imports. Linux only.
+    # Memory that a call may allocate, including the memory of libraries that its module imports. Linux only.
     memory_bytes: int = 512 * 1024 * 1024
     # Total CPU time of all threads, in whole seconds.
     cpu_seconds: int = 60

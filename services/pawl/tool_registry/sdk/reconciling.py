@@ -1,4 +1,4 @@
-"""Defines what a `reconcile` function can report: whether an earlier execution took effect."""
+"""Defines the findings that a `reconcile` function can report about an earlier execution."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pawl.tool_registry.sdk.context import ToolError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """A finding about an earlier execution. Created by the functions below."""
+    """A finding about an earlier execution. Create it with the functions below."""
 
     finding: Literal["HAPPENED", "FAILED", "DID_NOT_HAPPEN", "CANNOT_SAY"]
     result: Any = None
 
 
 def happened(result: Any) -> ReconcileResult:
-    """It took effect; `result` becomes the call's result."""
+    """The execution took effect. `result` becomes the call's result."""
     return ReconcileResult(finding="HAPPENED", result=result)
 
 
 def failed(error: ToolError) -> ReconcileResult:
-    """It ended with an error that the model sees."""
+    """The execution ended with an error, which the model sees."""
     return ReconcileResult(finding="FAILED", result=error)
 
 
 def did_not_happen() -> ReconcileResult:
-    """It did not take effect and no longer can; the tool runs again."""
+    """The execution did not take effect and no longer can. The tool runs again."""
     return ReconcileResult(finding="DID_NOT_HAPPEN")
 
 
 def cannot_say() -> ReconcileResult:
-    """Whether it took effect is not known; the call's outcome is UNKNOWN."""
+    """It is not known whether the execution took effect. The call's outcome is UNKNOWN."""
     return ReconcileResult(finding="CANNOT_SAY")

@@ -28,7 +28,7 @@ _SPHINX: Final = re.compile(r":(param|return|returns|rtype|type|raises)(?:\s+[^:
 
 
 def read_docstring(function: Any) -> tuple[str, dict[str, str]]:
-    """Return the descriptions of a function and of each parameter.
+    """Return the descriptions of a function and of its parameters.
 
     Reads Google style (`Args:`) and Sphinx style (`:param name:`). The text before the first section is the
     description. docstring_parser would drop all parameters if a section has one line without a colon, as under
@@ -67,7 +67,7 @@ class ToolDefinitionError(TypeError):
 
 
 def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """Yield the parameters of a function with their types. The return type does not matter.
+    """Yield the parameters of a function with their types. The return type is ignored.
 
     Raises:
         ToolDefinitionError: a parameter cannot be passed by name, has no type, or has a type that cannot be resolved.
@@ -91,7 +91,7 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
 
 def _found(function: Callable[..., Any], name: str, parameter: inspect.Parameter) -> Any:
     def carrier() -> None:
-        """Carry a single annotation, so that a NameError can be attributed to its parameter."""
+        """Has only this annotation, so that a NameError can be attributed to the parameter."""
 
     carrier.__annotations__ = {parameter.name: parameter.annotation}
     names = getattr(inspect.unwrap(function), "__globals__", {})
@@ -119,7 +119,7 @@ def _refuse_undescribable(hint: Any, place: str) -> None:
 
 
 def is_context(hint: Any) -> bool:
-    """Return whether a parameter gets the ToolContext. Optional and Annotated types also count."""
+    """Return whether a parameter with this type gets the ToolContext. Optional and Annotated types also count."""
     parts = [part for part in _parts(hint) if isinstance(part, type)]
     return ToolContext in parts and set(parts) <= {ToolContext, NoneType}
 
@@ -137,7 +137,7 @@ def text_of(hint: Any) -> str:
 
 
 def is_of_pydantic(hint: Any) -> bool:
-    """Return whether a type needs pydantic, as pydantic's own models and constraints, `datetime` and `time` do."""
+    """Return whether a type needs pydantic. Its own models and constraints, `datetime` and `time` do."""
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
     if hint in (datetime, time):
@@ -152,7 +152,7 @@ def is_of_pydantic(hint: Any) -> bool:
 
 
 def shown(hint: Any) -> str:
-    """Return a type roughly as its author wrote it."""
+    """Return a type roughly in the form in which its author wrote it."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
 
 
@@ -179,7 +179,7 @@ class Signature:
 
     description: str
     arguments_schema: Mapping[str, Any]
-    # Name of the parameter that gets the ToolContext, or empty.
+    # The name of the parameter that gets the ToolContext; empty if no parameter does.
     context_parameter: str
     _struct: type[msgspec.Struct]
     _models: Models
@@ -188,7 +188,7 @@ class Signature:
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Convert arguments that fit the schema to typed parameters.
 
-        Defaults are copied, so calls do not share mutable values.
+        Defaults are copied, so that calls do not share mutable values.
 
         Raises:
             msgspec.ValidationError, pydantic.ValidationError: an argument fits the schema but not the stricter type.

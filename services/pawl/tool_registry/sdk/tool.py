@@ -48,7 +48,7 @@ class WholeArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Generic[P, R]):
-    """A function with its tool definition. Calling it calls the function, which is useful in tests and other tools."""
+    """A function with its tool definition. A call of the tool calls the function, for use in tests and other tools."""
 
     function: Callable[P, R]
     definition: ToolDefinition
@@ -58,15 +58,15 @@ class Tool(Generic[P, R]):
     _bulk_count: BulkCount | None
     # Limits if each call runs in its own process. None if calls run in the registry process.
     process: ProcessLimits | None = None
-    # An execution that sends no report for this long counts as lost. 0 means that reports are not required.
+    # An execution that sends no report for this long is considered lost. 0 means that reports are not required.
     heartbeat_seconds: float = 0.0
-    # The function itself calls `ToolContext.mark_started` when the call may take effect.
+    # True if the function itself calls `ToolContext.mark_started` when the call may take effect.
     marks_start: bool = False
-    # A cancelled call may keep running on its server, which is merely notified.
+    # True if a cancelled call may keep running on its server, which is only notified.
     is_remote: bool = False
-    # Async code runs on the tools' event loop, which is separate from the registry's.
+    # True if async code runs on the tools' event loop, which is separate from the registry's.
     on_tool_loop: bool = False
-    # Calls leave the registry for a source, a worker, or another server.
+    # True if calls leave the registry for a source, a worker or another server.
     is_external: bool = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -16,7 +16,7 @@ _WITH_TEXT: Final = (str, list, dict)
 
 
 def plain(value: Any) -> JsonValue:
-    """Convert a tool's return value to plain JSON values. Supports dataclasses, structs, models, dates, enums, etc.
+    """Convert a tool's return value to plain JSON values. Dataclasses, structs, models, dates and enums are supported.
 
     Raises:
         TypeError: a value has no JSON form.

@@ -1,4 +1,4 @@
-"""Defines the tools that sources describe: their names and descriptions, and how they differ from approved ones."""
+"""Defines the tools that sources describe: their names and descriptions, and their differences from approved tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGEST_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredTool:
-    """A tool as its source describes it now. `binding` holds the data that the connector needs to run it."""
+    """A source's current description of a tool. `binding` holds the data that the connector needs to run the tool."""
 
     definition: ToolDefinition
     binding: bytes = b""
@@ -37,7 +37,7 @@ class DiscoveredTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A tool that cannot be registered. `name` is the source's own name for the tool."""
+    """A tool that cannot be registered. `name` is the name that the source uses for it."""
 
     name: str
     reason: str
@@ -51,7 +51,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """How a tool differs from the approved one. A side is None if the tool does not exist there."""
+    """The difference between a tool and its approved version. A side is None if the tool does not exist there."""
 
     tool_name: str
     approved: ToolDefinition | None
@@ -106,8 +106,8 @@ def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool])
 def registered_names(source_name: str, names: Collection[str]) -> Mapping[str, str]:
     """Map each of a source's tool names to its unique registered name, `<source>.<tool>`.
 
-    Valid names stay unchanged. In others, `_` replaces invalid characters. Names that are too long are truncated, and
-    names that would collide end with a digest. The result does not depend on the order of names.
+    Valid names stay unchanged. In all others, `_` replaces invalid characters. Names that are too long are truncated,
+    and names that would collide end with a digest. The result does not depend on the order of the names.
     """
     room = _NAME_CHARACTERS_MAX - len(source_name) - 1
     fitting = {name for name in names if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}
@@ -135,8 +135,8 @@ def short_description(text: str) -> str:
 def plain_schema(schema: Any) -> dict[str, Any]:
     """Return a source's schema for arguments as an object schema in the supported dialect.
 
-    Sources often name older dialects of JSON Schema but use only features common to all dialects. A schema that really
-    depends on an older dialect fails to compile.
+    Sources often declare an older dialect of JSON Schema but use only features that all dialects share. A schema that
+    depends on an older dialect does not compile.
     """
     given = dict(schema) if isinstance(schema, Mapping) else {}
     given.pop("$schema", None)

@@ -34,7 +34,7 @@ class Source:
     """A store's MCP server or HTTP service. Its tools are named `<name>.<tool>`."""
 
     store_id: StoreId
-    # Holds names of secrets, never their values.
+    # Contains names of secrets, never their values.
     config: SourceConfig
     create_time: float = 0.0
     state: SourceState = SourceState.READY
@@ -43,12 +43,12 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Unique within its store."""
+        """The name, which is unique within the store."""
         return self.config.name
 
     @property
     def kind(self) -> str:
-        """Kind of its connector; empty if unknown."""
+        """The kind of its connector; empty if it is unknown."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def changer(self) -> Role:
-        """The role required to change it, and therefore to see its whole configuration."""
+        """The role that is required to change it, and therefore to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 

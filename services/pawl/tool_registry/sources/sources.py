@@ -44,7 +44,7 @@ class Connector(ToolSource, Protocol):
     """Connects one kind of source, and runs its tools."""
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source as it is stored, without unused parts.
+        """Return the source in its stored form, without unused parts.
 
         Raises:
             InvalidField: The configuration is invalid.
@@ -69,13 +69,13 @@ _log = logs.get_logger(__name__)
 class ListedSource:
     source: Source
     tools: Sequence[ToolVersion]
-    # Tools that cannot be registered. Set only after the source was queried.
+    # The tools that cannot be registered. Set only after the source was queried.
     left_out: Sequence[LeftOut] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSource:
-    """Result of a check. `found_hash` is empty if the source did not respond."""
+    """The result of a check. `found_hash` is empty if the source did not respond."""
 
     listed: ListedSource
     changes: Sequence[ToolChange]
@@ -99,12 +99,12 @@ class Sources:
     async def add(self, source: Source, *, may_replace: bool, roles: Collection[str]) -> ListedSource:
         """Connect a source and register its tools. Idempotent.
 
-        The source is written before its tools. If the process crashes after writing only the source, `check` shows the
-        missing tools.
+        The source is written before its tools. If the process crashes between these writes, `check` shows the missing
+        tools.
 
         Raises:
-            PermissionDenied: A program requires the operator role and a deployment that allows it; other sources
-                require the admin role.
+            PermissionDenied: The caller lacks the role, which is operator for programs and admin for other sources, or
+                the deployment does not allow the program.
             InvalidField, InvalidSchema: The configuration, or a tool, is invalid.
             SourceExists: The name has another configuration and `may_replace` is not set.
             SourceUnreachable: The source does not answer, or answers incorrectly.
@@ -173,7 +173,7 @@ class Sources:
         return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found.tools))
 
     async def approve(self, store_id: StoreId, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
-        """Register the tools as the source describes them now. `found_hash` must match them.
+        """Register the tools that the source describes now. `found_hash` must match them.
 
         Raises:
             SourceNotFound: The source does not exist.

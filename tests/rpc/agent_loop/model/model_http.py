@@ -161,9 +161,3 @@ async def answered(script: Script, **fields: Any) -> list[Piece]:
 async def failed(script: Script, **fields: Any) -> Problem:
     async with serving(script) as (_, model):
         return await problem(model, **fields)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)

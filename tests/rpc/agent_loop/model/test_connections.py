@@ -10,6 +10,7 @@ import pytest
 from pawl.agent_loop.model import connection
 from pawl.agent_loop.model.client import OpenAiModel
 from pawl.agent_loop.model.connection import HEAD_BYTES_MAX, IDLE_MAX, Connection, Origin, Pool
+from tests.poll import until
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
     DONE,
@@ -26,7 +27,6 @@ from tests.rpc.agent_loop.model.model_http import (
     sends,
     serving,
     streams,
-    until,
 )
 
 EVENTS = (

@@ -43,11 +43,11 @@ def follows(state: State, now: float) -> Decision:
     return CallModel(round=run.round + 1, without_tools=is_last, is_last=is_last, summarise_to_number=to_number)
 
 
-def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the model has the last word
+def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the model writes the last message
     return state
 
 
-def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
+def reported(base: State, after: State) -> State:  # noqa: ARG001  # the calls are all that it needs
     return after
 
 

@@ -2,8 +2,8 @@
 
 Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
 is made for the fourth time, or when its last six rounds were A B A B A B, where A and B each stand for all of a round's
-calls. No call of that last round is executed. If the next round may be stuck, not even read-only calls run before their
-check.
+calls. No call of that last round is executed. If the run could be stuck after a round, the registry does not run
+read-only calls while it checks that round's calls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
-    """Return the call in `calls`, the last round, that shows that the run is stuck. `loop` already counts the round."""
+    """Return the call that shows that the run is stuck, if any. `loop` already counts `calls`, the last round."""
     calls = list(calls)
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
@@ -67,7 +67,7 @@ def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Ca
 
 
 def may_be_stuck(loop: LoopState, calls: Sequence[Call], identical_max: int) -> bool:
-    """Return whether the run may be stuck once these calls are counted.
+    """Return whether the run could be stuck once these calls are counted.
 
     They have not been checked yet, so their canonical arguments are unknown.
     """
@@ -140,7 +140,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Keep the partial text, and return the state that retries, waits for the model server or is about to fail.
+    """Keep the partial text, and have the call retried, have it wait for the model server, or have the run fail.
 
     A turn started by notices does not wait for the server, because no user is waiting for it.
     """

@@ -98,11 +98,12 @@ class _OpenCall:
 
 
 class Assembly:
-    """Assembles pieces into an answer.
+    """Assembles the pieces of a stream into an answer.
 
-    Fragments belong to one call if they have the same id; without an id, the same index; without either, if they follow
-    the same start. A new id starts a new call even if its index is in use, because some servers send 0 for every call.
-    A new id with only arguments continues the call at its index, because some servers generate an id per fragment.
+    Fragments with the same id belong to one call. Fragments without an id are matched by index, and fragments without
+    either belong to the call that started last. A new id starts a new call even if its index is in use, because some
+    servers send 0 for every call. A new id with only arguments continues the call at its index, because some servers
+    generate an id per fragment.
 
     Calls are sorted by index if each has one, otherwise by when they started. `names` maps the model's tool names to
     the real ones.

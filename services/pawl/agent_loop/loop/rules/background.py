@@ -1,7 +1,7 @@
 """Handles the parameters that make a call run in the background (ASYNC-1, ASYNC-3).
 
-They are added to the arguments of any tool and removed before the call is checked, shown or run. If a tool declares a
-parameter with one of these names, none is added or removed, and it cannot run in the background.
+They are added to the arguments of any tool and removed before the call is checked, shown or run. If a tool itself
+declares a parameter with one of these names, none is added or removed, and the tool cannot run in the background.
 
 Model servers that enforce the schema do not allow extra parameters. For these servers, a special tool replaces
 the parameters. Each of its calls is treated as a call of the tool that it names.
@@ -38,7 +38,7 @@ NAMES: Final = frozenset({FLAG, _ESTIMATE, _INTERVAL, _COUNT, _DURATION, _DELAY,
 
 # Limit per job.
 ITERATIONS_MAX: Final = 1_000_000
-# Maximum of `failures_told`: consecutive failures before a monitoring job reports that it cannot see anything.
+# Maximum of `failures_told`, the number of consecutive failures after which a monitoring job reports them.
 FAILURES_TOLD_MAX: Final = 100
 _ON_FAILURE: Final = "on_failure"
 # Maximum number of times that a monitoring job reports its condition.
@@ -142,9 +142,9 @@ class AskedJob(JobTerms, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's arguments without the background parameters, and either the requested terms or a fault.
+    """A call's arguments without the background parameters, and what those parameters requested.
 
-    A call with neither runs in the foreground.
+    `fault` says why they are invalid. A call with neither `terms` nor a `fault` runs in the foreground.
     """
 
     arguments: str
@@ -166,7 +166,7 @@ def read(arguments: str, schema_json: bytes) -> Reading:
         return Reading(arguments=arguments)
     try:
         data = arguments.encode()
-        # Leave invalid arguments unchanged for the call's check: re-encoded, they might pass it.
+        # Leave invalid arguments unchanged, so that the call's check refuses them: it might accept them re-encoded.
         written = strict_json.loads(data, bytes_max=len(data))
     except (InvalidJson, UnicodeError):
         return Reading(arguments=arguments)
@@ -234,10 +234,10 @@ def asked(job: AskedJob) -> RequestedTerms:
 def edited_series(shown: Series, edited: Series, now: float) -> Series:
     """Return the series that an approver grants after editing the one shown.
 
-    If the edit sets no end time, the end time shown is kept, so that a user's deadline always remains in place.
+    If the edit sets no end time, the end time shown is kept, so that an edit cannot remove a user's deadline.
 
     Raises:
-        InvalidField: the number, the interval or the end is out of range.
+        InvalidField: the number of iterations, the interval or the end is out of range.
     """
     series = replace(edited, end_time=shown.end_time) if edited.end_time is None else edited
     if not 1 <= series.iterations_max <= ITERATIONS_MAX:
@@ -358,7 +358,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
 
 
 def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Return the parameters without their conditions' `on_failure`, and its value; 0 if unset."""
+    """Return the parameters without `on_failure` in their conditions, and the value of `on_failure`, 0 if unset."""
     counts = []
     for name in (_UNTIL, _WHEN):
         written = params.get(name)

@@ -1,4 +1,4 @@
-"""Computes a run's token budget (LOOP-12): its size, its use, and estimates of unreported usage."""
+"""Computes a run's token budget (LOOP-12): its size, how much of it is used, and estimates of unreported usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.values import RunState, Usage, WaitKind
 # Prose has four or more bytes per token, code and most other scripts about three. Overestimating is safer: unreported
 # usage must not bypass a budget.
 _BYTES_PER_TOKEN: Final = 3
-# No text has more on average. If a server counts fewer tokens, it leaves some out, such as cached ones.
+# No text has more bytes per token on average. A server that counts fewer tokens omits some, such as cached ones.
 _BYTES_PER_TOKEN_MAX: Final = 8
 _QUOTA_WAIT_SECONDS: Final = 300.0
 _QUOTA_WAITS_COUNTED_MAX: Final = 8
@@ -58,7 +58,7 @@ def is_used_up(state: State) -> bool:
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run fails for lack of tokens, because it may not wait for a top-up or no top-up can help."""
+    """Return whether the run fails for lack of tokens, because it cannot wait for a top-up or no top-up can help."""
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
 
@@ -139,7 +139,7 @@ def need_message(state: State) -> str:
 
 
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
-    """Return the next answer's maximum length: the requested one, or what the prompt leaves of the budget."""
+    """Return the next answer's maximum length: as requested or, if smaller, what the prompt leaves of the budget."""
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
         return asked
@@ -166,8 +166,8 @@ def estimate(size_bytes: int) -> int:
 def prompt_tokens(state: State, prompt_bytes: int) -> int:
     """Estimate the next prompt's tokens.
 
-    It adds an estimate for the new part to the server's count for the previous prompt, with which the next prompt
-    starts.
+    The next prompt starts with the previous one, so this is the server's count for the previous prompt plus an
+    estimate for the new part.
     """
     last = state.loop.counted_prompt
     if last is None:
@@ -177,7 +177,7 @@ def prompt_tokens(state: State, prompt_bytes: int) -> int:
 
 
 def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
-    """Return a call's usage, with estimates for unreported parts."""
+    """Return a call's usage, with estimates for the parts that the server did not report."""
     missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
     missing_output = 0 if report.output_tokens else estimate(output_bytes)
     return replace(
@@ -202,7 +202,7 @@ def with_discarded(state: State, usage: Usage) -> State:
 def with_lost_call(state: State, usage_before: Usage) -> Usage:
     """Return the run's usage after the worker that made the open call died.
 
-    Output that was shown has already been counted. If none was shown, the prompt is added.
+    If output was shown, the call has already been counted. Otherwise an estimate of its prompt is added.
     """
     if state.run.usage != usage_before:
         return state.run.usage

@@ -19,7 +19,7 @@ from pawl.values import (
 
 
 class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
-    """The user who performed an action, with their credential and delegate; empty if unknown or if there is none."""
+    """The user who performed an action, their credential, and the delegate who acted for them. Each may be empty."""
 
     user_id: UserId
     credential_id: CredentialId = CredentialId("")
@@ -37,7 +37,7 @@ class Decided(ByPerson, frozen=True, kw_only=True):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a decision, with the approvals that this process knows about. The ledger counts them."""
+    """A request for a decision, with the approvals that this process knows about. Only the ledger has all of them."""
 
     digest: str
     preview: str = ""
@@ -149,7 +149,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def granted_series(self) -> Series | None:
-        """The series that covers the call if it may start. Its grant was given with this call or an earlier one."""
+        """For a call that may start: the series, granted with this call or an earlier one, that covers it."""
         if self.approval is None:
             return None
         decision = self.approval.decision

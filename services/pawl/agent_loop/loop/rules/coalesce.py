@@ -13,8 +13,13 @@ from pawl.agent_loop.loop.rules.text import tool_name
 from pawl.agent_loop.model.request import CallPiece, Piece, ReasoningPiece, RefusalPiece, TextPiece
 from pawl.chassis.strict_json import storable
 
-INTERVAL_SECONDS: Final = 0.1
-PIECES_MAX: Final = 10
+# The longest that a piece is held.
+HELD_SECONDS_MAX: Final = 1.0
+# The shortest pause between two outputs.
+PAUSE_SECONDS_MIN: Final = 0.1
+# How many times longer than the delay of an output the pause after it is, so that commits of output take little of a
+# busy machine's time and cannot delay themselves.
+PAUSE_PER_DELAY: Final = 10.0
 # Limits the size of one event.
 OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
 
@@ -24,41 +29,60 @@ DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 class Coalescer:
     """Holds pieces back until it is time to show them.
 
-    The first piece is due immediately, later ones when 10 are held or 100 ms after the last output. A burst of 100
-    pieces therefore produces at most 11 outputs, and 100 pieces at 20 ms intervals at most 22. Within one output,
-    text, reasoning and calls each keep their own order, but not their order relative to each other. `now` is the time
-    of any monotonic clock, in seconds.
+    The first piece is due immediately. Later ones are due after a pause that starts when the output before them is
+    visible: 100 ms, or ten times as long as that output was late. No piece is due later than 1 s after its arrival.
+    Within one output, text, reasoning and calls each keep their own order, but not their order relative to each other.
+    `now` is the time of any monotonic clock, in seconds.
     """
 
     def __init__(self, head: OutputDelta) -> None:
         """Outputs are copies of `head`, which has no content."""
         self._head = head
         self._pieces: list[DisplayPiece] = []
-        self._shown_at: float | None = None
+        self._oldest_at = 0.0
+        # When the last output was taken or shown, or the answer ended.
+        self._pause_from: float | None = None
+        self._pause_seconds = PAUSE_SECONDS_MIN
+        # When the output that is being committed was due.
+        self._taken_due_at: float | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Piece, now: float) -> None:
         """Add a piece that `Assembly.add` returned. Pieces that are not for display are ignored."""
         if isinstance(piece, DisplayPiece):
+            self._oldest_at = self._oldest_at if self._pieces else now
             self._pieces.append(piece)
 
+    def end(self, now: float) -> None:
+        """Record that the answer is complete: start another pause, because the step that commits it shows its rest."""
+        self._pause_from = now
+
     def due_at(self) -> float | None:
-        """Return when the held pieces are due; 0 means immediately. None means that nothing is held."""
+        """Return when the held pieces are due. None means that nothing is held."""
         if not self._pieces:
             return None
-        if self._shown_at is None or len(self._pieces) >= PIECES_MAX:
-            return 0.0
-        return self._shown_at + INTERVAL_SECONDS
+        if self._pause_from is None:
+            return self._oldest_at
+        return min(self._oldest_at + HELD_SECONDS_MAX, self._pause_from + self._pause_seconds)
 
     def take(self, now: float) -> tuple[OutputDelta, ...]:
-        """Return all held pieces as one output, whether or not they are due.
+        """Return all held pieces as one output, whether or not they are due. Call `shown` once it is committed.
 
         Returns several outputs only if one would be too large.
         """
-        if not self._pieces:
+        due = self.due_at()
+        if due is None:
             return ()
         pieces, self._pieces = self._pieces, []
-        self._shown_at = now
+        self._pause_from = now
+        self._taken_due_at = min(due, now) if self._taken_due_at is None else self._taken_due_at
         return tuple(_join(self._head, group) for group in _groups(pieces))
+
+    def shown(self, now: float) -> None:
+        """Record that everything taken is visible, and adapt the pause to its delay."""
+        if self._taken_due_at is not None:
+            self._pause_from = now
+            self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * (now - self._taken_due_at))
+            self._taken_due_at = None
 
 
 def _groups(pieces: list[DisplayPiece]) -> Iterator[list[DisplayPiece]]:

@@ -68,7 +68,7 @@ def apply_command(state: State, command: Command, now: float) -> State:
 
 
 def decisions(state: State) -> tuple[RecordedDecision, ...]:
-    """Return the decisions on gated calls in a state's unconsumed commands."""
+    """Return the decisions on gated calls that a state's unconsumed commands contain."""
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -91,7 +91,7 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the results of front-end calls in a state's unconsumed commands."""
+    """Return the front-end calls' results that a state's unconsumed commands contain."""
     return tuple(
         replace(
             _result_note(state, _with_result(call, command.kind, command.time), command.user_id),
@@ -144,7 +144,7 @@ def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
 
 
 def others_change_calls(state: State) -> bool:
-    """Return whether the ledger may change open calls, by leasing offers or counting several people's approvals."""
+    """Return whether the ledger could change open calls, by leasing offers or counting several people's approvals."""
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 

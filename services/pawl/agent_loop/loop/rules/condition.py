@@ -29,7 +29,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition on a result: a threshold, an equal value, a change, or a CEL expression. Exactly one is set."""
+    """A condition on a result: exactly one of a threshold, an equal value, a change and a CEL expression."""
 
     # A JSON pointer (RFC 6901); empty for the whole result.
     pointer: str = ""
@@ -95,7 +95,7 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is the same for equal values. 20 and 20.0 count as equal, unless the numbers are large."""
+    """Return a digest that is the same for equal values. 20 and 20.0 count as equal, unless the value is very large."""
     encoded = _encode(value)
     if len(encoded) <= expression.VALUE_BYTES_MAX:
         encoded = _encode(_decode(encoded))
@@ -116,7 +116,7 @@ def find(data: Any, pointer: str) -> Any:
 
 
 def written(condition: Condition) -> dict[str, Any]:
-    """Return a condition in the form that `read` accepts. An ambiguous or empty condition remains invalid."""
+    """Return a condition in the form that `read` parses. An ambiguous or empty condition remains invalid."""
     kinds = {
         "below": condition.below,
         "above": condition.above,
@@ -140,7 +140,7 @@ def read(spec: object) -> Condition | None:
     """Parse a condition such as `"value < 20"` or `{"path": "/price", "below": 20}`; None if it is invalid.
 
     Raises:
-        ExpressionError: the expression cannot be evaluated.
+        ExpressionError: the CEL expression is not allowed.
     """
     if isinstance(spec, str):
         spec = {"cel": spec}

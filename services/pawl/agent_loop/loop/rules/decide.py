@@ -52,9 +52,9 @@ _JOB_SECONDS: Final = 86_400.0
 def decide(state: State, now: float) -> Decision:
     """Return what to do next.
 
-    Guarantees for every program: The program is asked each time, unless the run is ending. Nothing starts once the
-    run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open model call
-    is handled before open calls. A run ends only when every call has its result.
+    These guarantees apply to every program. The program is asked each time, unless the run is ending. Nothing starts
+    once the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open
+    model call is handled before open calls. A run ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -116,7 +116,7 @@ def not_made(call: Call, now: float) -> Call:
 
 
 def _has_started(call: Call, state: State) -> bool:
-    """Return whether the registry may have an execution of the call, because it is running or waiting for an answer."""
+    """Return whether the registry could have an execution of the call, which is running or waiting for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 
@@ -142,7 +142,7 @@ def _is_in_round(state: State) -> bool:
 
 def _timeout_at(state: State, now: float) -> float:
     if state.run.is_job:
-        # A job has no timeout other than its deadline and its calls' deadlines. This is just a regular check.
+        # A job has no timeouts other than its deadline and its calls' deadlines. This only makes it check regularly.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
@@ -206,7 +206,7 @@ def _can_start(call: Call, state: State, now: float) -> bool:
     if call.call_id in state.under_way or call.call_id in state.loop.in_doubt:
         return False
     if call.state is CallState.RUNNING:
-        # Its worker died, or it was completed externally. The registry knows the outcome by the call's id.
+        # The call's worker died, or the call was completed externally. The registry knows the outcome by the call's id.
         return not fact_rules.awaits(state, call, now)
     return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
 

@@ -37,7 +37,7 @@ class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True):
-    """Stop all work, then end the run as FAILED. Then decide again."""
+    """Mark the run as failing: stop all its work before it ends as FAILED. Then decide again."""
 
     failure: RunFailure
 
@@ -83,11 +83,11 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """Commit that a parked run continues. Then decide again. A parked run cannot complete directly."""
+    """Commit that a parked run is running again, because it cannot complete directly. Then decide again."""
 
 
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce a model call. Then decide again. The run must not have anything open.
+    """Announce a model call. Then decide again. No call or other model call may be open.
 
     A `summarise_to_number` other than 0 means that the call summarises the messages up to that number. `is_last` means
     that the round limit is reached.
@@ -146,8 +146,8 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Wait until running work reports or a given time is reached.
 
-    If a program returns it, nothing more happens until a call changes, a command arrives or the time is reached.
-    `waits` lists the reasons for waiting other than calls and the time.
+    If a program returns a Wait, only open work continues until a call changes, a command arrives or the time is
+    reached. `waits` lists the reasons for waiting other than calls and the time.
     """
 
     until: float | None

@@ -25,7 +25,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import RunId
 from pawl.values import CallState, RunState
 
-# Any text of this size fits into a call's result.
+# Text of this size always fits into a call's result.
 OUTPUT_BYTES_MAX: Final = 128 * 1024
 
 
@@ -64,7 +64,7 @@ def child_run_id(call: Call) -> RunId:
 
 
 def start(state: State, call: Call, now: float) -> State:
-    """Return the state with the call DELEGATED and its child run, or FAILED if it cannot be delegated."""
+    """Delegate a call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
     try:
         run = _delegation(state, call)
     except _Refused as refusal:
@@ -75,7 +75,7 @@ def start(state: State, call: Call, now: float) -> State:
 
 
 def ended(state: State, command: AgentEnded, now: float) -> State:
-    """Settle the call of a child run that has ended. The child's tokens also count towards this run."""
+    """Settle the call that an ended child run carried out. The child's tokens also count towards this run."""
     call = state.calls.get(command.call_id)
     if call is None or call.state is not CallState.DELEGATED:
         return state

@@ -54,10 +54,10 @@ class ExpressionError(ValueError):
 
 
 def check(source: str) -> None:
-    """Check that an expression may be evaluated.
+    """Check that an expression is allowed.
 
     Raises:
-        ExpressionError: the expression may not be evaluated; the message gives the position.
+        ExpressionError: the expression is not allowed; the message gives the reason.
     """
     if not 0 < len(source) <= CHARACTERS_MAX:
         raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
@@ -77,7 +77,7 @@ def names_previous(source: str) -> bool:
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Evaluate a checked expression. As in JSON, numbers are doubles if a double represents them exactly.
+    """Evaluate a checked expression. Integers that a double represents exactly become doubles: 20 equals 20.0.
 
     Raises:
         ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.

@@ -34,7 +34,7 @@ class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and last seq of the open model call's output in the log; 0 if there is no output."""
+    """The first and last seq of the open model call's output in the log; both are 0 if there is no output."""
 
     first_seq: int = 0
     last_seq: int = 0
@@ -78,7 +78,7 @@ class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
-    """The model call was cancelled after `answer`. `failure` is the reason if the run is to fail."""
+    """The model call was cancelled after `answer`. `failure` is set if the run must fail."""
 
     answer: ModelAnswer
     shown: Shown = field(default_factory=Shown)
@@ -150,7 +150,7 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt failed and another one follows, using `model`. Output from `void_from_seq` on is void.
 
-    `usage` includes the usage of the failed attempt.
+    `usage` includes the failed attempt's usage.
     """
 
     round: int

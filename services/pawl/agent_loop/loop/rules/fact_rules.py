@@ -67,7 +67,7 @@ def times(state: State, now: float) -> list[float]:
 
 
 def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Record that a call waits for its completion. If it has already been completed, ask again immediately."""
+    """Record that a call waits for its completion. If it has already been completed, the run asks again immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
@@ -170,7 +170,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
 
 
 def _checked(state: State, fact: CallChecked, now: float) -> State:
-    """Start a call that the program proposed. Ignore calls that have started or are no longer proposed."""
+    """Apply the verdict on a proposed call, unless it has started or the program no longer proposes it."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     following = program.of(state.run).follows(state, now)
     proposed = following.calls if isinstance(following, Propose) else ()

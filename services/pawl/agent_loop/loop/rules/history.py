@@ -1,4 +1,4 @@
-"""Builds the conversation in the form of the chat-completions protocol.
+"""Builds the conversation as chat-completions messages.
 
 It is built from messages and call rows. Each call has exactly one result, in call order, right after the message that
 requests it. Providers that validate histories therefore always accept it.
@@ -115,14 +115,14 @@ def of_run(
 
 
 class Group(NamedTuple):
-    """A message and its calls' results, or nothing, in the form of the protocol. Do not change its messages."""
+    """A message and its calls' results as protocol messages, of which there may be none. Do not modify them."""
 
     messages: tuple[ProviderMessage, ...]
     size_bytes: int
 
 
 class _Form(NamedTuple):
-    """What groups depend on beside their messages and calls."""
+    """Everything that groups depend on besides their messages and calls."""
 
     run_id: RunId
     user_id: UserId
@@ -134,22 +134,22 @@ class _Form(NamedTuple):
 
 class _Built(NamedTuple):
     groups: list[Group]
-    # The messages of all groups but the first, and the calls of all groups.
+    # The messages of all groups except the first, and the calls of all groups.
     rest: tuple[Message, ...]
     calls: list[Call]
 
 
-# The groups of closed rounds by the first message of the history, so that a round only builds the newest groups.
-# They do not refer to that message, so they are released with it.
+# The groups of closed rounds, keyed by the first message of the history, so that each round only builds the newest
+# groups. They do not refer to that message, so they are released along with it.
 _built: Final = WeakKeyDictionary[Message, dict[_Form, _Built]]()
 _NOTHING: Final = _Built([], (), [])
 _FORMS_MAX: Final = 4
-# Commits still change the newest messages and their calls.
+# Number of newest messages that, with their calls, can still be changed by commits.
 _NEWEST: Final = 3
 
 
 def groups(state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True) -> list[Group]:
-    """Return the group of each shown message."""
+    """Return each shown message's group, in order."""
     shown = shown_messages(state)
     if not shown:
         return []
@@ -207,7 +207,7 @@ def shown_messages(state: State) -> tuple[Message, ...]:
 
 
 def summarise_to(state: State) -> int:
-    """Return the number of the last message that a summary is to replace; 0 if the history is small enough.
+    """Return the number of the last message that a summary should replace; 0 if no summary is needed or possible.
 
     The newest messages are kept: at least one, and as many as fit into half of the budget. A message is never separated
     from its results.
@@ -353,7 +353,7 @@ def _tool_call(call: Call, more: fields.RawObject) -> dict[str, Any]:
 
 
 def _arguments(proposed: str) -> str:
-    """Return the model's arguments. If they are not JSON, which some providers refuse, wrap them in an object."""
+    """Return the model's arguments as a JSON object, wrapped in one if needed: some providers refuse anything else."""
     if not proposed.strip():
         return "{}"
     if is_json(proposed, dict):

@@ -69,12 +69,12 @@ def paused(state: State, time: float, *, resumes: bool) -> State:
     return replace(state, loop=replace(state.loop, cursor=after))
 
 
-def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # its result is its last word
+def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the last result is the report
     return state
 
 
 def reported(base: State, after: State) -> State:
-    """Record the result of an iteration settled by a step, and whether to report it.
+    """Record the result of the iteration that a step settled, and whether to report it.
 
     If a rule denies an iteration of a series, the job pauses and reports that. Its user can resume it once the rule
     allows it.
@@ -127,7 +127,7 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
 
 
 def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
-    """Return the earliest start of the next iteration: the resume time, or later if a backoff follows failed polls."""
+    """Return the earliest start of the next iteration: the resume time, or later if failed polls cause a backoff."""
     if last is None or last.end_time is None or (job.until is None and job.when is None):
         return cursor.resume_time
     doublings = max(0, min(cursor.failed_in_a_row, 20) - 1)

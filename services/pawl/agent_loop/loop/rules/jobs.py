@@ -53,7 +53,7 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
-# Runs wait for tools in these contexts, unless they are turns that notices started.
+# Runs wait for tools with these contexts, unless they are turns that notices started.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 
 
@@ -69,7 +69,7 @@ def background_denial(run: Run) -> str:
 def extract_terms(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
-    """Return the calls without background parameters, and their background requests.
+    """Return the calls without background parameters, and the background requests of those that made one.
 
     With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
     """
@@ -198,7 +198,7 @@ def is_silent(content: str) -> bool:
 
 
 def may_become_silent(content: str) -> bool:
-    """Return whether an answer that starts this way may turn out to be silent."""
+    """Return whether an answer that starts with `content` could still be silent."""
     return SILENT.startswith(content.strip().lower())
 
 
@@ -279,7 +279,7 @@ def draft(run: Run, job: Job, now: float) -> Call:
 
 
 def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
-    """Return the state with the call DETACHED and its job, or FAILED if it cannot run in the background."""
+    """Start a job: make the call DETACHED and add its job, or make it FAILED if it cannot run in the background."""
     if call.context not in _IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
@@ -329,7 +329,7 @@ def _refused(call: Call, reason: str, message: str, now: float) -> Call:
 
 
 def result_text(call: Call) -> str:
-    """Return the result of an iteration as JSON, or an object with `error`."""
+    """Return an iteration's result as JSON, truncated if it is too large. An error is an object with `error`."""
     content = call.result.content_json if call.result else b"null"
     if len(content) <= OUTPUT_BYTES_MAX:
         return content.decode(errors="replace")

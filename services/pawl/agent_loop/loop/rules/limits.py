@@ -24,7 +24,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     # If it were 1, the first call of any tool would count as a loop.
     "identical_calls_max": (2, 1000),
     "model_attempts_max": (1, 20),
-    # Below this, a truncated result is little more than its note.
+    # A result truncated to less than this is little more than its note.
     "result_bytes_per_round_max": (1024, 2**30),
     # Below this, a summary does not fit along with the message it is for.
     "context_bytes_max": (10_000, 2**30),
@@ -86,11 +86,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return a call's timeout, given the tool's own timeout or 0."""
+        """Return a call's timeout. `own` is the tool's own timeout; 0 means that it has none."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return a question's timeout, given its own timeout or 0."""
+        """Return a question's timeout. `own` is the question's own timeout; 0 means that it has none."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 

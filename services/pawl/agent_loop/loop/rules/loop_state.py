@@ -25,10 +25,10 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     `output_from_seq`. `usage_before` is the run's usage before this attempt. Until the attempt ends, the run's usage
     includes an estimate of the attempt's usage.
 
-    A `held` attempt waits for tokens or for the model server. `tokens_needed` is its cost if the budget had fewer
-    tokens left, and `quota_waits` is how often the agent's daily quota has delayed it. `outage_since` is when the run
-    started to wait for the model server, `outage_waits` is how often it has waited, and `next_try_time` is when it
-    tries again.
+    A `held` attempt waits for tokens, a quota or the model server. `tokens_needed` is the number of tokens it needs, if
+    fewer were left in the budget, and `quota_waits` is how often the agent's daily quota has delayed it. `outage_since`
+    is when the run started to wait for the model server, `outage_waits` is how often it has waited, and `next_try_time`
+    is when it tries again.
     """
 
     attempt: int
@@ -64,7 +64,7 @@ class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):
-    """The state of a job's program. Its values are limited in size; the whole is under 16 KiB."""
+    """The state of a job's program. Its values are limited in size and take less than 16 KiB in total."""
 
     # Iterations that failed or whose condition could not be evaluated.
     failures: int = 0

@@ -36,7 +36,7 @@ def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor
 
 
 def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
-    """Return the cursor that records whether to report an iteration, and whether to report it."""
+    """Decide whether to report an iteration. Return the cursor that records the decision, and the decision."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
     digest = hashlib.sha256(result.encode()).hexdigest()[:16]
@@ -70,7 +70,7 @@ def job_output(
 ) -> str:
     """Return the job's output after an iteration that returned `result`; `output_before` was the output before it.
 
-    `paused` is the reason why the job pauses; empty if it does not. `ends_digest` is true if its digest is due.
+    `paused` is the reason why the job pauses; empty if it does not. `ends_digest` is true if the job's digest is due.
     """
     outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:
@@ -103,7 +103,7 @@ def job_output(
 
 
 def is_over(job: Job, cursor: JobCursor) -> bool:
-    """Return whether a job has met its condition as often as requested."""
+    """Return whether a job met its `until` condition, or reported its `when` condition as often as requested."""
     return cursor.met or (job.when is not None and cursor.fired >= job.when.firings_max)
 
 
@@ -138,7 +138,7 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
 
 
 def has_passed(start: float, now: float, seconds: float) -> bool:
-    """Return whether this many seconds have passed. Clocks that are set back do not block it."""
+    """Return whether `seconds` have passed since `start`. Also true if the clock was set back to before `start`."""
     return not 0 <= now - start < seconds
 
 

@@ -78,7 +78,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
 
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
-    """Return a continuing run's options under the deployment's current approval minimum.
+    """Return a continuing run's options with the deployment's current approval minimum applied.
 
     If the minimum was raised, it applies to continuing runs; if it was lowered, it does not.
     """

@@ -2,8 +2,8 @@
 
 Read-only and parallel-safe calls start immediately, unless an earlier open call of the batch shares a resource key.
 Other backend calls and delegated calls are serial. They wait for the serial calls before them, and for every earlier
-call that waits for a decision, because they may depend on that call. With OVERTAKE_DECISIONS, they do not wait for
-decisions. Calls never wait for a front end.
+call that waits for a decision, because they may depend on that call. With OVERTAKE_DECISIONS, no call waits for a
+decision. Calls never wait for a front end.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import FailureClass, ResponseFormat, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 
-# Number of answers that may fail to fit before the run fails.
+# The run fails once this many answers did not fit.
 TRIES_MAX: Final = 3
 # Failure reason of a run without a fitting answer.
 OUTPUT_INVALID: Final = "OUTPUT_INVALID"
@@ -24,7 +24,7 @@ _BLOCK: Final = re.compile(r"```[A-Za-z]*[ \t]*\r?\n(?P<inside>.*)\n[ \t]*```", 
 
 
 def asked(form: ResponseFormat) -> dict[str, Any]:
-    """Return a response format as in the chat-completions protocol."""
+    """Return a response format as the chat-completions protocol defines it."""
     return {
         "type": "json_schema",
         "json_schema": {
@@ -36,7 +36,7 @@ def asked(form: ResponseFormat) -> dict[str, Any]:
 
 
 def document(text: str) -> str:
-    """Return the JSON document in an answer: its whole text, or the contents of its only Markdown code block."""
+    """Return the JSON document in an answer: its text, or the contents if it is a single Markdown code block."""
     whole = text.strip()
     block = _BLOCK.fullmatch(whole)
     return block["inside"].strip() if block and "```" not in block["inside"] else whole

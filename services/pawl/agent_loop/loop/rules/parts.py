@@ -76,7 +76,7 @@ def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Pa
 
 
 def within(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Check the total size of the parts.
+    """Check the total size of parts, and return them.
 
     Raises:
         TooLarge
@@ -94,7 +94,7 @@ def with_text(file: FilePart, text: str) -> FilePart:
 
 
 def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str, Any]]:
-    """Return parts in the form of the chat-completions protocol; plain text if all parts are text.
+    """Return parts as a chat-completions message's content, which is plain text if all parts are text.
 
     Placeholders describe images that the model cannot see.
     """
@@ -105,7 +105,7 @@ def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str
 
 
 def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str | list[Mapping[str, Any]] | None:
-    """Join contents in the form of the chat-completions protocol; plain text if all are text."""
+    """Join contents of chat-completions messages. The result is plain text if all contents are text."""
     texts = list(takewhile(lambda content: isinstance(content, str | None), contents))
     text = "\n\n".join(each for each in texts if isinstance(each, str) and each) or None
     if len(texts) == len(contents):
@@ -143,7 +143,7 @@ def _checked(part: Part, *, takes_images: bool) -> Part:
 def _checked_image(image: ImagePart, *, takes_images: bool) -> ImagePart:
     if not takes_images:
         raise UnsupportedPart(
-            "the models of this deployment do not accept images: send text, or set PAWL_MODEL_INPUT", part="image"
+            "this deployment's models do not accept images: send text, or set PAWL_MODEL_INPUT", part="image"
         )
     if not image.data:
         raise InvalidField("parts.image.data is empty", field="parts.image.data")

@@ -154,7 +154,7 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: 
             return Plan(state=state, events=tuple(produced), work=tuple(work), rest=decision)
         if isinstance(decision, Resume) or (isinstance(decision, Settle) and decision.is_part):
             return Plan(state=state, events=tuple(produced), work=tuple(work), rest=Wait(until=now))
-    raise RuntimeError("the rules of the loop do not terminate")
+    raise RuntimeError("the loop's rules do not terminate")
 
 
 def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:

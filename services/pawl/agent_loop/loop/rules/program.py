@@ -39,8 +39,8 @@ class Program(Protocol):
     def reported(self, base: State, after: State) -> State:
         """Return `after` with the program's records of the calls that are settled in it but not in `base`.
 
-        Called after facts are applied and before `follows`, with the ledger's state as `base`, and also when a step is
-        planned.
+        Called after facts are applied and before `follows`, with the ledger's state as `base`, and again after a step
+        is planned, with the state after the facts as `base`.
         """
         ...
 

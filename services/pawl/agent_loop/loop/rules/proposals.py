@@ -27,9 +27,8 @@ def draft(
 ) -> tuple[Call, ...]:
     """Return a call for each of the model's requests in round `run.round`, in the model's order.
 
-    Calls that may run are PROPOSED and must be checked. A call is FAILED if it exceeds the number of
-    calls per answer, has arguments over 256 KiB, is a truncated last call, or is in an answer that must not have any
-    calls.
+    Calls that may run are PROPOSED and must be checked. A call is FAILED if the answer must not have calls or has too
+    many before it, if its arguments exceed 256 KiB, or if it is the last call and was truncated.
     """
     calls = [
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
@@ -102,8 +101,8 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
 def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
     """Apply the registry's verdict to a PROPOSED call or to a call that falls back to a backend tool.
 
-    A call in a `series` either starts under its grant or requests one. A call that may run is RUNNABLE, and its batch
-    determines when it starts. A read-only call that has already run is settled.
+    A call in a `series` either starts under its grant or requests one. A backend or delegated call that may run becomes
+    RUNNABLE, and its batch determines when it starts. A read-only call that has already run is settled.
     """
     limits, people = options.limits, max(1, verdict.approvals_required, options.approvals_required)
     call = replace(
@@ -158,7 +157,7 @@ def with_offer(call: Call, verdict: Verdict) -> Call:
 
 
 def released(call: Call, limits: Limits, now: float) -> Call:
-    """Return a call that needs no approval, or has been approved, in its context's waiting state."""
+    """Put a call that needs no approval, or has been approved, into the state in which its context starts."""
     match call.context:
         case ExecutionContext.FRONTEND:
             deadline = now + limits.offer_deadline_seconds

@@ -13,7 +13,7 @@ _DELAY_SECONDS_MAX: Final = 10.0
 _FIRST_WAIT_SECONDS: Final = 10.0
 _WAIT_SECONDS_MAX: Final = 60.0
 
-# The token budget is used up, or has cut an answer short.
+# The token budget is used up, or was too small for an answer.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
 # The agent's daily quota is used up.
@@ -29,7 +29,7 @@ _REASONS: Final = {
 
 
 def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
-    """Return the problem with an answer that has neither text nor a call; None if it has either."""
+    """Return the problem with an empty answer; None if the answer has text, a refusal or a call, or was filtered."""
     if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
         return None
     message = "The model's answer had neither text nor a call."
@@ -42,8 +42,8 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
     """Return the number of seconds before the next attempt, or None if there are no more attempts.
 
     `failures` counts the model server's failures in this call, including this one, but not workers that died or handed
-    over. The delay doubles from 1 s to 10 s, reduced by up to half by `jitter` (0 to 1), and respects the server's
-    minimum. `left` is the time left in the round; a longer delay is pointless.
+    over. The delay doubles from 1 s to 10 s, is reduced by up to half by `jitter` (0 to 1), and is at least what the
+    server requested. `left` is the time left in the round, within which the next attempt must start.
     """
     if not problem.retryable or failures >= attempts_max:
         return None
@@ -57,8 +57,8 @@ def next_try_time(
 ) -> float | None:
     """Return when a run that has waited for the model server since `since` tries again; None if the run fails.
 
-    The wait doubles from 10 s to one minute, reduced by up to half by `jitter`, and respects the server's minimum. The
-    last attempt is at the end of `wait_seconds`.
+    The wait doubles from 10 s to one minute, is reduced by up to half by `jitter`, and is at least what the server
+    requested. The last attempt is at the end of `wait_seconds`.
     """
     end = since + wait_seconds
     asked = now + (problem.retry_after_seconds or 0.0)

@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """Whether a serial call waits for earlier calls that wait for a user."""
+    """Whether a call waits for earlier calls that wait for a decision."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -76,7 +76,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that are stored as requested, which are all except the limits."""
+    """All options except the limits. They are stored as requested."""
 
     model: str = ""
     instructions: str = ""
@@ -136,7 +136,7 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that a client supplied with the run.
 
-    Only `client_id` gets their calls; if it is empty, any of the user's clients does.
+    Only the client `client_id` gets their calls; if it is empty, any of the user's clients can get them.
     """
 
     names: tuple[str, ...] = ()
@@ -255,7 +255,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: RunFailure | None = None
     stop_cause: StopCause | None = None
     output_text: str = ""
-    # Number of scheduled times in a series without an iteration, up to the end of its last one.
+    # Number of a series' scheduled times without an iteration, up to the end of its latest iteration.
     missed_iterations: int = 0
     active_seconds: float = 0.0
     unstopped_call_ids: tuple[CallId, ...] = ()
@@ -310,7 +310,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> Series | None:
-        """A job's iterations, with their current grant, if any; None for other runs."""
+        """A repeating job's iterations, with their current grant, if any; None for other runs."""
         job, grant = self.job, self.grant
         if job is None or not self.is_job or not job.interval_seconds:
             return None

@@ -50,10 +50,10 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 
 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
-    """Return a running call settled by its cancellation.
+    """Settle a running call after the registry was asked to cancel it.
 
-    The result of a call that may still be running has the reason NOT_STOPPED. If its effect may then be unknown, it is
-    OUTCOME_UNKNOWN.
+    If it may still be running, its result has the reason NOT_STOPPED, and its state is CANCELLED if it is repeatable,
+    otherwise OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
         return executed(call, answer.result, now, note)
@@ -73,11 +73,11 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 
 
 def expired(call: Call, options: RunOptions, now: float) -> Call:
-    """Return a call that was not decided on, answered or run in time.
+    """Handle a call that was not decided on, answered or run in time.
 
-    An approval request may be escalated, in which case it waits once more. A question that has a default answer gets
-    it. A front-end call may become a question with a new deadline. Front-end calls that fall back to a backend tool are
-    handled elsewhere.
+    The call becomes EXPIRED, with three exceptions: an approval request that can be escalated waits once more, a
+    question with a default answer gets it, and a front-end call can become a question with a new deadline. Front-end
+    calls that fall back to a backend tool are handled elsewhere.
     """
     match call.state:
         case CallState.AWAITING_APPROVAL if _escalates(call, options):

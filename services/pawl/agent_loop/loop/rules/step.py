@@ -56,13 +56,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     wake_time: float | None = None
     # All of them, if the step adds any.
     unstopped_call_ids: tuple[CallId, ...] = ()
-    # The current end of the log. Needed if the step's messages refer to the seqs of its own events.
+    # The current end of the log. Required if the step's messages refer to the seqs of the step's own events.
     after_seq: int | None = None
     # Runs for the calls that this step delegates.
     delegations: tuple[Delegation, ...] = ()
     entered_notices: tuple[Notice, ...] = ()
     tells_iteration: int = 0
-    # True if a model is to write the conversation's title now that the run has answered.
+    # True if a model should write the conversation's title now that the run has answered.
     asks_title: bool = False
 
     @property
@@ -134,7 +134,7 @@ def between(
 
 
 def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> State:
-    """Return the state in the ledger after it accepted the step to `after`.
+    """Return the ledger's state after it has accepted the step that leads to `after`.
 
     `last_seq` is 0 if the step had no events. The messages get the same numbers as in the ledger, because only the
     active run's worker appends to a conversation.

@@ -66,7 +66,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's or front end's action on a call, to be recorded in the audit chain."""
+    """An action on a call by a user or front end, to be recorded in the audit chain."""
 
     call_id: CallId
     tool_name: str
@@ -87,7 +87,7 @@ class RecordedDecision(Recorded, frozen=True, kw_only=True):
 
 
 class RecordedResult(Recorded, frozen=True, kw_only=True):
-    """The end of a front-end call: who returned its result or had leased it, and for how long."""
+    """The end of a front-end call: who returned its result or had leased it, and how long ago it was leased."""
 
     content_json: bytes
     state: CallState
@@ -132,7 +132,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     async_timeout_seconds: float = 0.0
     # The tool's default report policy for its jobs; None means that each iteration is reported.
     reports: ReportPolicy | None = None
-    # The digest to grant the call's series with, or the digest of the grant that covers the call.
+    # The digest with which to grant the call's series, or that of the grant that covers the call.
     series_digest: str = ""
     # The result of a read-only call that has already run.
     result: ExecutionResult | None = None

@@ -35,7 +35,7 @@ _SORTED_BY: Final = "store_id, conversation_id, update_time, queue"
 _BEFORE: Final = "(update_time, conversation_id) < (coalesce($6::timestamptz, 'infinity'), $7)"
 _HAS_LABELS: Final = r"labels <> '' AND string_to_array(labels, E'\n') @> $8"
 _LABELLED: Final = f"(cardinality($8::text[]) = 0 OR {_HAS_LABELS})"
-# The newest conversations of each wanted kind, then the newest of those. The other kind is never read.
+# Selects the newest archived and the newest other conversations, as requested, then the newest of both.
 LISTED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     source=f"""(
@@ -58,7 +58,7 @@ WITH_LABELS: Final = run_lists.statement(
     size="length(queue)",
 )
 # The limit bounds the cost of very common words. Conversations are always read by id, whatever the planner estimates:
-# joining all of a user's conversations with all matches would be too large. A match also finds forks that include the
+# joining all of a user's conversations with all matches would cost too much. A match also finds forks that include the
 # message.
 SEARCHED: Final = run_lists.statement(
     tables.CONVERSATIONS,

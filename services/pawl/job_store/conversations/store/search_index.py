@@ -3,7 +3,7 @@
 It is updated in the background, so that no writer waits for it.
 
 A transaction that empties messages must also change the conversation's `searched_number` and remove the words of these
-messages. Words that were read earlier are then not written.
+messages. Otherwise, words that were read earlier could still be written.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SELECT store_id, conversation_id, number, CASE WHEN bytes_before < $5 THEN body 
 ) AS sized
 ORDER BY store_id, conversation_id, number
 """
-# Lock only rows that are unchanged since they were read: otherwise emptied messages could be found. Waiting writers go
-# first.
+# Lock only rows that are unchanged since they were read: otherwise emptied messages could be found. Rows that a writer
+# has locked are skipped.
 _LOCK: Final = """
 SELECT c.store_id, c.conversation_id FROM job_store.conversations AS c
 JOIN unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::text[])
@@ -81,7 +81,7 @@ class _Read:
 
 class PostgresSearchIndex(DatabaseAdapter):
     async def index_new(self, *, conversations_max: int) -> int:
-        """Index new messages and titles of some conversations; return the number indexed, 0 if none are left.
+        """Index new messages and titles of some conversations; return the number of conversations indexed.
 
         Several replicas may run this concurrently. Messages that have since been removed or emptied are not indexed.
         """
@@ -111,14 +111,14 @@ class PostgresSearchIndex(DatabaseAdapter):
             # An unreadable message is not found by its words.
             (text,) = read_each("message", [record["body"]], text_of, lambda _: _key(due)) or [""]
             found[record["number"]] = _marked(owner, text)
-            await asyncio.sleep(0)  # A long text delays at most the next one.
+            await asyncio.sleep(0)  # Other tasks wait for one text at most.
         return _Read(due=due, words=found, searched_number=due["last_number"] if is_all else last)
 
 
 async def put_title(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, user_id: UserId, title: str
 ) -> None:
-    """Index a conversation under a title that its user did not choose. The conversation must be locked."""
+    """Index a conversation under its model-generated title. The conversation must be locked."""
     found = _marked(mark(store_id, user_id), title)
     await connection.execute(_WORDS, [store_id], [conversation_id], [0], [found])
 

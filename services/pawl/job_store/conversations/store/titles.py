@@ -1,4 +1,4 @@
-"""Stores titles made by models in PostgreSQL."""
+"""Stores model-generated titles in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pawl.values import RunState
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
 
-# Skips conversations with no user or too many attempts, and those whose answer predates this feature; the
-# comparison avoids reading all the user's runs.
+# Skips conversations that have no user, too many attempts, or an earlier answer. IS NOT DISTINCT FROM prevents the
+# planner from reading all the user's runs.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()
@@ -78,14 +78,14 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Stores titles made by models. `quota` returns an agent's daily budget."""
+    """Stores model-generated titles. `quota` returns an agent's daily budget and how much of it is used."""
 
     def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[GetAgentQuotaResponse]]) -> None:
         super().__init__(database)
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Claim, for two minutes, conversations that need a title."""
+        """Claim conversations that need a title, each for two minutes."""
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
         tasks = []

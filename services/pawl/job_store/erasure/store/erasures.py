@@ -1,7 +1,7 @@
 """Erases conversations from PostgreSQL in resumable steps.
 
 The first step detaches the conversation from its user, as retention does. Transactions that read it earlier notice the
-change when they lock the row. Locks are taken in the same order as in the journal.
+change when they lock its row. Locks are taken in the same order as in the journal.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
 WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> '' AND user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
-# A new fork of one of these forks locks the conversations that it shows: it has either committed before, or finds no
-# title. Forks removed by retention no longer lead to their own forks, so all conversations that show the erased one are
-# covered.
+# A new fork locks all conversations that it shows: it either has committed before, or finds the title empty. Forks are
+# found through segments, because `fork_of` does not lead past forks that retention has removed.
 _TITLES_OF_SHOWING: Final = """
 WITH showing AS MATERIALIZED (
     SELECT c.store_id, c.conversation_id FROM (
@@ -70,7 +69,7 @@ WITH showing AS MATERIALIZED (
 UPDATE job_store.conversations AS c SET made_title = '' FROM showing AS s
 WHERE c.store_id = s.store_id AND c.conversation_id = s.conversation_id
 """
-# From now on its segments in forks have no source, and it has no segments itself.
+# Segments of forks that refer to the conversation lose their source, and its own segments are deleted.
 _EMPTY_SEGMENTS: Final = """
 UPDATE job_store.conversation_segments AS s SET source_conversation_id = ''
 FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
@@ -80,7 +79,7 @@ _REMOVE_SEGMENTS: Final = """
 DELETE FROM job_store.conversation_segments AS s USING unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 WHERE s.store_id = k.store_id AND s.conversation_id = k.conversation_id
 """
-# Forks keep the title of their source until they get their own.
+# Forks inherit the title of their source, so it is erased there too.
 _FORK_TITLES: Final = """
 WITH RECURSIVE forks AS (
     SELECT conversation_id FROM job_store.conversations
@@ -95,7 +94,8 @@ UPDATE job_store.conversations AS c SET made_title = ''
 FROM (SELECT DISTINCT $1::text AS store_id, conversation_id FROM forks) AS f
 WHERE c.store_id = f.store_id AND c.conversation_id = f.conversation_id AND c.made_title <> ''
 """
-# The conversation whose erasure includes this one, for that erasure's user: child conversations may belong to writers.
+# The conversation whose erasure includes this one. Only the user of that erasure finds it, because child conversations
+# may belong to writers.
 _ROOT: Final = """
 SELECT k.erase_root FROM job_store.conversations AS k
 WHERE k.store_id = $1 AND k.conversation_id = $2 AND k.erase_user_id <> '' AND $3 = coalesce((
@@ -168,7 +168,7 @@ SELECT $1, $2, * FROM unnest(
     $3::text[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::timestamptz[], $9::boolean[]
 ) ON CONFLICT DO NOTHING
 """
-# A job's trimmed calls were like its last ones, so one item stands for all of them.
+# A job's trimmed calls resembled its last one, so one item represents all of them.
 _ADD_TRIMMED: Final = """
 UPDATE job_store.erased_items AS i SET has_left = true, tool_name = last.tool_name,
     effect_class = last.effect_class, state = last.state
@@ -205,20 +205,20 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing conversations that have regained a user, for example after a restore; return how many."""
+        """Start erasing those conversations that have a user again, for example after a restore; return how many."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Add recent erasures to the list again, or all of them if None; return how many were added."""
+        """Schedule erasures of at most this age (None: all) to be added to the list again; return how many."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
         """Return the progress of an erasure.
 
         Raises:
-            ConversationNotFound: It is not being erased, or did not belong to the user.
+            ConversationNotFound: The conversation was never erased, or did not belong to the user.
         """
         record = await self._database.fetchrow(_RECEIPT, key.store_id, key.conversation_id, key.user_id)
         if record is None or record["erase_time"] is None:
@@ -241,7 +241,7 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return the oldest open erasures with any of `parts` and none of `without` left to do, after `after`."""
+        """Return open erasures after `after` that still need any of `parts` and none of `without`, oldest first."""
         key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
         arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
@@ -255,9 +255,9 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
-        """Complete RUNS if no run is open, and start erasing its child conversations.
+        """If no run is open, complete RUNS and start erasing the child conversations.
 
-        Return whether it was completed.
+        Return whether RUNS was completed.
         """
         key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
@@ -271,7 +271,7 @@ class PostgresErasures(DatabaseAdapter):
     async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
         """Remove about `rows_max` rows of each kind from the ledger.
 
-        Return 0 and complete LEDGER when none are left.
+        When none are left, complete LEDGER and return 0.
         """
         key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
@@ -327,7 +327,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data kept about a call. It includes the tool's name only if the tool ran and so is in the catalog."""
+    """Return the data to keep about a call. The tool's name is kept only if the call reached a tool or a client."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

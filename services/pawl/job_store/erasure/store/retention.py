@@ -48,7 +48,7 @@ DELETE FROM job_store.trigger_events WHERE (store_id, trigger_id, event_id) IN (
     WHERE fire_time < now() - make_interval(secs => $1) AND outcome <> 2 ORDER BY fire_time LIMIT $2
 )
 """
-# Lanes without a waiting event or an open run. Locked with their triggers, as when firing.
+# Lanes without a waiting event or an open run. Their triggers are locked too, as when firing.
 _OLD_LANES: Final = """
 WITH old AS MATERIALIZED (
     SELECT l.store_id, l.trigger_id, l.lane
@@ -61,7 +61,7 @@ WITH old AS MATERIALIZED (
 DELETE FROM job_store.trigger_lanes AS l USING old
 WHERE l.store_id = old.store_id AND l.trigger_id = old.trigger_id AND l.lane = old.lane
 """
-# A run's events have not all been sent while its end is in the outbox.
+# Logs of runs with events in the outbox are kept, because these events are read from the log when they are sent.
 _TRIM: Final = """
 WITH old AS MATERIALIZED (
     SELECT store_id, run_id, end_time, last_seq FROM job_store.runs AS r
@@ -87,9 +87,9 @@ _IS_SHOWN: Final = """EXISTS (
     SELECT FROM job_store.conversation_segments AS s
     WHERE s.store_id = {} AND s.source_conversation_id = {} AND s.last_number < {} AND s.first_number <= {}
 )"""
-# The oldest summary first. Its conversation is locked, as when conversations are removed. Forks of the messages before
-# the summary show the summarised messages; this is checked again under the lock, as below. Messages that a writer's
-# summary covers are still needed by the owner's runs and by forks, so such a summary is marked as swept immediately.
+# The oldest summary, unless a fork that ends before it shows the summarised messages, which is checked again under the
+# lock. Its conversation is locked, as when conversations are removed. The owner's runs and forks still need the
+# messages that a writer's summary covers, so such a summary is marked as swept immediately.
 _OLD_SUMMARY: Final = f"""
 SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time, c.user_id, m.user_id <> '' AS of_writer
 FROM (
@@ -101,7 +101,7 @@ FROM (
 ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
 """
 _SHOWN: Final = f"SELECT {_IS_SHOWN.format('$1', '$2', '$3', '$4')}"
-# Runs of the conversation's user, or hidden ones, that ended before the summary and have no message after it.
+# Runs of the conversation's user, or hidden ones, that ended before the summary and have no message after its range.
 _SUMMARISED_RUNS: Final = """
 SELECT store_id, run_id FROM job_store.runs
 WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND user_id IN ('', $6)
@@ -110,7 +110,7 @@ AND run_id <> ALL (ARRAY(
 ))
 ORDER BY create_time, run_id LIMIT $5
 """
-# Other services receive these ids once the conversation is erased.
+# The other services need these ids when the conversation is erased.
 _KEEP_IDS: Final = """
 INSERT INTO job_store.erased_items
     (store_id, conversation_id, run_id, call_id, tool_name, effect_class, state, has_left)
@@ -154,15 +154,15 @@ WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) 
 AND erase_parts = '{{}}'
 ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """
-# From now on the conversations have no user, so that several transactions can remove them and none can be revived.
-# Their keys can be reused.
+# From now on the conversations have no user, so that they can be removed in several transactions and nothing can revive
+# them. Their keys can be reused.
 _OLD_CONVERSATIONS: Final = f"""
 UPDATE job_store.conversations AS c SET user_id = '', key_hash = NULL
 FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND {_HAS_NO_FORK}
 RETURNING c.store_id, c.conversation_id
 """
-# The same for runs: no user sees a partly removed run, or undoes a run again once the calls that undid it are gone.
+# The same for runs: no user can see a partly removed run, or undo a run again after the calls that undid it are gone.
 _HIDDEN: Final = """
 UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
 WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
@@ -175,8 +175,7 @@ CROSS JOIN LATERAL (
 ) AS r
 LIMIT $3
 """
-# Conversations are locked before runs, as everywhere, and runs in the same order as by the log trimmer: otherwise two
-# transactions could deadlock.
+# As everywhere, conversations are locked before runs, and both in key order. Otherwise two transactions could deadlock.
 _REPORTED_TO: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c JOIN (
     SELECT DISTINCT r.store_id, r.reports_to || '' AS conversation_id FROM job_store.runs AS r
@@ -239,7 +238,7 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old trigger events, and lanes without a waiting event; return the number of rows."""
+        """Remove old trigger events and unused lanes; return the number of rows removed."""
         removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
         return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
@@ -252,18 +251,18 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all commands and all but the last event of runs that ended that long ago; return the number of runs.
+        """Remove all commands and all but the last event of runs that ended this long ago; return the number of runs.
 
-        Trims at least one run, then more as long as they have at most `events_max` events in total. Runs with unsent
-        life-cycle events are skipped.
+        Trims one run after the other until they have had `events_max` events in total. Runs with unsent life-cycle
+        events are skipped.
         """
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs that a summary covers in conversations still in use. Return a lower bound on rows removed.
+        """Remove old runs that a summary covers in conversations still in use; return about how many rows were removed.
 
         Removes about `rows_max` rows of each kind. The runs ended before the summary, and the model's history needs
-        none of their messages. 0 means that none are left.
+        none of their messages. 0 means that no such runs are left.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
@@ -280,13 +279,13 @@ class PostgresRetention(DatabaseAdapter):
             await hide(connection, runs)
             await connection.execute(_KEEP_IDS, store_id, conversation_id, runs[1])
             removed = await deleted(connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max)
-            # A run is kept as long as any of its messages.
+            # A run is kept as long as any of its messages exists.
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove conversations idle for the given time, with all their data; return the number of rows removed.
 
-        Removes about `rows_max` rows of each kind. From the first batch on, the conversation cannot be read by its id.
+        Removes about `rows_max` rows of each kind. From the first batch on, the conversations cannot be read by id.
         """
         async with self._database.transaction() as connection:
             locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
@@ -303,7 +302,7 @@ class PostgresRetention(DatabaseAdapter):
 
 
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
-    """Detach runs from their users, lock them, and drop their notices."""
+    """Lock runs, detach them from their users, and drop their notices."""
     for record in await connection.fetch(_REPORTED_TO, *runs):
         row = tables.CONVERSATIONS.read(record)
         changed = replace(row, background=row.background.without(runs[1]))
@@ -315,7 +314,7 @@ async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
 
 
 async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
-    """Remove about `rows_max` rows of each kind that belong to some runs, and the runs once nothing else is left."""
+    """Remove about `rows_max` rows of each kind that belong to these runs, then the runs once nothing else is left."""
     per_owner = _rows_per_owner(rows_max, runs)
     counts = [await deleted(connection, statement, *runs, per_owner) for statement in _OF_RUNS]
     if any(count >= per_owner for count in counts):

@@ -37,7 +37,7 @@ def encode_event(event: Event) -> bytes:
     body, entry, rest = event.body, _EVENT.write(event), b""
     match body:
         case OwnerEvent():
-            # Concatenated parts of a message are one message; the header comes first.
+            # In protobuf, concatenated encodings merge into one message; the header comes first.
             rest = body.body
         case RunChanged():
             if body.from_state is not None:

@@ -38,7 +38,7 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
 def _started(job: run_pb2.Job, now: datetime) -> bytes:
     """Return the job with its start moved to `now` (the database clock) and its duration unchanged.
 
-    The result is appended to a Run: concatenated parts of a message are one message.
+    The result is an encoded Run to append to another: in protobuf, concatenated encodings merge into one message.
     """
     started = run_pb2.Job()
     started.CopyFrom(job)

@@ -53,7 +53,7 @@ _MESSAGE_FOR_READERS: Final = frozenset(
         *("summarised_to_number", "create_time", "imported", "user_id"),
     }
 )
-# A summary retells calls and documents, and a notice is for the user who started the job. Other users see only that
+# A summary can reveal calls and documents, and a notice is for the user who started the job. Other users see only that
 # they exist.
 _HIDDEN_FROM_READERS: Final = frozenset({message_pb2.ROLE_SUMMARY, message_pb2.ROLE_NOTICE})
 _CONVERSATION_FOR_READERS: Final = frozenset(
@@ -118,7 +118,7 @@ _RUN: Final = _WIRE.struct(
     ),
 )
 _USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
-# Used within a call.
+# Used as part of a call.
 _WIRE.struct(
     Offer,
     call_pb2.OfferLease,
@@ -141,7 +141,7 @@ _CALL: Final = _WIRE.struct(
         of_message=(*_CALL_SPEC, "approval", "result", "result_omitted_bytes"),
     ),
 )
-# The fields of a call that the ledger checks or sets, and therefore stores outside the opaque rest.
+# The fields of a call that the ledger checks or sets, and therefore does not store in the opaque `spec`.
 CALL_HEADER: Final = frozenset(call_pb2.Call.DESCRIPTOR.fields_by_name) - {*_CALL_SPEC, "approval"}
 CONVERSATION: Final = _WIRE.struct(
     ConversationRow,
@@ -197,14 +197,14 @@ def moment(value: Timestamp, field: str) -> datetime:
 
 
 def optional_moment(message: Any, name: str, above: str = "") -> datetime | None:
-    """Return the time in a field, None if it is absent. `above` is the path of the message."""
+    """Return the time in a field; None if it is absent. `above` is the message's path, for error messages."""
     return moment(getattr(message, name), above + name) if message.HasField(name) else None
 
 
 def run(row: RunRow) -> run_pb2.Run:
     """Return a run, without its pending calls."""
     message = _RUN.write(row)
-    # Concatenated parts of a message are one message.
+    # In protobuf, concatenated encodings merge into one message.
     message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
     put_grant(message, row)
     return message
@@ -231,10 +231,10 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
 
     A result over `result_bytes_max` is omitted; only its size is given.
 
-    `omitted_bytes` is the size of a result that the row does not have.
+    `omitted_bytes` is the size of a result that was not read with the row.
     """
     message = _CALL.write(row)
-    # Concatenated parts of a message are one message.
+    # In protobuf, concatenated encodings merge into one message.
     message.MergeFromString(row.spec)
     message.result_omitted_bytes = omitted_bytes
     put_approval(message, row)
@@ -253,7 +253,7 @@ def run_for_approver(row: RunRow) -> run_pb2.Run:
 
 
 def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
-    """Return a run that waits for tokens. Other users see only its waits, usage and budget."""
+    """Return a run that waits for tokens. Other users see only its ids, state, waits, usage and budget."""
     whole = run(row)
     if row.user_id == user_id:
         return whole
@@ -289,9 +289,7 @@ def call_for_reader(row: CallRow) -> call_pb2.Call:
 def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Message:
     """Return a message of `user_id`'s conversation.
 
-    Readers other than its author see only its public fields.
-
-    Summaries and notices are returned without their text.
+    Readers other than its author see only its public fields, and no text of summaries and notices.
     """
     whole = message(row, user_id)
     return whole if reader_id == whole.user_id else _for_others(whole)
@@ -364,13 +362,13 @@ def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def text_of(body: bytes) -> str:
-    """Return the text that a search finds a message by: the user's or the model's."""
+    """Return the text by which a search finds a message; empty for summaries and notices."""
     entry = message_pb2.Message.FromString(body)
     return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
 
 
 def head_of(row: MessageRow) -> Head:
-    """Return the part of a message that determines where its conversation may be forked."""
+    """Return the part of a message that determines where its conversation can be forked."""
     entry = message_pb2.Message.FromString(row.body)
     return Head(
         number=row.number,
@@ -413,7 +411,7 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
     ending = stop.read_ending(row.payload)
     entry = ledger_pb2.Command()
     entry.agent_ended.call_id = row.call_id
-    # Concatenated parts of a message are one message.
+    # In protobuf, concatenated encodings merge into one message.
     entry.agent_ended.run.MergeFromString(ending.usage + ending.failure + ending.output)
     entry.agent_ended.run.run_id = ending.run_id
     entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
@@ -431,7 +429,7 @@ def used_of(usage: run_pb2.Usage) -> Used:
     """Return token usage; raise InvalidField if it is too large to count."""
     used = _USAGE.read(usage)
     if max(astuple(used)) > TOKENS_MAX:
-        raise InvalidField("usage is too large", field="usage")
+        raise InvalidField(f"counts in usage must be at most {TOKENS_MAX}", field="usage")
     return used
 
 

@@ -97,7 +97,7 @@ def call_key(request: Any) -> CallKey:
 
 def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     if not request.text and not request.parts:
-        raise InvalidField("text is empty", field="text")
+        raise InvalidField("text must not be empty", field="text")
     if request.parts and (request.text or request.policy == ledger_pb2.MESSAGE_POLICY_STEER):
         raise InvalidField("parts cannot be combined with text or with the policy STEER", field="parts")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
@@ -213,7 +213,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
-    """Return the named fields, which CommitRun and Run have in common, as an encoded part of a run."""
+    """Return the named fields, which CommitRunRequest and Run have in common, as an encoded Run."""
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
@@ -299,7 +299,7 @@ def new_message(message: message_pb2.Message) -> NewMessage:
 
 def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
     if not entry.text:
-        raise InvalidField("text is empty", field="delegations.text")
+        raise InvalidField("text must not be empty", field="delegations.text")
     run = run_pb2.Run(
         options=entry.options,
         user_roles=entry.user_roles,
@@ -384,7 +384,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             return _decide(entry.decision, right)
         case "steer":
             if not entry.steer.text:
-                raise InvalidField("text is empty", field="command.steer.text")
+                raise InvalidField("text must not be empty", field="command.steer.text")
             return Steer(text_bytes=len(entry.steer.text.encode()))
         case "cancel":
             cause = enum_member(StopCause, entry.cancel.cause, "command.cancel.cause")
@@ -472,7 +472,7 @@ def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
 
 def _below(end: int, value: int, field: str) -> int:
     if value >= end:
-        raise InvalidField(f"{field} is too large", field=field)
+        raise InvalidField(f"{field} must be at most {end - 1}, got {value}", field=field)
     return value
 
 

@@ -16,18 +16,18 @@ from pawl.job_store.ledger.reading import Loaded, PendingNotices
 from pawl.job_store.ledger.rpc import messages, own_tools
 from pawl.job_store.ledger.rules.rows import CommandRow
 
-# A part that already has an entry takes no more entries that would make it larger than this.
+# An entry that would make a part larger than this starts a new part.
 PART_BYTES_MAX: Final = 1024 * 1024
 
 # Maximum size of the images that a run is loaded with. The newest are kept.
 IMAGES_BYTES_MAX: Final = 8 * 1024 * 1024
 
-# agent-loop's reason for a failure: the model server rejects the request.
+# agent-loop's failure reason if the model server rejects the request.
 _PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
 
 
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
-    """Yield a loaded run in parts. The first part has all fields that are not repeated."""
+    """Yield a loaded run in parts. Only the first part has fields other than messages, calls and commands."""
     first = ledger_pb2.LoadRunResponse(
         run=messages.run(loaded.run),
         loop_state=loaded.loop_state,
@@ -59,7 +59,7 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
 
 
 def of_inbox(rows: Iterable[CommandRow], pending: PendingNotices) -> Iterator[ledger_pb2.ListCommandsResponse]:
-    """Yield commands in parts. The first part has the notices."""
+    """Yield commands in parts. Only the first part has the notices."""
     parts = in_parts(map(messages.command, rows), ledger_pb2.Command.ByteSize, size_max=PART_BYTES_MAX)
     yield ledger_pb2.ListCommandsResponse(
         commands=next(parts, []), notices=map(messages.notice, pending.notices), open_job_count=pending.open_jobs
@@ -73,9 +73,10 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 
 
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
-    """Remove the images that a provider refused in a run without an answer: it would refuse all later requests too.
+    """Remove images that the provider refused, because it would refuse all later requests with them too.
 
-    Removes the images of the run's own message or, if it has none, all earlier images.
+    A run was refused if it failed with PROVIDER_REFUSED and has no answer. This removes the images of its own message
+    or, if that has none, all earlier images.
     """
     answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
     refused = {

@@ -39,7 +39,7 @@ EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
 _PENDING_RUNS: Final = "ListPendingCalls, runs"
 _BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
-# A page whose calls are larger than this takes no runs.
+# If the calls of a page are larger than this, no runs are added to it.
 _PAGE_BYTES_WITH_RUNS_MAX: Final = 1024 * 1024
 
 _log = logs.get_logger(__name__)
@@ -378,7 +378,7 @@ async def _list_runs(
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:
     """Return the operation for an ImportConversation request. Consumes the request."""
     if not request.messages:
-        raise InvalidField("a history needs messages", field="messages")
+        raise InvalidField("messages must not be empty", field="messages")
     unnamed = pb.ImportConversationRequest()
     unnamed.CopyFrom(request)
     unnamed.ClearField("request_id")

@@ -11,9 +11,10 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """The user behind an action, the credential used, and everyone involved (`people`) if several are needed.
+    """The user behind an action, the credential used, and the other people behind it, such as the key's makers.
 
-    `delegate_user_id` is the delegate that acts for the user, if any. Empty fields are unknown.
+    `delegate_user_id` is the delegate that acts for the user, if any. `people` matter where several must approve. Empty
+    fields are unknown.
     """
 
     user_id: UserId

@@ -24,17 +24,17 @@ from pawl.job_store.ledger.rules.states import AttentionReason
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import RunState, StopCause
 
-# How long a run pauses after its worker reported that it cannot run it: the problem may pass.
+# How long a run pauses after its worker has reported a crash, because the problem may pass.
 CRASH_PAUSE: Final = timedelta(seconds=2)
 
-# How long after its lease a run's last allowed worker may return: it may only have been disconnected.
+# How long after the end of its lease a run's last allowed worker can return, in case it was only disconnected.
 GRACE: Final = timedelta(seconds=5)
 
 _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Tracks how long each run has been doomed at every poll so far, by a monotonic clock.
+    """Tracks since when every poll has found each run doomed, using a monotonic clock.
 
     If the database's clock jumps or the database fails, healthy workers lose their leases too, but renew them within
     seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.
@@ -56,8 +56,8 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Quarantine those of `runs` whose last allowed worker has died.
 
-    This is checked again under the lock, because the run may have got another worker or made progress. `lost` is the
-    opaque result for calls that are open in a turn that ends this way.
+    This is checked again under the lock, because the run may have got another worker or made progress. A turn that is
+    being stopped ends instead, with `lost` as the opaque result of its open calls.
     """
 
     runs: Sequence[RunKey]

@@ -16,8 +16,8 @@ def _states(names: str) -> frozenset[CallState]:
     return frozenset(CallState[name] for name in names.split())
 
 
-# The allowed next states of each state. RUNNING to itself is a new attempt. AWAITING_APPROVAL to itself shows the
-# request again: edited or escalated.
+# The allowed next states of each state. From RUNNING to RUNNING, a new attempt starts. From AWAITING_APPROVAL to
+# AWAITING_APPROVAL, approval is requested again after an edit or an escalation.
 TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
     {
         _S.PROPOSED: _states(

@@ -33,7 +33,7 @@ WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
 
 
 class CallChange(CallFields, frozen=True, kw_only=True):
-    """A call as its owner requests it. `only_reads` repeats that the effect class in its spec is READ_ONLY."""
+    """A call as its run's owner requests it. `only_reads` means that the effect class in `spec` is READ_ONLY."""
 
     only_reads: bool = False
 
@@ -98,7 +98,7 @@ def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
 
 
 def implied_start(change: CallChange) -> CallChange | None:
-    """Return the start of a new read-only call that is first recorded when it ends; None for any other call.
+    """Return the start of a new read-only call that is only recorded after it has ended; None for any other call.
 
     Only a read-only call may run before it is recorded.
     """
@@ -108,7 +108,7 @@ def implied_start(change: CallChange) -> CallChange | None:
 
 
 def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
-    """Return a call of `run` after a step of its owner that consumes the commands `consumed`.
+    """Return a call after its owner has applied `change` in a step that consumes the commands `consumed`.
 
     Raises:
         InboxChanged: The step does not consume the command that settles or decides on the call.
@@ -144,7 +144,7 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
 
 
 def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
-    """Settle an open call whose run ended without a worker. If it had started, its outcome is unknown."""
+    """Settle an open call whose run ended without a worker: OUTCOME_UNKNOWN if it may have run, else CANCELLED."""
     may_have_run = call.start_time is not None and CallState.OUTCOME_UNKNOWN in call_table.TRANSITIONS[call.state]
     state = CallState.OUTCOME_UNKNOWN if may_have_run else CallState.CANCELLED
     call_table.check(call.state, state)
@@ -154,9 +154,8 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call in the form in which it was decided.
 
-    If two or more are needed, the user and credential that started the run do not count, and each user and credential
-    counts once. A delegate counts as a person, and a key counts as its makers too. Steering is checked when an approval
-    is given: a later message does not withdraw the approval.
+    If two or more are needed, each person (see `people_of`) and each credential counts once, and those that started the
+    run do not count. Steering is checked when an approval is given: a later message does not withdraw the approval.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:
@@ -230,7 +229,7 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
 
 
 def _start_time(call: CallRow, state: CallState) -> datetime | None:
-    """Return the start time of a call that moves to `state`. A client's start does not count once the offer ends."""
+    """Return the start time of a call that moves to `state`; None if an offer ends without settling the call."""
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
 

@@ -46,7 +46,7 @@ PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 
 
 class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a client's command about a call that it was offered. `client_id` is empty for unary calls."""
+    """Fields of a client's command about a call that it was offered. `client_id` is empty for unary RPCs."""
 
     call_id: CallId
     client_id: ClientId
@@ -99,7 +99,7 @@ Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | 
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The final result of a command, with the run after it and its pending calls. If it is UNKNOWN, there is no run."""
+    """The final outcome of a command, with the run and its pending calls afterwards (no run if UNKNOWN)."""
 
     outcome: CommandOutcome
     reason: str = ""
@@ -113,9 +113,10 @@ class Send(Decider, frozen=True, kw_only=True):
 
     `payload` is opaque: the owner reads it.
 
-    With `as_operator` the run may belong to any user of the store, and its log records the action. The same holds for a
-    decision with the right STORE on a call that needs approval. If `session_id` is set, reports about a front-end call
-    count only from that session. If `reports_to` is set, the run must be a job of that conversation.
+    With `as_operator`, the run may belong to any user of the store, and its log records the action. A decision with the
+    right STORE may also be on another user's call, if that call needs approval. If `session_id` is set, reports about a
+    front-end call count only if that session holds it. If `reports_to` is set, the run must be a job of that
+    conversation.
     """
 
     run: RunKey
@@ -143,7 +144,7 @@ class Send(Decider, frozen=True, kw_only=True):
     def apply(self, unit: UnitOfWork) -> Receipt:
         """Accept or refuse the command.
 
-        An accepted command sent again is a DUPLICATE; a refused one is refused again.
+        An accepted command that is sent again is a DUPLICATE. A refused command is refused again.
 
         The run keeps a limited number of receipts for commands that had no effect. Without a receipt, a repeated
         command is evaluated again.
@@ -344,11 +345,10 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
-    """Write the call's progress to the log.
+    """Write the call's progress to the log and renew the client's lease, without involving the owner.
 
-    It renews the client's lease and does not involve the owner.
+    A report that arrives too soon after the previous one only renews the lease: it is not logged and leaves no receipt.
 
-    A report that arrives too soon after the previous one is not logged and leaves no receipt.
     """
     call = offers.renewed(call, now=unit.now)
     if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:

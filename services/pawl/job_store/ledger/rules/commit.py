@@ -1,4 +1,4 @@
-"""Writes one step of a run for its owner: atomic, and fenced by the epoch."""
+"""Writes a step of a run for its owner, atomically and fenced by the epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import CallState, LeaseAction, RunState, StopCause
 
 ROUND_STARTED: Final = "round.started"
-# agent-loop's reason for a failure.
+# agent-loop's failure reason for a run without tokens.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
 _FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
@@ -46,7 +46,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     If `message_id` is empty, the ledger assigns one. `body` is opaque.
 
-    `steer_bytes` is the text size of a message that entered the run as a steer; None for others.
+    `steer_bytes` is the text size of a message that entered the run as a steer; None for other messages.
     """
 
     message_id: str
@@ -201,7 +201,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_command(replace(command, consumed=True))
 
     def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
-        """Refuse to start anything, or any other change of state, while the run is being stopped (I12)."""
+        """Refuse new work, and any change of state except the end, while the run is being stopped (I12)."""
         if run.state is not RunState.CANCELLING:
             return
         starts = any(not change.state.is_terminal for change in self.calls) or any(
@@ -245,7 +245,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
             if before is None and any(command.name == inbox.PAUSE for command in unit.inbox(run)):
-                # No iteration starts once a pause has been accepted. Nothing is lost if a read has already run.
+                # No iteration starts once a pause has been accepted. Nothing is lost if a read-only call has run.
                 raise InboxChanged
             start = calls.implied_start(change) if before is None else None
             if start is not None:
@@ -298,13 +298,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
-        """Return whether the step counts as progress. Not every step does, because workers may crash right after it."""
+        """Return whether the step counts as progress. Other steps do not: a worker may crash right after each."""
         return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
         """Return the run in its new open state, and add an event if anything has changed.
 
-        RUNNING comes before the other events of the step, any other state after them.
+        The change to RUNNING comes before the step's other events. Changes to other states come after them.
         """
         if self.state is None:
             return run
@@ -352,8 +352,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if state is RunState.CANCELLED and run.stop_cause is None:
             raise InvalidField("a CANCELLED run must have a stop_cause", field="stop_cause")
         if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
-            # An accepted message must not be lost (I1): the owner appends it first. Nor may a run that has tokens left
-            # end for lack of them.
+            # An accepted message must not be lost (I1): the owner appends it first. Nor may a run end for lack of
+            # tokens while a top-up is unread.
             raise InboxChanged
         still_open = unit.open_calls(run)
         if any(call.reserved_by for call in still_open):

@@ -25,7 +25,7 @@ MADE_TITLE_CHARACTERS_MAX: Final = 80
 _SEARCHED_CHARACTERS_MAX: Final = 4096
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ELLIPSIS: Final = "…"
-# Titles are cut between words, unless the last word is longer than this allows.
+# Titles are cut between words if that keeps at least this many characters.
 _KEPT_CHARACTERS_MIN: Final = 40
 
 
@@ -143,11 +143,11 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
 
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Change the title (empty restores the automatic one), labels, archiving or sharing of a conversation.
+    """Change a conversation's title (empty restores the automatic one), labels, archiving or sharing.
 
     Fields that are None stay unchanged. When sharing for writing ends, other users' open runs are stopped: their owners
     read `cancel`. Undo runs (see `is_undo`) continue, so that a started undo is completed. Notices for other users are
-    removed; their jobs keep their results, and the caller stops the open ones.
+    removed. Their jobs keep their results, and the caller stops those that are open.
     """
 
     conversation_id: ConversationId
@@ -195,7 +195,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
             return changed
         notices = tuple(each for each in changed.background.notices if each.user_id == self.user_id)
         changed = unit.put_conversation(replace(changed, background=replace(changed.background, notices=notices)))
-        # The active run is stopped last, so that it passes the turn to none of the stopped ones.
+        # The active run is stopped last, so that it does not pass the turn to a run that is being stopped.
         for run_id in (*changed.queue, changed.active_run_id or RunId("")):
             run = unit.runs.get(RunKey(self.store_id, run_id))
             if run is not None and run.user_id != self.user_id and not self.is_undo(run.options):

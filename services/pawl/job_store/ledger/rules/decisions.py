@@ -97,8 +97,8 @@ class Decider(Actor, frozen=True, kw_only=True):
             message = f"you have already approved this call: {several} different people must approve it"
             raise Refused(CommandOutcome.LATE, AlreadyDecided(message))
         if not all(people.isdisjoint(people_of(approval)) for approval in call.approvals):
-            message = f"you have approved this call as another user: {several} different people must: {_WITH_KEYS}"
+            message = f"you have approved this call as another user: {several} people must approve it ({_WITH_KEYS})"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
-            message = f"your credential has approved this call: {several} people with different credentials must"
+            message = f"your credential has approved this call: {several} people with different credentials must do so"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))

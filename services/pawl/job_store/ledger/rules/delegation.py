@@ -20,12 +20,12 @@ from pawl.values import CallState, StopCause
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """The new run `run_id` executes the call `call_id`.
+    """Describes the new run `run_id`, which executes the call `call_id`.
 
     `message` and `options` are opaque.
 
-    Its conversation has the title `made_title`. It is run by the agent `agent_name`. A job (`is_job`) continues after
-    the parent run ends and reports to its conversation. If `is_silent`, it reports nothing, not even its end.
+    Its agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after the
+    parent run ends and reports to its conversation. If `is_silent`, it reports nothing, not even its end.
     """
 
     call_id: CallId
@@ -46,7 +46,7 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     Workers may claim it immediately.
 
     Raises:
-        IllegalTransition: The run id exists, or the user has too many open jobs.
+        IllegalTransition: The run already exists, or the user has too many open jobs.
     """
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} already exists")
@@ -100,7 +100,7 @@ def own_conversation(
 def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
     """Stop the child run of `call`. The parent settles the call without waiting for the child run.
 
-    The owner of the child run reads `cancel`; otherwise the run would continue until it ends.
+    `cancel` is the command for the owner of the child run.
     """
     run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by

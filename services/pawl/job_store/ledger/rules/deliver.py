@@ -45,8 +45,9 @@ class Delivered(NamedTuple):
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
     """Fire the given `generation` of `trigger` with an event; `claimed` means that the event has waited.
 
-    `submit` creates the run; None if it is refused because of `refusal`. Events without a `lane` never wait. A `mail`
-    must be newer than the messages already read. If `skipped` gives a reason, the event is skipped.
+    `submit` creates the run; if it is None, the run is refused with `refusal` as the reason. Events without a `lane`
+    never wait. The e-mail at `mail` must be newer than those already delivered. `skipped` is the reason to skip the
+    event, if any.
     """
 
     trigger: TriggerKey

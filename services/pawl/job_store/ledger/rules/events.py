@@ -20,7 +20,7 @@ _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 
 
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The run changed its state or its waits, or was created (`from_state` None).
+    """The run changed its state or its waits, or was created (then `from_state` is None).
 
     `from_waits` lists the waits before the change.
     """
@@ -51,7 +51,7 @@ def _is_quiet(state: RunState | None, waits: tuple[int, ...]) -> bool:
 
 
 class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A call changed its state or its holder, or was created (`from_state` None)."""
+    """A call changed its state or its holder, or was created (then `from_state` is None)."""
 
     from_state: CallState | None
     call: CallRow

@@ -24,9 +24,9 @@ REASON_CHARACTERS_MAX: Final = 300
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire the given `generation` of `schedule`, which last started the run `last_run_id`.
 
-    `expected_time` is the scheduled time, or None for a manual trigger with the `request_id`. `next_time` is the
-    scheduled time after it. A trigger with a `backfill_time` stands for a past scheduled time and runs alongside all
-    others. `submit` creates the run; None if it is refused because of `refusal`.
+    `expected_time` is the scheduled time; None for a manual firing, which can have a `request_id`. `next_time` is the
+    scheduled time after it. A manual firing with a `backfill_time` makes up for that past scheduled time and ignores
+    the overlap policy. `submit` creates the run; if it is None, the run is refused with `refusal` as the reason.
     """
 
     schedule: ScheduleKey
@@ -47,7 +47,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         return replace(keys, schedules=(self.schedule,), runs=last, ends=last, calls_of=last, commands_of=last)
 
     def apply(self, unit: UnitOfWork) -> FireRow | None:
-        """Fire the schedule; return None if it has changed since, for example because it has already fired.
+        """Fire the schedule; return None if it has changed since it was read, for example because it has fired.
 
         Raises:
             ScheduleNotFound: The schedule does not exist.
@@ -121,7 +121,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """Determines the outcome of a firing that should start a run."""
+    """The outcome of a firing, with the run that it has started, if any."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -130,7 +130,10 @@ class Start(NamedTuple):
 
 
 def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
-    """Stop the previous run, unless its replacement is refused. The replacement starts once that run has ended."""
+    """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
+
+    Return STARTED without a cancellation if there is no previous run, or if the new run will be refused.
+    """
     if submit is None or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:
@@ -140,10 +143,10 @@ def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, 
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str) -> Start:
-    """Create the run, unless it is refused.
+    """Create the run, or return the outcome REFUSED.
 
     Raises:
-        RequestIdReused: The request id was used before. This does not refuse the firing.
+        RequestIdReused: The request id was used with a different payload. This does not count as a refusal.
     """
     if submit is None:
         return Start(FireOutcome.REFUSED, refusal)

@@ -20,12 +20,12 @@ from pawl.job_store.ledger.rules.conversations import ConversationRequest
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, Segment, SegmentRow
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
-# Maximum number of segments in a fork: how many times a fork can be forked again after its own first message.
+# Maximum number of segments in a fork. Each fork of a fork that has messages of its own adds one.
 SEGMENTS_MAX: Final = 64
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a message that determines where a conversation may be forked."""
+    """The part of a message that determines where a conversation can be forked."""
 
     number: int
     is_answer: bool
@@ -34,9 +34,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
-    """Return the possible fork points: those where the last message is an answer and all calls have results.
+    """Return the possible fork points: the numbers of answers up to which all calls have results.
 
-    `heads` are in order. Summaries make no difference: they stand for earlier messages.
+    `heads` are in order. Summaries make no difference, because they represent earlier messages.
     """
     points: list[int] = []
     is_answered = False
@@ -91,7 +91,7 @@ def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: 
 def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
     """Return whether all messages after the newest summary exist, not counting erased ones.
 
-    `end_number` is the last message that the summary covers, `kept` the count of existing messages after it.
+    `end_number` is the last message that the summary covers. `kept` is the number of existing messages after it.
     """
     first = end_number + 1
     erased = sum(

@@ -1,8 +1,8 @@
 """Handles grants: one approval for all calls of a series.
 
-A job repeats one call. Its approver may grant the series: later calls are then created under the grant, each identical
-to that call, each counted once, up to the granted number (I9, I10). The job's run stores the grant, so it outlives the
-calls. The grant ends when the series requests approval again.
+A job repeats one call. Its approver may grant the series: later calls are then created under the grant. Each is
+identical to that call and counts once, up to the granted number (I9, I10). The job's run stores the grant, so it
+outlives the calls. The grant ends when the series requests approval again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: b
     Raises:
         GrantNotOffered: The call offers no series.
         DigestRequired: The decision has no digest.
-        DigestMismatch: The digest differs, or earlier approvals were for the other choice of call or series.
+        DigestMismatch: The digest differs, or earlier approvals were for the call and this one is for the series (or
+            vice versa).
     """
     if for_series and call.series is None:
         raise GrantNotOffered

@@ -46,7 +46,7 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: The request id was used with a different payload.
             ConversationExists: A conversation with this key already exists.
-            InvalidField: A call exists already, or is not settled.
+            InvalidField: A call already exists, is not settled, or has no result.
         """
         earlier = self.earlier(unit)
         if earlier is not None:

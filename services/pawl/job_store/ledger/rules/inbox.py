@@ -31,10 +31,11 @@ COMPLETED: Final = "completed"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on a run's waiting messages, top-ups and pauses, and on the size of those messages in bytes.
+    """Limits on the inbox of a run.
 
-    `idle_receipts_max` limits the receipts of commands that had no effect. `people_max` limits the people whose
-    messages enter the run, not counting those who started it.
+    `commands_max` limits the waiting messages, top-ups and pauses (each separately), and `bytes_max` limits the total
+    text size of the messages. `idle_receipts_max` limits the receipts of commands that had no effect. `people_max`
+    limits the people whose messages enter the run, not counting those who started it.
     """
 
     commands_max: int = 100
@@ -61,8 +62,8 @@ def arrived(
 ) -> CommandRow:
     """Return a new command for `run` that is not in its inbox yet.
 
-    If `command_id` is missing, it gets a new id; if `user_id` is missing, it gets the run's user. `call_id` is the call
-    that it settles or decides on.
+    An empty `command_id` is replaced by a new id, and an empty `user_id` by the run's user. `call_id` is the call that
+    the command settles or decides on.
     """
     return CommandRow(
         store_id=run.store_id,
@@ -94,7 +95,7 @@ def accept_message(
     `people` lists the other people behind the message.
 
     Raises:
-        QueueFull: Too many messages are waiting, or messages of too many people have entered the run.
+        QueueFull: Too many messages are waiting, or messages from too many people have entered the run.
     """
     size_bytes = run.steer_bytes_waiting + text_bytes
     if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:
@@ -151,7 +152,7 @@ class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(runs=(self.run,), commands_of=(self.run,))
 
     def apply(self, unit: UnitOfWork) -> None:
-        """Add the command to the inbox, unless an unread one exists or the run has ended.
+        """Add the command to the inbox, unless an identical one is unread or the run has ended.
 
         Raises:
             RunNotFound: No such run.

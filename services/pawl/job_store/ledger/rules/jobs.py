@@ -1,7 +1,7 @@
 """Handles jobs: runs in the background, and the notices that they send to their conversation.
 
-A notice refers to an iteration of a job or its end. Its content is in the job's run, so nothing is stored twice, and
-the model gets the state as of the time it is called.
+A notice refers to an iteration of a job or to the job's end. Its content is in the job's run, so nothing is stored
+twice, and the model gets the job's state as of the time of the model call.
 
 A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
@@ -35,17 +35,17 @@ OPEN_MAX: Final = 10
 GENERATIONS_MAX: Final = 5
 # Maximum number of turns per user in a conversation within `TURNS_PERIOD`.
 TURNS_MAX: Final = 30
-# Maximum number of these turns that job iterations may start. The rest is reserved for their ends.
+# Maximum number of these turns that job iterations may start. The rest is reserved for the ends of jobs.
 PROGRESS_TURNS_MAX: Final = 20
 TURNS_PERIOD: Final = timedelta(hours=1)
 # Minimum time between two turns of a conversation (ASYNC-5).
 TURN_DISTANCE: Final = timedelta(seconds=2)
-# After this many failed runs, a notice waits for a message from the user.
+# After this many failed turns, a notice waits for a message from the user.
 TRIES_MAX: Final = 3
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice that the model gets: the job's run, and the iteration, or 0 for the job's end."""
+    """A notice that the model gets. `occasion` is an iteration of the job `run_id`, or 0 for its end."""
 
     run_id: RunId
     occasion: int
@@ -66,10 +66,10 @@ def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId,
 
 
 def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
-    """Add a notice to the job's conversation: of an iteration, or of the job's end if `occasion` is 0.
+    """Add a notice to the job's conversation, about the iteration `occasion` or, if that is 0, the job's end.
 
-    At most the last iteration of a job has a pending notice. There is no notice for an erased conversation, a silent
-    job, a user who may no longer write to the conversation, or the end of a job that the model has stopped.
+    Of a job's iterations, only the last can have a pending notice. No notice is added for an erased conversation, a
+    silent job, a user who may no longer write to the conversation, or the end of a job that the model has stopped.
     """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     if conversation is None or not conversation.user_id:
@@ -96,7 +96,7 @@ def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Mark the user's notices as passed to the model in a step of `run`; return the run.
+    """Mark notices as passed to the model in a step of `run`; return the run.
 
     Everyone who started or steered these jobs counts as having steered the run.
     """
@@ -139,7 +139,7 @@ def run_ended(unit: UnitOfWork, run: RunRow) -> None:
         return
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
-    # Ends come before iterations; jobs that may start no more turns are skipped.
+    # Job ends come before iterations. Jobs that may start no more turns are skipped.
     candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
     candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
     if candidates:

@@ -28,6 +28,6 @@ def written(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> st
 def read(text: str) -> dict[str, str]:
     if not text:
         return {}
-    # A mark ends at the first colon, a key at the first equals sign after it.
+    # A mark ends at the first colon, and a key ends at the first equals sign after it.
     pairs = (line.partition(":")[2].partition("=") for line in text.split(_BREAK))
     return {key: value for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""Handles leases on front-end calls: one client at a time. Released or expired calls are offered again (FE-2)."""
+"""Handles leases of front-end calls to one client at a time. Released or expired calls are offered again (FE-2)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _waits(run: RunRow) -> tuple[bool, bool, int | None]:
 
 
 def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None) -> CallRow:
-    """Return `call` with its lease renewed, by default for its last duration."""
+    """Return `call` with its lease renewed, by default for the same duration as before."""
     offer = call.offer
     if offer is None:
         return call
@@ -47,13 +47,13 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
-    """Return whether a client may lease a `call` of `run`. Calls of a session's own tools are only for its client."""
+    """Return whether a client may lease `call`. Calls to a run's own tools can be reserved for one client."""
     own = run.own_tools
     return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """The response to a client that asked for a call.
+    """The response to a client that requested a lease.
 
     `call` is None if the user has no such call.
 
@@ -81,7 +81,7 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         """Grant the lease if the call waits and no other client holds it, and log that the client executes it.
 
         A client that already holds it gets the same epoch again, and the call moves to this session unless a newer one
-        holds it: session ids sort by the time at which they were opened.
+        holds it: session ids sort by the time at which the sessions were opened.
         """
         run, call = unit.runs.get(self.run), unit.calls.get(self.call)
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
@@ -127,9 +127,10 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Release leases of `calls`, given with their runs: those of a session of `client_id`, or if None, expired ones.
+    """Release leases on `calls`: those that a session of `client_id` holds, or the expired ones if it is None.
 
-    A lost session may release late; calls that another of the client's sessions has leased since then stay leased.
+    A lost session may release its calls late: calls that another session of the client has leased since then stay
+    leased.
     """
 
     client_id: ClientId | None

@@ -75,14 +75,14 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
     and each is superseded by the next.
 
-    `title` comes from the user, `made_title` from the first message and `model_title` from a model; each is empty if
-    there is none. The model makes a title from the run `title_run_id`; `title_at` is when it is next asked, None for
-    never.
+    `title` comes from the user, `made_title` comes from the first message, and `model_title` comes from a model; each
+    may be empty. The model makes a title from the run `title_run_id`; `title_at` is the time of the next request for
+    one; None for never.
 
-    `parent_run_id` is the run that delegated a call to this conversation, `parent_conversation_id` that run's
+    `parent_run_id` is the run that delegated a call to this conversation, and `parent_conversation_id` is that run's
     conversation. Both are empty for conversations that users started.
 
-    `fork_of` is the source of a fork. Messages up to `past_number` belong to other conversations, as its segments say.
+    `fork_of` is the source of a fork. Messages up to `past_number` belong to other conversations: see its segments.
 
     `shows_arguments` lets readers (see `sharing`) list the calls of its runs too. `erase_user_id` is the former user of
     a conversation that is being or was erased; its `user_id` is empty.
@@ -128,7 +128,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
-        """Return whether a user of its store may write to it: the owner always, others if it is shared for writing."""
+        """Return whether a user of its store may write to it: the owner always, others while sharing allows writing."""
         return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
 
     def author(self, user_id: UserId) -> UserId:
@@ -145,7 +145,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def client_key(self) -> ClientKey | None:
-        """Its `ClientKey`; None if no client has chosen a key."""
+        """The conversation's `ClientKey`; None if no client has chosen a key."""
         return None if self.key_hash is None else ClientKey(self.store_id, self.user_id, self.key_hash)
 
     def without(self, run_id: RunId, *, now: datetime) -> ConversationRow:
@@ -171,7 +171,7 @@ class SegmentRow(Segment, frozen=True, kw_only=True):
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step of a run and the response to its owner, repeated if the owner sends the step again."""
+    """A run's last step and the response to it, which is repeated if the owner sends the step again."""
 
     commit_id: str
     epoch: int
@@ -188,7 +188,10 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that came with a run. Only `client_id` gets their calls; if empty, any of the user's clients may."""
+    """The tools that came with a run.
+
+    Only the client `client_id` can lease their calls; if it is empty, any of the user's clients can.
+    """
 
     names: tuple[str, ...]
     client_id: ClientId = ClientId("")
@@ -198,14 +201,14 @@ class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(Actor, frozen=True, kw_only=True):
     """One execution on a conversation. schema.sql describes the fields.
 
-    `claim_at` drives scheduling: None if there is nothing to do; otherwise a worker may claim the run from that time on
-    (it was queued, its lease expired, its deadline came, a command arrived). `worker_id` holds the lease; None while
-    the run is parked or free. `queued_message` is the first message of a run that has not had its turn yet. `crashes`
-    counts the workers that died with the run since it last made progress.
+    `claim_at` drives scheduling: None if there is nothing to do; otherwise a worker may claim the run from that time
+    on, because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id` is the worker
+    that holds the lease; None while the run is parked or free. `queued_message` is the first message of a run that has
+    not had its turn yet. `crashes` counts the workers that died with the run since it last made progress.
 
-    `budget_run_id` is the root of the tree that shares a token budget; empty if this run is the root or has no budget.
-    `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself. `grant` is the
-    approval of a job's iterations.
+    `budget_run_id` is the root of the tree of runs that shares a token budget; empty if this run is the root or has no
+    budget. `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself. `grant` is
+    the approval of a series of a job's calls.
     """
 
     store_id: StoreId
@@ -274,7 +277,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def shared_tokens_left(self) -> int | None:
-        """Tokens left in this run's budget after all runs that share it; None if there is no budget."""
+        """Tokens left in this run's own budget, which other runs may share; None if it has none."""
         return max(0, self.token_budget - self.shared_tokens_used) if self.token_budget else None
 
     @property
@@ -326,12 +329,12 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """Number of runs that wait for a slot. Runs that only wait to be claimed do not count."""
+        """Number of runs that wait for a slot. Runs for which a slot is free do not count."""
         return self.queued - max(0, self.slots - self.active)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The client and session that hold a front-end call. `client_id` is empty if no client does."""
+    """The client and session that hold a front-end call. `client_id` is empty if no client holds it."""
 
     client_id: ClientId
     session_id: SessionId = SessionId("")
@@ -346,10 +349,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 class CallFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a call that the owner of its run sets.
 
-    `digest` is empty if the call was never gated. `escalated` means that its approval was requested twice,
-    `has_default` that the question has a default answer. `child_run_id` is the run that executes the call; empty if
-    none ever did. `series` is the series that an approval can grant, or under whose grant the call runs. `spec` is the
-    opaque rest.
+    `digest` is empty if the call was never gated. `escalated` means that approval was requested twice. `has_default`
+    means that the question has a default answer. `child_run_id` is the run that executes the call; empty if none ever
+    did. `series` is the series that an approval can grant, or under whose grant the call runs. `spec` holds all other
+    fields, which are opaque here.
     """
 
     call_id: CallId
@@ -377,9 +380,9 @@ class CallRow(CallFields, frozen=True, kw_only=True):
 
     `reserved_by` is the command that settles or decides on the call and that the run's owner has not consumed yet;
     empty if there is none. `approvals` are for the call as shown now, in order, each by a different person with a
-    different credential. The call starts only with `approvals_required` of them. `earlier_approvals` were given before
-    the call was edited. `progress_time` is when the log last reported its progress, `state_time` when it entered its
-    state.
+    different credential if several are required. The call starts only with `approvals_required` of them.
+    `earlier_approvals` were given before the call was edited. `progress_time` is when its progress was last logged, and
+    `state_time` is when it entered its state.
     """
 
     store_id: StoreId
@@ -430,9 +433,9 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
     An accepted command stays in the inbox of its run until it is consumed.
 
-    `call_id` is the call that it settles or decides on; empty if there is none. `credential_id` is the sender's, and
-    `delegate_user_id` the delegate that acted for the user. Both are empty if unknown, or if the ledger sent the
-    command.
+    `call_id` is the call that it settles or decides on; empty if there is none. `credential_id` is the sender's
+    credential, and `delegate_user_id` is the delegate that acted for the user. Both are empty if unknown, or if the
+    ledger sent the command.
     """
 
     store_id: StoreId
@@ -458,7 +461,7 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed request and the run it created or entered, or the conversation it created without a run."""
+    """A completed request, and the run that it created or entered, or the conversation that it was for."""
 
     store_id: StoreId
     user_id: UserId

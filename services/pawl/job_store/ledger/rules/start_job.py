@@ -1,4 +1,4 @@
-"""Starts a user's job. This is like submitting a message, but the run reports to that conversation (ASYNC-1)."""
+"""Starts a user's job: like submitting a message, but the run only reports to the conversation (ASYNC-1)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
         conversation = jobs.add_open_job(unit, conversation, self.run_id, self.user_id)
-        # Conversations of delegated work appear in no list.
+        # The parent run keeps the conversation out of all lists, as for delegated runs.
         own = delegation.own_conversation(
             unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=self.run_id
         )

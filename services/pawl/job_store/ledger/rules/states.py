@@ -1,4 +1,4 @@
-"""Defines the enums that the ledger's decisions depend on. The numbers are those of `pawl.event.v1`."""
+"""Defines the enums that the ledger's decisions depend on. They have the same numbers as in `pawl.event.v1`."""
 
 from __future__ import annotations
 

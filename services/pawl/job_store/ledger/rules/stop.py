@@ -27,7 +27,7 @@ read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
 
 
 def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
-    """Stop `run` as `request` does, if it is open and not CANCELLING. Its owner reads the user's `payload`."""
+    """Stop `run` as `request` does, unless it has ended or is CANCELLING. `payload` is the command for its owner."""
     if run.state.is_terminal or run.state is RunState.CANCELLING:
         return
     incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=payload, user_id=user_id)
@@ -100,9 +100,8 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
 def _report(unit: UnitOfWork, run: RunRow) -> None:
     """Report the end of a child run to its parent in the same transaction.
 
-    Nothing else settles the call.
-
-    It has no effect if the call was cancelled or the parent no longer exists.
+    Apart from this, only a cancellation settles the call. Has no effect if the call was cancelled or the parent no
+    longer exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

@@ -61,14 +61,15 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     hash of the client's conversation key, if it is used instead. A new conversation gets the title `made_title`. An
     archived one is restored.
 
-    Opaque: `message` as it enters the conversation, `steer` and `interrupt` as commands for the owner of the active
-    run, and `options` for the new run. `text_bytes` is the size of the message's text.
+    These are opaque: `message`, which enters the conversation; `steer` and `interrupt`, which are commands for the
+    owner of the active run; and `options` of the new run. `text_bytes` is the size of the message's text.
 
-    At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the store's
-    slots, which `slots` limits. If a new run can start immediately (`may_start`), `drive` gets its lease.
+    At most `queue_max` runs can wait for their turn in the conversation, and at most `store_queue_max` runs can wait
+    for one of the store's slots, which `slots` limits. If a new run can start immediately (`may_start`), `drive` gets
+    its lease.
 
     `undoes` is the run that the new one undoes: writers may undo their own runs even after sharing has ended. With
-    `only_repeat` only a repeated request succeeds, for example because the agent is missing.
+    `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
     """
 
     conversation_id: ConversationId
@@ -115,7 +116,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: The request id was used with a different payload.
             ToolExists: `only_repeat` is set and the request was not made before.
-            InvalidField: Tools came with a message that steers a run.
+            InvalidField: Tools came with a message, and the policy is STEER.
             ConversationNotFound: The user has no such conversation, and none is shared with the user for writing.
             ConversationErased: The user has erased it.
             ConversationBusy: The policy is REJECT and a run is active.
@@ -211,10 +212,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Start a run before or after a turn, regardless of the message policy, because no message started the turn.
+        """Create a run although a turn is active. No message started the turn, so it is neither steered nor a conflict.
 
-        A running turn ends automatically after a few rounds, unless it waits. A quarantined turn blocks all users, so
-        it gives way to any user.
+        The run follows the turn, which ends after a few rounds. A turn that has not started, waits or is interrupted is
+        stopped. A quarantined turn blocks all users, so it gives way to any user.
         """
         if self.policy is MessagePolicy.REJECT and conversation.queue:
             raise ConversationBusy
@@ -227,7 +228,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
         is_own = conversation.user_id == self.user_id
-        # Writers leave half of the queue to the owner of the conversation, and do not jump the queue.
+        # Writers leave half of the queue to the owner of the conversation, and cannot jump the queue.
         first = first and is_own
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:

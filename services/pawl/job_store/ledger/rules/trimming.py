@@ -1,6 +1,6 @@
 """Trims open jobs: a job keeps its latest iterations, and older calls and events are removed.
 
-A mark records the round and the log position at the end of a round. Once as many rounds as are kept have passed,
+A mark records the round and the log position at the end of a round. Once the number of rounds to keep has passed,
 everything before the mark is removed and a new mark is set. Trims are therefore rare, bounded, and need no search.
 """
 
@@ -25,9 +25,9 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
-    """Return a run that has entered a new round since `before`, and what to remove from it, if anything.
+    """Return a run after a step, with a new mark if needed, and the rows to remove, if any.
 
-    All calls of earlier rounds are in `before`: a job starts a round only after the last one has ended.
+    `before` already covers all earlier rounds: a job starts a round only after the last one has ended.
     """
     if not run.reports_to or run.round == before.round or before.round - run.mark_round < kept:
         return run, None

@@ -83,7 +83,7 @@ def give(
 
 
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
-    """Take an ended run out of its conversation and give the turn to the next one.
+    """Take an ended run out of its conversation and, if it had the turn, give it to the next run.
 
     Return the next run if another run with an interrupting message waits behind it.
     """
@@ -104,8 +104,8 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
     """Make a worker read the inbox of `run`: notify its worker, or make the run claimable now.
 
-    It has no effect on a run that waits for its turn, a turn that starts later, or a quarantined run: it reads its
-    inbox once it runs.
+    Has no effect on a run that waits for its turn, a turn that starts later, or a quarantined run: their inboxes are
+    read once they run.
     """
     if run.is_quarantined:
         return run

@@ -47,7 +47,7 @@ class Ids(Protocol):
         """Return a new id of the form `<prefix>_...`."""
 
 
-# Reverts the current operation: call the entries from last to first.
+# Functions that revert the current operation when called from last to first.
 Undo: TypeAlias = list[Callable[[], None]]
 
 
@@ -121,14 +121,14 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
       that they execute with its run.
     - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
       runs.
-    - `slots` names stores and users whose slots are counted. No other transaction can use these slots, unless a claim
-      is in progress; then they are not loaded.
-    - `stopped` adds all the user's queued runs in conversations that `conversations` also names.
+    - `slots` names stores and users whose slots are counted. They are locked until the end of the transaction. If a
+      claim has them locked, they are not loaded.
+    - `stopped` adds all queued runs of conversations that `conversations` also names, if they belong to the given user.
     - `keyed` names conversations by their clients' keys.
-    - A trigger comes with the last run it started, a lane with the run of its last event and its waiting event.
+    - A trigger comes with the last run that it started. A lane comes with its last event's run and its waiting event.
     - `paths` adds the message counts for forks, whose source conversations must be named.
 
-    If `owner` is set and `runs` belong to another user, nothing is loaded or locked.
+    If `owner` is set and does not own all `runs`, nothing is loaded or locked.
     """
 
     requests: tuple[RequestKey, ...] = ()

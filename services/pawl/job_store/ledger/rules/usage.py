@@ -12,7 +12,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.values import Usage
 
-# Days that are kept and can be queried.
+# Number of days that are kept and can be queried.
 DAYS_MAX: Final = 400
 
 
@@ -49,7 +49,7 @@ def added(
     usage_of: Callable[[bytes], Used],
     now: datetime,
 ) -> Sequence[tuple[UsageKey, Used]]:
-    """Return what new runs, and changed runs given as (before, now), add to the day's counts, in key order.
+    """Return what new runs, and changed runs given as (before, after) pairs, add to the day's counts, in key order.
 
     Imported histories are not counted.
     """

@@ -1,4 +1,4 @@
-"""Explains why a run makes no progress: a pure function of the run, its open calls and its surroundings."""
+"""Explains why a run makes no progress: a pure function of the run, its open calls and its context."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def explain(
 
 
 def explain_all(situations: Sequence[Situation], limits: SlotLimits) -> Waiting | None:
-    """Return why the first run makes no progress. The other runs execute its calls or one another's."""
+    """Return why the first run makes no progress. The other runs execute its calls, directly or indirectly."""
     known: dict[RunId, Waiting] = {}
     # Newest first: a run is created after the run whose call it executes.
     for situation in sorted(situations[1:], key=lambda each: each.run.create_time, reverse=True):
@@ -232,7 +232,7 @@ def _deadline(situation: Situation, reason: WaitReason) -> datetime | None:
     due_time, now = situation.run.claim_at, situation.time
     if due_time is None or due_time <= now:
         return None
-    # Its worker polls before that time.
+    # A worker checks the budget before the day ends, so `claim_at` is earlier.
     return day_end(now) if reason is _W.AGENT_QUOTA else due_time
 
 
@@ -276,7 +276,7 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
         case _W.PAUSED:
             return "its user to resume it: it is paused"
         case _W.COMPLETION:
-            return f"an outside system to complete {_tools(calls) or 'a call'}"
+            return f"an external system to complete {_tools(calls) or 'a call'}"
         case _W.AGENT:
             shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
             return _listed([f"run {child}" for child in shown], len(calls)) or "another run"

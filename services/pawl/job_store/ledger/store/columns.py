@@ -12,7 +12,7 @@ from asyncpg import Record
 R = TypeVar("R")
 
 _STATEMENTS_MAX: Final = 1000
-# Columns that no row has: only counted, or selected in addition, such as the time.
+# Columns for which rows have no field: they are only counted, or selected in addition, such as the time.
 _BESIDE: Final = ("notices_pending", "notices_entered", "now", "found", "omitted_bytes")
 
 
@@ -73,8 +73,8 @@ def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
 
     No write sees another's changes.
 
-    Single rows are sent without arrays, which cost more. This is done only if every write has a single row, which keeps
-    the number of distinct statements small: the server plans each one once per connection.
+    Single rows are sent without arrays, which cost more. This is done only if every write (except `gathered` ones) has
+    a single row, which keeps the number of distinct statements small: the server plans each one once per connection.
     """
     single = all(len(write.columns[0]) == 1 for write in writes if not write.statement.gathered)
     text = _joined(tuple(write.statement for write in writes), single=single)
@@ -100,8 +100,8 @@ class Columns(Generic[R]):
 
     The first `key_length` of them are its primary key.
 
-    `beside` names a column that no row has, with its type and initial value: only writers of rows may set it. `row`
-    creates a row from its fields. `gathered` tables usually have many rows per write.
+    `beside` is a column for which rows have no field, with its type and initial value; only `insert` and `update` set
+    it. `row` creates a row from its fields. `gathered` tables usually have many rows per write.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Columns(Generic[R]):
         return dict(zip(self._names, values, strict=True))
 
     def insert(self, rows: Sequence[R], beside: Sequence[Any] | None = None) -> Write:
-        """Return a write of new rows. None in `beside` stands for the initial value."""
+        """Return a write that inserts new rows. None in `beside` means the initial value."""
         values = [[column.value(row) for row in rows] for column in self._columns]
         if self._beside is not None:
             first = self._beside[2]
@@ -172,7 +172,7 @@ class Columns(Generic[R]):
         return Write(self._insert, values)
 
     def update(self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> Write:
-        """Return a write of existing rows, given as (stored, now). None in `beside` leaves a value unchanged."""
+        """Return a write that updates rows, given as (stored, new) pairs. None in `beside` leaves a value unchanged."""
         values: list[Sequence[Any]] = [_changes(column, rows) for column in self._updated]
         return Write(self._update, values if beside is None else [*values, beside])
 

@@ -22,9 +22,9 @@ from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, Slots, a
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
 
-# Stores with a due run, in a circle that starts after the store served last, if a slot is free or a due run already has
-# one. The recursion hops from store to store through the index runs_claimable, so a store with 100,000 waiting runs
-# costs as much as one with a single run.
+# Stores with a due run that has a slot or can get one, in circular order, starting after the store served last. The
+# recursion hops from store to store through the index runs_claimable, so a store with 100,000 waiting runs costs as
+# much as one with a single run.
 _STORES: Final = """
 WITH RECURSIVE later AS (
     (SELECT store_id FROM job_store.runs
@@ -93,8 +93,8 @@ JOIN unnest($2::text[], $3::text[]) AS due (store_id, user_id) USING (store_id)
 
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
-# Some stores' first due runs: runs that have a slot come first, and background runs come last. A run whose last allowed
-# worker has died is left to quarantine; runs that have crashed workers come last.
+# Some stores' first due runs: those that have a slot, then the others, then background runs. In each of these groups,
+# runs that have crashed workers come last. A run whose last allowed worker has died is left to quarantine.
 _DUE: Final = f"""
 SELECT due.*, slots.used, slots.used_background, {_USED_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
@@ -116,7 +116,7 @@ CROSS JOIN LATERAL (
 ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
 """
 
-# The oldest waiting run of each of some stores' next users.
+# For some stores, the oldest waiting run of each of the next users.
 _HEADS: Final = f"""
 WITH RECURSIVE users AS (
     SELECT k.store_id COLLATE "C" AS store_id, k.user_id COLLATE "C" AS user_id, 0 AS hops
@@ -175,7 +175,7 @@ async def used_slots(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """Runs that fit within the limits, as long as the transaction lasts.
+    """Runs that fit within the limits until the transaction ends.
 
     `stores` lists those that were read. `has_more` means that other stores, or more of these stores' runs, may be due.
     """
@@ -186,7 +186,7 @@ class Picked:
 
 
 class DueRuns:
-    """Selects due runs. A worker holds one run at its last chance at a time."""
+    """Selects due runs. A worker holds at most one run that is at its last chance."""
 
     def __init__(self, limits: SlotLimits, *, crashes_max: int) -> None:
         self._limits = limits
@@ -268,7 +268,7 @@ class DueRuns:
         return heads
 
     def _lines(self, due: Mapping[StoreId, Sequence[Record]]) -> list[Line]:
-        """Return the lines of stores, in the order of the records."""
+        """Return the lines of stores, with their runs in the order of the records."""
         return [
             Line(
                 due=[

@@ -1,7 +1,7 @@
 """Applies groups of operations in PostgreSQL: lock and load their rows, apply them, write the changes, commit.
 
-All code takes locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock of a
-conversation covers its messages, the lock of a run its calls, commands and events. schema.sql has the tables.
+All code takes locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock on a
+conversation covers its messages, and the lock on a run covers its calls, commands and events. See schema.sql.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PostgresJournal:
         outbox: list[tuple[Event, bytes | None]] = []
         if self._keeps_lifecycle:
             outbox += [(event, None) for event in unit.events.rows if event.lifecycle_type]
-            # Events that are in no log come with their bytes.
+            # The outbox stores the bytes of events that are in no log.
             outbox += [(event, encode_event(event)) for event in unit.off_log.rows]
         await _store(connection, unit, events, outbox)
         work_ready = unit.work_ready or await _slot_is_needed(connection, unit)
@@ -107,7 +107,7 @@ async def _store(
     """Write all changes of the operations in one round trip."""
     # Sorted, so that two groups that create the same rows wait for each other instead of deadlocking.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
-    # By client key first: those are the ones that other groups may create too.
+    # By client key first, because other groups may create conversations with the same keys.
     conversations = sorted(unit.conversations.created(), key=lambda row: (row.key_hash or b"", row.key))
     new_runs, runs = unit.runs.created(), unit.runs.changed()
     counts = added(new_runs, runs, usage_of, unit.now)

@@ -21,8 +21,8 @@ from pawl.job_store.ledger.reading import Claimed, Renewed
 from pawl.job_store.ledger.rules.slots import DueRun, SlotLimits
 from pawl.job_store.ledger.store.due_runs import DueRuns
 
-# Locked rows are skipped. A run that still has a worker lost it in a crash. 7 is WAIT_KIND_TIME. The comparison is
-# written so that not all due runs are read.
+# Locked rows are skipped. A due run that still has a worker lost it in a crash. 7 is WAIT_KIND_TIME. The coalesce
+# prevents the planner from reading all due runs.
 _TAKE: Final = """
 WITH picked AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs AS r
@@ -62,7 +62,8 @@ UPDATE job_store.runs AS r SET claim_at = now(), worker_id = NULL
 FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
 """
 
-# Written only occasionally, because each time costs a commit. A later time stays until the runs are brought forward.
+# Written at most every 5 s, because each write costs a commit. If the clock goes back, the later time stays until the
+# runs are brought forward.
 _TIMES: Final = """
 WITH raised AS (
     UPDATE job_store.clock SET seen_time = clock_timestamp()
@@ -84,18 +85,18 @@ WITH lowered AS (
 UPDATE job_store.runs AS r SET claim_at = greatest(now(), r.claim_at - $1)
 FROM late WHERE r.store_id = late.store_id AND r.run_id = late.run_id
 """
-# The same for claims of schedules: if fired twice, each scheduled time still fires once.
+# The same for claims of schedules. Even if a schedule is claimed twice, each scheduled time fires once.
 _BRING_SCHEDULES_FORWARD: Final = """
 UPDATE job_store.schedules SET claim_at = CASE WHEN waiting_time IS NULL THEN due_time ELSE now() END
 WHERE claim_at > now() AND claim_at IS DISTINCT FROM due_time
 """
-# The same for waiting events, and leases of mailboxes.
+# The same for waiting events and mailbox leases.
 _BRING_EVENTS_FORWARD: Final = (
     "UPDATE job_store.trigger_lanes SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
     "UPDATE job_store.triggers SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
 )
 
-# Stores to check once the first ones had nothing to claim.
+# Number of stores to check at a time after the first ones had nothing to claim.
 _STORES_MAX: Final = 64
 
 

@@ -90,8 +90,9 @@ ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
 
-# Both, if the runs are known in advance. The count makes sure that all conversations are locked before the first run,
-# as everywhere. The lock returns the newest version of a row changed since the statement started.
+# Conversations and runs in one statement, if the runs are known in advance. The count makes sure that all conversations
+# are locked before the first run, as everywhere. Locking a row returns its newest version, even if it has changed since
+# the statement started.
 _CONVERSATIONS_AND_RUNS: Final = f"""
 WITH c AS MATERIALIZED ({_CONVERSATIONS}), r AS MATERIALIZED (
     SELECT {tables.RUNS.names} FROM job_store.runs AS r
@@ -105,7 +106,8 @@ UNION ALL SELECT {tables.CONVERSATIONS.nulls}, {tables.RUNS.names} FROM r
 """
 
 # A separate statement after the locks: it sees everything that earlier holders of the locks wrote, and its time is
-# later. It returns the time in a row of its own, all open calls and unread commands of some runs, and some by id.
+# later. It returns the time in a row of its own, all open calls and unread commands of some runs, and other calls and
+# commands by id.
 _CALLS_AND_COMMANDS: Final = f"""
 SELECT clock_timestamp() AS now, {tables.CALLS.nulls}, {tables.COMMANDS.nulls}
 UNION ALL SELECT NULL, {tables.CALLS.names}, {tables.COMMANDS.nulls} FROM job_store.calls
@@ -128,7 +130,7 @@ JOIN (
 ) AS k USING (store_id, run_id, command_id)
 """
 
-# The numbers of runs that wait to start, up to a limit, and of runs with a slot. A job that waits for its first
+# Counts the runs that wait to start, up to a limit, and the runs that have a slot. A job that waits for its first
 # iteration counts once it is due (`RunRow.needs_slot`).
 _QUEUED: Final = """
 SELECT k.store_id, k.in_background, k.slots, (
@@ -150,7 +152,7 @@ SELECT k.store_id, k.in_background, k.slots, (
 FROM unnest($1::text[], $2::boolean[], $3::bigint[]) AS k (store_id, in_background, slots)
 """
 
-# A removed key has ended too.
+# A removed key counts as ended.
 _SCHEDULES: Final = f"""
 SELECT {tables.SCHEDULES.names}, starts_with(credential_id, 'key_') AND NOT EXISTS (
     SELECT FROM job_store.api_keys AS a
@@ -207,7 +209,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 
 
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
-    """Drop keys whose runs belong to users other than `owner`.
+    """Drop keys with an `owner` who does not own all their runs.
 
     This way no caller locks other users' runs, or learns from the response time that they exist.
     """

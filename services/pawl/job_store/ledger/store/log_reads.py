@@ -23,8 +23,8 @@ RESULT_BYTES_MAX: Final = 17 * 1024
 
 _SEQ_MAX: Final = 2**63 - 1
 
-# One statement reads one snapshot: no event is missing that the run row counts. For another user's run it reads no more
-# than for a missing one, so that the response time does not reveal that the run exists.
+# A single statement reads from one snapshot, so no event that the run row counts is missing. For another user's run it
+# reads no more than for a missing one, so that the response time does not reveal that the run exists.
 _EVENTS: Final = """
 SELECT r.state, r.last_seq, r.trimmed_seq, r.trimmed_log_seq, e.payload
 FROM job_store.runs AS r LEFT JOIN LATERAL (
@@ -83,7 +83,7 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
 async def _gap(connection: Connection, key: RunKey, from_seq: int, to_seq: int, *, with_calls: bool) -> LogGap:
     """Return a gap with its run.
 
-    The run has ended, but may be removed concurrently, so it is read last.
+    An ended run may be removed concurrently, so it is read last.
 
     An open job with a trimmed log comes without calls: those of the removed events are gone, and the following events
     report all others.

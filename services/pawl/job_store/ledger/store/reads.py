@@ -131,7 +131,7 @@ _MESSAGES: Final = run_lists.statement(
     order="number",
     size="length(body)",
 )
-# Summaries retell calls, so other users' summaries are left out.
+# Summaries can reveal calls, so other users' summaries are left out.
 _MESSAGES_FROM_SUMMARY: Final = segments.visible(
     """FROM job_store.messages AS m
     WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
@@ -140,7 +140,8 @@ _MESSAGES_FROM_SUMMARY: Final = segments.visible(
     )""",
     "$3",
 )
-# The newest calls get their results first, up to this size. A job has only the calls of its last iteration.
+# The newest calls get their results first, up to this size. A job is loaded with only its open calls and those of its
+# last round.
 _LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CALLS_OF_RUNS: Final = f"""
 SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
@@ -186,7 +187,7 @@ class PostgresReads(DatabaseAdapter):
             failures = {record["run_id"]: record["failure"] for record in records}
             run_ids.add(key.run_id)
             if run.last_commit is None:
-                run_ids.remove(key.run_id)  # Without a step it has no calls.
+                run_ids.remove(key.run_id)  # A run without a step has no calls.
             calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX, run.round if run.reports_to else 0)
             records = await connection.fetch(_CALLS_OF_RUNS, *calls_of) if run_ids else []
             omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}

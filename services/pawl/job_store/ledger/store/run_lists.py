@@ -32,7 +32,7 @@ class Rows(Protocol):
 
 
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
-    """Return a statement for a page: $1 is the row limit plus one, $2 the byte limit; `where` uses the others.
+    """Return a statement for a page. $1 is the row limit plus one and $2 is the byte limit; `where` uses the others.
 
     All parts must be constants in the caller. If `source` is given, it is searched instead of the whole table.
     """
@@ -62,7 +62,7 @@ async def fetch(
 # The statements are built only from constants in this package.
 # ruff: noqa: S608
 
-# As in the index.
+# The same expression as in the index.
 _HAS_LABELS: Final = r"labels <> '' AND string_to_array(labels, E'\n') @> $12"
 _FILTERS: Final = f"""NOT imported AND ($5 = '' OR conversation_id = $5)
     AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
@@ -83,7 +83,7 @@ _ALONG: Final = {
 
 
 def _running_or_stopped(cause: StopCause) -> str:
-    """Return the SQL condition for runs that are not being stopped, or were stopped by command $16.
+    """Return the SQL condition for open runs that are not being stopped, and for runs that command $16 stopped.
 
     The command is looked up per run, because many commands may have that id.
     """
@@ -138,7 +138,7 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
         index: {each: _along(found_by, oldest_first=each) for each in (False, True)}
         for index, found_by in _ALONG.items()
     },
-    # Operators use these rarely. They search all the store's jobs.
+    # Rarely used, and only by operators: these statements search all the store's jobs.
     "running_jobs_of_store": {
         each: _along(f"reports_to <> '' AND {_running_or_stopped(StopCause.OPERATOR)}", oldest_first=each, of="$4 = ''")
         for each in (False, True)
@@ -176,7 +176,7 @@ def selected(
     near, far = wanted.create_time_before, wanted.create_time_from
     if wanted.oldest_first:
         near, far = far, near
-    # No id sorts before the empty one, so times alone are positions too.
+    # The empty id sorts before all others, so a time alone is also a position.
     position = after or (near, "")
     arguments: tuple[Any, ...] = (
         store_id,

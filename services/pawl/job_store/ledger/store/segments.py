@@ -32,10 +32,10 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
 
 
 def visible(source: str, author: str) -> str:
-    """Return a statement for the messages that a run sees: all of its author's, and the newest of other users.
+    """Return a statement for the messages that a run sees: all by its author, and the newest by other users.
 
-    For other users it includes the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no summary
-    that covers them.
+    Other users' messages are limited to the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no
+    summary that covers them.
     """
     return f"""
     SELECT {tables.MESSAGES.names} FROM (
@@ -59,7 +59,7 @@ _MESSAGES: Final = run_lists.statement(
     order="number",
     size="length(body)",
 )
-# The newest summary of an author within the parts. Summaries written after the fork point do not count.
+# An author's newest summary within the parts. Summaries written after the fork point do not count.
 _SUMMARY: Final = f"""
 SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p CROSS JOIN LATERAL (
     SELECT summarised_to, user_id FROM job_store.messages AS m

@@ -136,7 +136,7 @@ _LISTED: Final = run_lists.statement(
     ), 0)""",
 )
 _KNOWN: Final = "SELECT FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
-# Running calls, which are the ones in doubt if a run is. Returns the first call of each run, and more within the limit.
+# The running calls, whose outcomes may be in doubt. Returns the first call of each run, and more up to the size limit.
 _RUNNING: Final = f"""
 SELECT {tables.CALLS.names} FROM (
     SELECT c.*, sum({_CALL_BYTES}) OVER (ORDER BY c.run_id, c.round, c.batch_index) AS bytes_so_far,

@@ -112,7 +112,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
 # The statements are built only from constants in this package.
 # ruff: noqa: S608
 
-# Lanes and events belong to triggers and only change under this lock. A removed key has ended too.
+# Lanes and events belong to triggers and only change under this lock. A removed key counts as ended.
 _TRIGGERS: Final = f"""
 SELECT {tables.TRIGGERS.names}, starts_with(credential_id, 'key_') AND NOT EXISTS (
     SELECT FROM job_store.api_keys AS a
@@ -152,7 +152,7 @@ async def load(
     last = [RunKey(row.store_id, row.last_run_id) for _, row in unit.triggers.items() if row.last_run_id]
     before = tuple(RunKey(row.store_id, row.last_run_id) for _, row in unit.lanes.items() if row.last_run_id)
     runs = tuple(dict.fromkeys((*last, *before)))
-    # The runs of lanes may be stopped.
+    # The lanes' runs may have to be stopped.
     return RowKeys(runs=runs, ends=before, calls_of=before, commands_of=before)
 
 

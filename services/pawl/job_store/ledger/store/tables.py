@@ -1,4 +1,4 @@
-"""The columns of each table, and the fields of rows that they hold."""
+"""Defines the columns of each table, and the row fields that they hold."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
     beside=("loop_state", "bytea", b""),
 )
 
-# The size of the parts of a RUNS row that may be large.
+# The total size of the large columns of a RUNS row.
 RUN_BYTES: Final = "length(options) + length(tools) + length(output) + coalesce(length(own_tools), 0)"
 
 

@@ -30,8 +30,8 @@ WHERE state = 3 AND offer_client_id <> '' AND offer_expire_time <= now() AND res
 ORDER BY offer_expire_time LIMIT $1
 """
 
-# For background runs: `queued` could start, `waiting` has a time at which it continues, for its next iteration or a
-# deadline. `late` was due and no worker has claimed it, for lack of a worker or a slot.
+# Background runs are `queued` if they could start, `waiting` if they continue at a certain time (for the next iteration
+# or a deadline), and `late` if no worker has claimed them within 5 s, for lack of a worker or a slot.
 _OPEN_RUNS: Final = """
 SELECT state, count(*) AS runs,
     count(*) FILTER (WHERE in_background AND active) AS working,
@@ -42,7 +42,7 @@ FROM (SELECT *, in_background AND NOT active AND claim_at IS NOT NULL AS is_job 
 WHERE state < 10 GROUP BY state
 """
 _JOBS: Final = ("working", "queued", "waiting", "late")
-# Notices of erased conversations do not count. The count stops here.
+# Notices of erased conversations do not count. At most 100,000 conversations are counted.
 _NOTICES: Final = """
 SELECT coalesce(sum(notices_pending), 0) AS notices_pending, coalesce(sum(notices_entered), 0) AS notices_entered
 FROM (
@@ -50,7 +50,7 @@ FROM (
     WHERE notices_pending + notices_entered > 0 AND user_id <> '' LIMIT 100000
 ) AS notices
 """
-# The count stops here.
+# Each of these counts stops at 100,000.
 _BACKLOG: Final = """
 WITH due AS MATERIALIZED (
     SELECT store_id, user_id, active, in_background FROM job_store.runs
@@ -98,16 +98,16 @@ class PostgresLedgerStats:
         self._limits = limits
 
     async def count(self) -> Mapping[str, float]:
-        """Return runs by open state (`QUEUED`...), the `outbox` backlog, `due_schedules` and `due_events`.
+        """Return counts of runs by open state (`QUEUED`, ...), the `outbox` backlog, `due_schedules` and `due_events`.
 
-        The last two count only those that no worker has claimed. For background runs: `working`, `queued`, `waiting`
-        and `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot: `over_user_limit`
-        because of the user's limit, `over_store_limit` because of the store's.
+        The last two count only those that no worker has claimed. Background runs are counted as `working`, `queued`,
+        `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot:
+        `over_user_limit` because of the user's limit, `over_store_limit` because of the store's.
         """
         async with self._database.transaction() as connection:
             runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
             notices = await connection.fetchrow(_NOTICES)
-            # Two parts have no index: with nested loops only, the time would grow with their product.
+            # Two of the joined parts have no index: with nested loops, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
             backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
@@ -134,7 +134,7 @@ WITH gone AS (
 DELETE FROM job_store.commands AS m USING gone AS g
 WHERE m.store_id = g.store_id AND m.run_id = g.run_id AND m.call_id = g.call_id AND m.consumed
 """
-# Events still to be sent stay until the next trim. No reader gets them until then.
+# Events that are still to be sent stay until the next trim, but no reader gets them.
 _EVENTS: Final = """
 DELETE FROM job_store.events AS e USING unnest($1::text[], $2::text[], $3::bigint[]) AS k (store_id, run_id, seq)
 WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.seq <= k.seq AND NOT EXISTS (
@@ -188,13 +188,13 @@ FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now
 
 
 def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
-    """Return the write that adds to usage counts. They must be in key order, to avoid deadlocks."""
+    """Return the write that adds to usage counts. `counts` must be in key order, to avoid deadlocks."""
     return Write(_ADD, list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True)))
 
 
 class PostgresUsage(DatabaseAdapter):
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
-        """Return an agent's usage on each of the last days with any usage, newest first."""
+        """Return an agent's usage on each of the last `days` days that had any, newest first."""
         return [
             agent_pb2.AgentUsage(
                 day=record["day"].isoformat(),

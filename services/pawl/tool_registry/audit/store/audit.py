@@ -26,7 +26,7 @@ _FIND: Final = """
 SELECT store_id, key_id, secret FROM tool_registry.audit_keys
 JOIN unnest($1::text[], $2::text[]) AS k (store_id, key_id) USING (store_id, key_id)
 """
-# Committing the entry that uses the secret also syncs the secret to disk.
+# The commit of the entry that uses the secret also syncs the secret to disk.
 _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _MAKE: Final = """
 INSERT INTO tool_registry.audit_keys (store_id, key_id, secret)
@@ -34,12 +34,12 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[]) ON CONFLICT DO NOTHING
 """
 _BYTES: Final = 32
 _KEPT_MAX: Final = 10_000
-# How long a process may keep using a secret after it was destroyed.
+# For this long, a process may continue to use a secret after it was destroyed.
 _FRESH_SECONDS: Final = 60.0
 
 
 class AuditSecrets:
-    """Keys digests with their conversations' secrets. Caches secrets for a minute."""
+    """Keys digests with the secrets of their conversations. Caches secrets for a minute."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -64,7 +64,7 @@ class AuditSecrets:
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the conversations' secrets, creating missing ones. A destroyed secret is returned as None."""
+        """Return the secrets of conversations, and create those that are missing. A destroyed secret is None."""
         columns = [list(column) for column in zip(*keys, strict=True)]
         found = await self._found(columns)
         if new := [key for key in keys if key not in found]:
@@ -97,7 +97,7 @@ _ARRAYS: Final = """$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], 
 _INSERT: Final = f"""
 INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
 """  # noqa: S608  # constants only
-# Moves the heads and writes the entries in one statement, provided that every head is where this process left it.
+# Moves the heads and writes the entries in one statement, if no other process has moved any of the heads.
 _APPEND: Final = f"""
 WITH moves AS (
     SELECT * FROM unnest($24::text[], $25::bigint[], $26::text[], $27::bigint[], $28::text[])
@@ -124,8 +124,8 @@ _MOVE_HEADS: Final = """
 UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
 FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
 """
-# Each half repeats its index's condition, and each report has its own subquery, because a join may scan the whole
-# table.
+# Each half repeats the condition of its index, and each report has its own subquery, because a join might scan the
+# whole table.
 _REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
 _SAME_REPORT: Final = " AND ".join(f"a.{each} = r.{each}" for each in _REPORTED.split(", "))
 _KNOWN_REPORTS: Final = f"""
@@ -189,8 +189,8 @@ class PostgresAuditLog:
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         """Append entries to their chains, in order; return the stores whose chains do not accept entries.
 
-        A chain that was tampered with accepts no entries; all other stores' entries are written. A
-        decision that is already recorded (same call, kind and user) is skipped.
+        A chain that was tampered with accepts no entries; the entries of all other stores are written. A decision that
+        was already recorded (same call, kind and user) is skipped.
 
         Raises:
             DependencyUnavailable: the entries may or may not have been written.
@@ -224,12 +224,12 @@ class PostgresAuditLog:
     async def page(
         self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
     ) -> list[AuditEntry]:
-        """Return entries in order, after `after_seq` (None: from the beginning)."""
+        """Return entries in order, starting after `after_seq`. None means from the beginning."""
         rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
         return list(map(_entry, rows))
 
     async def beyond_head(self, store_id: StoreId) -> int:
-        """Return the number of the first entry after the recorded head, or 0 if there is none."""
+        """Return the number of the first entry after the recorded head, or 0 if there is no such entry."""
         return await self._database.fetchval(_BEYOND, store_id) or 0
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
@@ -246,7 +246,7 @@ class PostgresAuditLog:
         """Append the entries if no other process has moved the heads; return whether they were appended."""
         entries, moved = _after(heads, drafts)
         moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
-        self._forget(heads)  # If anything fails, the heads may have moved.
+        self._forget(heads)  # After any failure, it is unknown whether the heads have moved.
         with suppress(asyncpg.UniqueViolationError):
             tag = await self._database.execute(_APPEND, *_arrays(entries), *map(list, zip(*moves, strict=True)))
             if tag == f"INSERT 0 {len(entries)}":

@@ -1,8 +1,8 @@
 """Keeps each store's files in its own folder: `<folder>/<store>/...`.
 
 A lock on `<folder>/<store>.state/lock` serializes changes to a store across all processes that share the folder. Each
-change is recorded before it is made (`pending`) and after (`done/<key>`). After a crash, the next change can therefore
-tell whether the last one was made, and no key takes effect twice.
+change is recorded both before it is made (`pending`) and afterwards (`done/<key>`). After a crash, the next change can
+therefore determine whether the last one was made, and no key takes effect twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pawl.tool_registry.builtin.files.rules import (
 from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
 
-# How long a repeated change returns the first outcome.
+# For this long, a repeated change returns the first outcome.
 RECORD_SECONDS: Final = 30 * 86400.0
 _LOCK_POLL_SECONDS: Final = 0.01
 _PRUNE_EVERY: Final = 100
@@ -50,7 +50,7 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileFolders:
-    """Stores' files. Methods block. Thread-safe, and safe to use from several processes."""
+    """The files of all stores. Its methods block. Thread-safe, and safe to use from several processes."""
 
     def __init__(self, folder: Path, limits: FileLimits, now: Callable[[], float]) -> None:
         self._folder = folder
@@ -70,7 +70,7 @@ class FileFolders:
             return content
 
     def entries(self, store_id: StoreId, path: str) -> list[Entry]:
-        """Return a folder's entries, sorted by name. If `path` is empty, list the store's folder.
+        """Return a folder's entries, sorted by name. An empty `path` means the store's folder.
 
         Raises:
             ToolError: The folder does not exist.
@@ -85,9 +85,9 @@ class FileFolders:
             return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
 
     def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
-        """Make the change that `plan` returns, holding the store's lock; return its outcome.
+        """Make the change that `plan` returns while holding the store's lock; return its outcome.
 
-        Atomic, durable, and made once per key: for 30 days, later calls with the key return the first outcome.
+        Atomic, durable, and made once per key: for 30 days, later calls with the same key return the first outcome.
 
         Raises:
             ToolError: The plan refuses, a limit is reached, or the disk fails.
@@ -108,7 +108,7 @@ class FileFolders:
             return planned.outcome
 
     def forget(self, store_id: StoreId, keys: Collection[str]) -> None:
-        """Delete the records of changes, so that their keys can be used again. The changed files are kept."""
+        """Delete the records of changes, so that their keys can be used again. The files themselves are kept."""
         if not (self._folder / f"{store_id}{_STATE}").is_dir():
             return
         with self._state(store_id, threading.Event().wait) as (_, done):
@@ -129,7 +129,7 @@ class FileFolders:
 
     @contextmanager
     def _state(self, store_id: StoreId, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
-        """Hold the store's lock, which is released even if the process dies."""
+        """Hold the store's lock. It is released even if the process dies."""
         with (
             handles.opened_root(self._folder) as all_stores,
             handles.opened_folder(all_stores, [store_id + _STATE], make=True) as state,
@@ -164,7 +164,7 @@ class FileFolders:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records during one change in a hundred. The key decides which, so that every store is pruned."""
+        """Delete old records, but only in one change in a hundred. The key determines in which one."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
@@ -175,7 +175,7 @@ class FileFolders:
 
 
 class FileView:
-    """A store's files, while its lock is held. Methods raise ToolError if a path cannot be read."""
+    """A store's files while its lock is held. Methods raise ToolError if a path cannot be read."""
 
     def __init__(self, root: int, limits: FileLimits) -> None:
         self._root = root
@@ -205,7 +205,7 @@ class FileView:
         return None
 
 
-# Decides what to change; may raise a ToolError to refuse.
+# Decides what to change. Can raise a ToolError to refuse.
 Plan: TypeAlias = Callable[[FileView], Planned]
 
 
@@ -224,7 +224,7 @@ def _near(root: int, path: str) -> str:
 
 
 def _missing(root: int, path: str) -> int:
-    """Return how many parts of a path do not exist."""
+    """Return the number of parts of a path that do not exist."""
     names = path.split("/")
     for length in range(len(names), 0, -1):
         with suppress(FileNotFoundError), handles.opened_folder(root, names[: length - 1]) as folder:
@@ -304,7 +304,7 @@ def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
 
 
 def _recover(root: int, state: int, done: int) -> None:
-    """Finish or discard a change that a process left unfinished. Assumes that the files have not changed since."""
+    """Finish or discard a change that a process left unfinished. Assumes that no files have changed since then."""
     raw = _record(state, _PENDING)
     if raw is not None:
         pending = msgspec.msgpack.decode(raw, type=_Pending)

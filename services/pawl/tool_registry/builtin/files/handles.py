@@ -54,7 +54,7 @@ def opened_root(path: Path) -> Iterator[int]:
 
 @contextmanager
 def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """Open the folder at `names` below the open folder `root`; with `make`, missing folders are created."""
+    """Open the folder at `names` below the open folder `root`. With `make`, create missing folders."""
     handle = os.dup(root)
     try:
         for name in names:
@@ -73,7 +73,7 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
     """Return a regular file's content.
 
     Raises:
-        ToolError: It is not a regular file, or too large.
+        ToolError: It is not a regular file, or is too large.
         OSError: It cannot be opened.
     """
     handle = os.open(name, _READ, dir_fd=folder)
@@ -90,7 +90,7 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:
-    """Write a file durably. Nothing else may write to its folder."""
+    """Write a file durably. No one else may write to its folder at the same time."""
     handle = os.open(name, _WRITE, _FILE_MODE, dir_fd=folder)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -122,7 +122,7 @@ def names_in(folder: int) -> list[str]:
 
 
 def measure(folder: int) -> tuple[int, int, int]:
-    """Return an open folder's total bytes, number of entries and depth."""
+    """Return the total bytes, the number of entries and the depth of an open folder."""
     size, count, depth = 0, 0, 0
     for name in names_in(folder):
         found = stat_of(folder, name)

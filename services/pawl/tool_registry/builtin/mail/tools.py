@@ -30,7 +30,7 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 
 class Mailer(Protocol):
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        """Send a call's message; return fields for the tool's result.
+        """Send the message of a call, and return fields for the tool's result.
 
         Raises:
             ToolError: The message was not sent. The error's text is shown to the model.
@@ -75,7 +75,7 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
 
 
 def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str) -> EmailMessage:
-    """Return the message. Line breaks in values cannot inject headers.
+    """Build a message. Line breaks in values cannot inject headers.
 
     Raises:
         ToolError: An address or the subject is not allowed in a header.
@@ -121,7 +121,7 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 
 class SmtpMailer:
-    """Sends each message to a server over a separate connection."""
+    """Sends each message over a separate connection to a mail server."""
 
     def __init__(self, server: SmtpServer) -> None:
         self._server = server
@@ -139,7 +139,7 @@ class SmtpMailer:
         except aiosmtplib.SMTPConnectError:
             raise ToolError("the mail server cannot be reached; nothing was sent") from None
         except (aiosmtplib.SMTPException, TimeoutError) as error:
-            # The server may have accepted the message before the connection broke.
+            # The server may already have accepted the message when the connection broke.
             raise ToolError(
                 f"the mail server failed ({type(error).__name__}); it may have accepted the message"
             ) from None

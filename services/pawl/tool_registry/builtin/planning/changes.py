@@ -55,8 +55,8 @@ async def find_task(
 ) -> Task:
     """Return the task with the given id or title, within the project if one is given.
 
-    If several tasks have the title, those with the given `is_done` are preferred, then those created by this run,
-    because the user's other runs may be creating tasks at the same time.
+    If several tasks have the title, tasks with the given `is_done` are preferred, and among those, tasks created by
+    this run, because other runs of the user may be creating tasks at the same time.
 
     Raises:
         ToolError: No task matches, or several do; the message lists them.
@@ -237,7 +237,7 @@ def undo_creation(task: Task) -> Inverse:
 async def _once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
-    """Return the change that an earlier execution of the call made; if there is none, make it now."""
+    """Return the change that an earlier execution of the call made, or otherwise make it now."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
     earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier

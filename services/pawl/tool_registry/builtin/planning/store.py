@@ -88,7 +88,7 @@ DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id
 
 
 class PostgresPlanRepository(DatabaseAdapter):
-    """Plans by store and user. Changes are atomic, and idempotent by key."""
+    """Stores plans by store and user. Changes are atomic, and idempotent by key."""
 
     async def add_project(self, owner: Owner, project: Project) -> Project:
         """Add a project, or return the one with the same title (ignoring case)."""
@@ -158,7 +158,7 @@ class PostgresPlanRepository(DatabaseAdapter):
     async def change_tasks(
         self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of tasks. The returned change omits tasks that no longer exist."""
+        """Set fields of tasks. Tasks that no longer exist are not in the returned change."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urljoin
 
 LINKS_MAX: Final = 200
-# Maximum number of elements for extracting the main text, which takes more than linear time.
+# Maximum number of elements on a page whose main text is extracted, which takes more than linear time.
 ELEMENTS_MAX: Final = 15_000
 
 _HTML: Final = frozenset({"text/html", "application/xhtml+xml"})
@@ -45,7 +45,7 @@ class Page:
 def read_page(body: bytes, content_type: str, url: str) -> Page:
     """Return the readable text of an HTML page, or the text itself for other text types.
 
-    Can take several seconds of CPU time, so call it in a helper process.
+    This can take several seconds of CPU time, so call it in a helper process.
 
     Raises:
         NotText: The content is neither HTML nor another text type.

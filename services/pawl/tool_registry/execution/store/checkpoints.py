@@ -26,7 +26,7 @@ _FORGET: Final = "DELETE FROM tool_registry.checkpoints WHERE written_at < now()
 
 
 class PostgresCheckpoints(DatabaseAdapter):
-    """Each call's newest checkpoint. Durable and shared by all replicas."""
+    """Stores each call's newest checkpoint. Durable and shared by all replicas."""
 
     async def take(self, writer: Writer) -> bytes | None:
         """Return the checkpoint of a call that is starting again, and block writes by earlier attempts. Atomic."""

@@ -65,7 +65,7 @@ _terms: Final = msgspec.msgpack.Decoder(CompletionTerms).decode
 
 
 class PostgresCompletions:
-    """Calls that are completed from outside. Stored in the journal and shared by all replicas.
+    """Stores calls that are completed from outside, in the journal that all replicas share.
 
     `instance_id` must be the journal's.
     """
@@ -85,7 +85,7 @@ class PostgresCompletions:
     async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
         """Let a call wait up to `seconds` without its tool; return its state, which may be its end. Atomic.
 
-        Returns None if the call no longer runs here, or has no token and so could not be completed.
+        Returns None if the call no longer runs here, or if it has no token with which it could be completed.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
@@ -114,7 +114,7 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a waiting call, and return its state."""
+        """Cancel a call that waits for its completion; return its state."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -123,7 +123,7 @@ class PostgresCompletions:
             return await _cancel(connection, key, row)
 
     async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
-        """Return the terms of the call that has this token, and whether it is still open."""
+        """Return the terms of the call with this token, and whether it is still open; None if there is no such call."""
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
         return None if row is None else (_terms(row["completion_terms"]), row["ended_at"] is None)
 
@@ -134,8 +134,8 @@ class PostgresCompletions:
 
         Raises:
             CompletionNotFound: No call has the token.
-            CallNotPending: The call has another end, or was cancelled.
-            DeadlinePassed: Its deadline has passed.
+            CallNotPending: The call has already ended differently, or was cancelled.
+            DeadlinePassed: The call's deadline has passed.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK_FOUND, store_id, digest)
@@ -156,15 +156,15 @@ class PostgresCompletions:
         return False
 
     async def claim_unreported(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
-        """Return the audit entries for unreported ends, each with whether a completion caused it.
+        """Return the audit entries for unreported ends, each with a flag that says whether a completion caused it.
 
-        Other replicas cannot claim them for `_CLAIM_SECONDS`.
+        For `_CLAIM_SECONDS`, other replicas cannot claim these ends.
         """
         rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
         return read_each("completion", rows, _unreported, itemgetter("call_id"))
 
     async def mark_reported(self, key: CallKey, *, is_reported: bool) -> None:
-        """Mark an end as reported, or schedule another try."""
+        """Mark an end as reported, or schedule another attempt to report it."""
         await self._database.execute(_REPORTED, key.store_id, key.call_id, is_reported, _PAUSE_SECONDS)
 
 

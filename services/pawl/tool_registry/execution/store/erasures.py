@@ -9,7 +9,7 @@ from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.db.erasures import ErasurePart
 from pawl.tool_registry.policy.store.rule_rows import LOCK as LOCK_RULES
 
-# Waits for concurrent writers; later writers see the mark.
+# Waits for concurrent writers. Later writers see the mark.
 _NO_LONG_WAIT: Final = "SET LOCAL lock_timeout = '1s'"
 _WAIT_FOR_WRITERS: Final = """
 LOCK TABLE tool_registry.executions, tool_registry.worker_calls, tool_registry.checkpoints IN SHARE ROW EXCLUSIVE MODE
@@ -28,7 +28,7 @@ _OF_CALLS: Final = (
     "DELETE FROM tool_registry.worker_calls WHERE store_id = $1 AND call_id = ANY ($2::text[])",
     "DELETE FROM tool_registry.checkpoints WHERE store_id = $1 AND call_id = ANY ($2::text[])",
     "DELETE FROM tool_registry.grant_uses WHERE store_id = $1 AND call_id = ANY ($2::text[])",
-    # The plan keeps its changes; only the earlier versions are deleted.
+    # The changes to the plan remain. Only the earlier versions, which are kept for undo, are deleted.
     "DELETE FROM tool_registry.plan_changes WHERE store_id = $1 AND idempotency_key = ANY ($2::text[])",
 )
 # The request does not name all calls of a long job, because the ledger keeps only the most recent ones.
@@ -48,7 +48,7 @@ _OF_RULES: Final = (
 
 
 class PostgresErasures(DatabaseAdapter):
-    """Deletes executions, results, worker calls, and the rules that belong to a conversation or its runs."""
+    """Deletes the executions, results, worker calls and rules that belong to a conversation or its runs."""
 
     async def erase(self, part: ErasurePart) -> None:
         """Delete the data of runs and calls, and destroy the conversation's secret.

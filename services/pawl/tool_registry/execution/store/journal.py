@@ -111,7 +111,7 @@ _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call
 
 
 class PostgresExecutionJournal:
-    """Executions whose effects must not happen twice. Durable and shared by all replicas.
+    """Records executions whose effects must not happen twice. Durable and shared by all replicas.
 
     `instance_id` must be new each time a process starts.
     """
@@ -128,10 +128,9 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Record that the call is about to run, or return its known state.
 
-        Call it only from a process that is not running the call. Atomic: only one of several concurrent callers
-        gets Begun.
-        `unexecuted` holds the tokens of attempts that never ran the tool, because this process got no answer from the
-        database. An entry with such a token is safe to run.
+        Call it only from a process that is not running the call. Atomic: only one of several concurrent callers gets
+        Begun. `unexecuted` holds the tokens of attempts that never ran the tool, because this process got no answer
+        from the database. A call whose entry has such a token is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -173,10 +172,10 @@ class PostgresExecutionJournal:
                 return None
 
     async def find(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Return a started call's result, or report that another process is running it.
+        """Return the result of a call, or HeldElsewhere if another process is running it; None if it is not known.
 
-        Call it only from a process that is not running the call: if the entry has no end and no live process is running
-        the call, the outcome is UNKNOWN.
+        Call this only from a process that is not running the call. If the entry has no end and no live process is
+        running the call, the outcome is UNKNOWN.
         """
         row = await self._database.fetchrow(_READ, *self._reading(key), urgent=True)
         return None if row is None else self._state(row)
@@ -184,7 +183,7 @@ class PostgresExecutionJournal:
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         """Write the end of a call that this process started, and return the stored result.
 
-        The stored result is a different one if the call was concluded to be UNKNOWN in the meantime.
+        The stored result is a different one if another process has meanwhile recorded the outcome as UNKNOWN.
         """
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
@@ -212,9 +211,9 @@ class PostgresExecutionJournal:
         }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Durably request that a call end. A call that has not started can no longer start.
+        """Durably request the end of a call. A call that has not started can no longer start.
 
-        Returns the same as `find`, except that it returns None for a call that was cancelled before it started.
+        Returns the same as `find`, except that the result is None for a call that was cancelled before it started.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)
@@ -224,9 +223,9 @@ class PostgresExecutionJournal:
         return self._state(row)
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
-        """Renew this process's lease and read the others; return this process's calls that must be cancelled.
+        """Renew this process's lease and read those of other processes; return its calls that must be cancelled.
 
-        `others` are running calls without a journal entry.
+        `others` are calls that this process runs without a journal entry.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
@@ -237,16 +236,16 @@ class PostgresExecutionJournal:
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def read_leases(self) -> None:
-        """Read other processes' leases. Without regular reads, their expiry is noticed later."""
+        """Read the leases of other processes. Without regular reads, their expiry is noticed later."""
         async with self._database.acquire(urgent=True) as connection:
             await self._see(connection)
 
     async def release(self) -> None:
-        """Release the lease. Other processes then treat its open entries as abandoned immediately."""
+        """Release the lease. Other processes then immediately treat this process's open entries as abandoned."""
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
-        """Delete old ended entries, and dead processes' locks and leases; return the number of entries deleted."""
+        """Delete old ended entries, and locks and leases of dead processes; return the number of deleted entries."""
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_AWAITED, older_than_seconds)
@@ -265,7 +264,7 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         row = await connection.fetchrow(_LOCK, *self._reading(call.key))
         if row is None or not row["asker_alive"]:
-            # Without a lease, this process could be treated as dead by the others.
+            # Without a lease, other processes could treat this process as dead.
             raise DependencyUnavailable("this process has lost its lease; try again")
         match self._step(row, call, unexecuted):
             case Step.MISMATCH:

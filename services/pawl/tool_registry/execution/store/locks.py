@@ -21,8 +21,8 @@ from pawl.tool_registry.execution.execution import LeaseWatch
 def has_lease(instance: str, unrenewed: str, ends: str) -> str:
     """Return an SQL condition that is true while an instance is alive.
 
-    It is also true if a lease has expired only according to the database clock; see `LeaseWatch`. The parameters
-    `unrenewed` and `ends` take the result of `LeaseWatch.unrenewed`.
+    It is also true if a lease has expired only according to the database clock (see `LeaseWatch`). `unrenewed` and
+    `ends` are the SQL parameters for the result of `LeaseWatch.unrenewed`.
     """
     return f"""EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (
@@ -64,10 +64,10 @@ class _Busy(Exception):
 class PostgresResourceLocks:
     """Allows one execution at a time for each of a store's resource keys, across all replicas.
 
-    A lock lasts as long as its process's lease.
+    A lock lasts no longer than its process's lease.
 
     Within a process, callers queue, so that at most one caller per key polls the database. Among processes, the first
-    to poll gets the lock.
+    one to poll after a release gets the lock.
     """
 
     def __init__(self, database: Database, *, instance_id: str, watch: LeaseWatch) -> None:
@@ -81,7 +81,7 @@ class PostgresResourceLocks:
     async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
         """Wait for all keys (sorted, without duplicates) and hold them inside the context.
 
-        Safe to cancel. Not fair between processes. The locks are held while the process has its lease.
+        Safe to cancel. Not fair between processes. The locks are lost if the process loses its lease.
         """
         # Unique, because the same call may come back while its earlier locks are still being released.
         holder, is_acquired = f"{holder}/{next(self._numbers)}", False
@@ -93,8 +93,8 @@ class PostgresResourceLocks:
                 is_acquired = True
                 yield
             finally:
-                # Release even after an interrupted acquisition, which may still succeed. Shielded from cancellation,
-                # because a row left behind would block all callers until this process ends.
+                # Release even after an interrupted acquisition, which may still succeed. The release is shielded from
+                # cancellation, because a row left behind would block all callers until this process ends.
                 await shield(self._release(store_id, keys, holder, is_acquired=is_acquired))
 
     @asynccontextmanager

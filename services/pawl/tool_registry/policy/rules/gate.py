@@ -39,9 +39,9 @@ def may_be_count_path(path: str) -> bool:
 
 
 def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
-    """Return how many values a path selects. An array counts as the number of its items, any other value as 1.
+    """Return the number of values that a path selects. An array counts as its number of items, any other value as 1.
 
-    `[*]` selects an array's items. A missing value counts as 0.
+    `[*]` selects the items of an array. A missing value counts as 0.
     """
     found: list[JsonValue] = [dict(arguments)]
     for step in path.removeprefix("$").removeprefix(".").replace("[*]", ".[*]").split("."):
@@ -77,7 +77,7 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A rate limit that allows bursts of up to one minute's worth of calls. `name` is unique within a store."""
+    """A rate limit that allows bursts of as many calls as in one minute. `name` is unique within a store."""
 
     name: str
     per_minute: int

@@ -1,4 +1,4 @@
-"""Matches rules' argument patterns in bounded time, considering every way in which a tool may read a value.
+"""Matches the argument patterns of rules in bounded time, and considers all ways in which a tool may read a value.
 
 `HTTP://Host.:80/a` and `http://host/a` name the same thing. A DENY or ASK rule applies if any reading of a value
 matches; an ALLOW rule applies only if all readings match.
@@ -25,7 +25,7 @@ from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical
 from pawl.tool_registry.rules.pointers import resolve
 
-# Comparison steps for matching all of a store's rules against one call: tens of milliseconds.
+# Maximum number of comparison steps for matching all rules of a store against a call. They take tens of milliseconds.
 WORK_MAX: Final = 100_000
 
 _CHARACTERS_A_STEP: Final = 100
@@ -40,7 +40,7 @@ _FORMATS: Final = {
     "recipient": "email",
 }
 _ACTS_AS: Final = "x-pawl-acts-as"
-# Keywords that let an object have undeclared properties.
+# Keywords that can allow an object to have undeclared properties.
 _OPEN: Final = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
 _BELOW: Final = "/*"
 _LIKE_A_URL: Final = re.compile(r"[a-z][a-z0-9+.-]{0,30}:/*[^/]", re.IGNORECASE)
@@ -49,7 +49,7 @@ _STARS: Final = re.compile(r"\*{2,}")
 _ENCODED_WILDCARD: Final = re.compile("%(2a|3f)", re.IGNORECASE)
 # URL parsers strip these characters (WHATWG URL, 4.4).
 _NOT_IN_URLS: Final = re.compile("[\t\n\r]")
-# Maximum number of combining marks per character, because sorting them takes quadratic time.
+# Maximum number of combining marks per character. It is limited because sorting marks takes quadratic time.
 _MARKS_MAX: Final = 100
 # Characters that are not marks themselves but normalize to marks.
 _HIDDEN_MARKS: Final = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
@@ -64,7 +64,7 @@ _UNSEEN: Final = re.compile(
 
 
 class ArgumentKind(StrEnum):
-    """What kind of value an argument holds, as declared by `format` in its schema."""
+    """The kind of value that an argument holds, as declared by `format` in its schema."""
 
     TEXT = "text"
     URL = "url"
@@ -78,12 +78,12 @@ class TooMuchToMatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """An argument that also acts as another tool's argument. For example, moving a file also reads and deletes it."""
+    """Another tool's argument as which an argument also acts. For example, moving a file also reads and deletes it."""
 
     argument: str
     tool_name: str
     tool_argument: str
-    # Everything below the path is also affected.
+    # True if everything below the path is also affected.
     is_below: bool
 
 
@@ -122,7 +122,7 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _alternatives(schema: Mapping[str, Any], part: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and its branches, each with its items, one level deep."""
+    """Yield a schema and its branches, and the items of each of them, one level deep."""
     part = resolve(schema, part)
     if not isinstance(part, dict):
         return
@@ -158,7 +158,7 @@ def _whole(value: JsonValue) -> JsonValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPattern:
-    """Requires a top-level argument to equal a value (`canonical_value`) or to match `glob`."""
+    """Requires that a top-level argument equals a value (`canonical_value`) or matches `glob`."""
 
     argument: str
     equals: bytes | None = None
@@ -172,7 +172,7 @@ class Work:
     left: int = WORK_MAX
 
     def spend(self, steps: int) -> None:
-        """Use up steps.
+        """Subtract steps from the budget.
 
         Raises:
             TooMuchToMatch: the budget is exhausted.
@@ -192,7 +192,7 @@ class Matching:
 
     arguments: Mapping[str, JsonValue]
     kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
-    # Arguments that also cover everything below their path.
+    # Arguments that also affect everything below their path.
     is_below: frozenset[str] = frozenset()
     work: Work = field(default_factory=Work)
     _readings: dict[tuple[str, ArgumentKind], tuple[str, ...]] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class Matching:
     def meets(self, pattern: ArgumentPattern, *, strictly: bool) -> bool:
         """Return whether the argument exists and matches. For an array, one matching item is enough.
 
-        With `strictly`, every item must match in every reading, and there must be at least one item.
+        With `strictly`, there must be at least one item, and every item must match in all readings.
         """
         self.work.spend(1)
         if pattern.argument not in self.arguments:
@@ -320,7 +320,7 @@ def _url(plain: str) -> str:
 
 
 def _host(authority: str) -> str:
-    """Normalize host and port as browsers do: percent-decoded, numeric addresses in dotted form (WHATWG URL, 3.5)."""
+    """Normalize a host and port as browsers do, with percent-decoding and dotted addresses (WHATWG URL, 3.5)."""
     name, colon, port = unquote(authority).partition(":")
     with contextlib.suppress(OSError, ValueError):
         name = socket.inet_ntoa(socket.inet_aton(name.rstrip("."))) if name[:1].isdecimal() else name
@@ -336,7 +336,7 @@ def _path(plain: str, *, root: str = "") -> str:
 
 
 def _plain_glob(glob: str, kind: ArgumentKind) -> str:
-    """Normalize a glob the same way as readings."""
+    """Normalize a glob so that it can match normalized readings."""
     plain = _plain(glob)
     if kind is ArgumentKind.EMAIL:
         return plain.lower()
@@ -375,7 +375,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
 
 
 def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
-    """Return the first position of a piece in `text[start:end]`, or a number less than `-len(piece)`."""
+    """Return the first position of a piece in `text[start:end]`; if it does not occur, a number below `-len(piece)`."""
     if "?" not in piece:
         found = text.find(piece, start, end)
         work.spend(1 + (end if found < 0 else found) // _CHARACTERS_A_STEP - start // _CHARACTERS_A_STEP)
@@ -398,7 +398,7 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
 
 
 def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
-    """Return whether the parts match at a position, with any one character between each two of them."""
+    """Return whether the parts match at a position, with any single character between consecutive parts."""
     for part in parts:
         work.spend(1)
         if not text.startswith(part, place):

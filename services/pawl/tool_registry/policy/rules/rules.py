@@ -1,7 +1,7 @@
 """Decides which rule applies to a call. Rules are decisions that users made in advance.
 
-DENY wins over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies only to the tool version that its author knew,
-and covers bulk or destructive calls only if it explicitly includes them.
+DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies only to the tool version that its
+author knew, and covers bulk or destructive calls only if it explicitly includes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GLOB_CHARACTERS_MAX: Final = 1000
 # Limit on the total size of a rule's patterns.
 PATTERN_BYTES_MAX: Final = 4096
 REASON_BYTES_MAX: Final = 1024
-# Longest lifetime of an ALLOW for a pattern of tools.
+# Maximum lifetime of an ALLOW whose tool name is a pattern.
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
 # Maximum number of store-wide rules in force. The same limit applies to all users' rules in total.
 RULES_MAX: Final = 1000
@@ -49,13 +49,13 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Return whether a user may approve their own runs' calls. Approvers, admins and users without any role may."""
+    """Return whether a user with these roles, which can be empty, may approve calls of their own runs."""
     return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A decision made in advance. Times are seconds since 1970; 0 means never."""
+    """A decision that a user made in advance. Times are seconds since 1970; 0 means never."""
 
     store_id: StoreId
     rule_id: str
@@ -80,7 +80,7 @@ class Rule:
     revoke_user_id: UserId = UserId("")
     # The call whose approval created the rule. Empty if there is none.
     call_id: CallId = CallId("")
-    # The tool has changed, so an ALLOW no longer applies. Set only on rules returned to clients.
+    # True if the tool has changed, so that an ALLOW no longer applies. Set only on rules returned to clients.
     suspended: bool = False
 
     @property
@@ -113,17 +113,17 @@ class RuledCall:
     tool_name: str
     # The pinned version and the current version, which is 0 if the tool was unregistered.
     tool_versions: frozenset[int]
-    # When the newer of these versions was registered.
+    # Time at which the newer of these versions was registered.
     tool_create_time: float
     category: Category
     # Number of affected items.
     items: int
-    # Set by the definitions or by the run.
+    # Required by the definitions or by the run.
     approvals_required: int
-    # The run's user may approve the call without a rule.
+    # True if the run's user may approve the call without a rule.
     user_may_approve: bool
     arguments: Mapping[str, JsonValue]
-    # Kinds of the arguments, where the tool declares them.
+    # The kinds of the arguments for which the tool declares one.
     kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
     # Arguments that act as other tools' arguments. DENY and ASK rules for those tools also apply to this call.
     acts: tuple[Act, ...] = ()
@@ -138,8 +138,8 @@ class RuledCall:
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     """Return the rule that decides on a call, or None.
 
-    Among rules with the same effect, the narrowest scope wins, then the newest rule. That way, a broad rule's uses are
-    not spent where a narrow rule applies.
+    Among rules with the same effect, the rule with the narrowest scope applies, and among those, the newest one. This
+    way, a broad rule's uses are not spent where a narrow rule applies.
 
     Raises:
         TooMuchToMatch: matching the rules and arguments would take too many steps.
@@ -157,7 +157,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """For each tool that the call acts as, yield the call as the rules for that tool see it."""
+    """Yield the call once for each tool that it acts as, in the form in which that tool's rules see it."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -258,9 +258,9 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
     if not rule.is_of_store and not call.user_may_approve:
-        return False  # The author may no longer approve calls, so neither may the rule.
+        return False  # The author can no longer approve calls, so the rule cannot either.
     if call.tool_create_time > rule.create_time:
-        return False  # Its author did not know this tool. A later tool of the same name can have the same version.
+        return False  # Its author did not know this tool. A later tool with the same name can have the same version.
     if rule.is_for_one_tool:
         return call.tool_versions == {rule.tool_version}
     return call.category is not Category.DESTRUCTIVE or rule.includes_destructive
@@ -269,7 +269,7 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
     """Check the limits on rules in force. Users' rules do not count towards the limit on store-wide rules.
 
-    Each argument counts rules in force: store-wide rules, all users' rules, and the author's own rules.
+    The arguments are the numbers of rules in force: store-wide rules, all users' rules, and the author's own rules.
 
     Raises:
         InvalidField: a limit is reached.

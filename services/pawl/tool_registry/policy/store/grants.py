@@ -31,10 +31,10 @@ DELETE FROM tool_registry.grant_uses AS u WHERE u.used_at < now() - interval '30
 
 
 class PostgresGrantUses(DatabaseAdapter):
-    """Calls that started under series grants. Durable and shared by all replicas."""
+    """Stores the calls that started under series grants. Durable and shared by all replicas."""
 
     async def use(self, store_id: StoreId, digest: str, call_id: CallId, *, uses_max: int) -> bool:
-        """Count a call once if the grant has uses left; return whether the call has been counted. Atomic."""
+        """Count a call once if the grant has uses left; return whether the call is counted. Atomic."""
         async with self._database.acquire() as connection:
             while not await connection.fetchval(_USE, store_id, digest, call_id, uses_max):
                 if await connection.fetchval(_IS_COUNTED, store_id, digest, call_id):

@@ -1,8 +1,8 @@
 """Stores rate limits in PostgreSQL, using the generic cell rate algorithm on the database clock.
 
-A row holds the time at which its rate will be fully available again. A call advances it by the interval of one call,
-unless that would put it more than a minute ahead. A row that is already further ahead was written before the clock was
-set back and counts as unused.
+A row holds the time at which its rate will be fully available again. A call moves this time forward by the interval of
+one call, unless it would then be more than a minute ahead. If it is already further ahead, the row was written before
+the clock was set back, and counts as unused.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ _stored: Final = attrgetter(*_STORED.split(", "))
 
 
 class PostgresRuleRepository(DatabaseAdapter):
-    """Rules and the calls they have allowed. Durable and shared by all replicas."""
+    """Stores rules and the calls that they have allowed. Durable and shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: RequestId) -> Rule:
         """Store a rule and return it. Repeating a request returns the rule that the first one created.
@@ -165,7 +165,7 @@ class PostgresRuleRepository(DatabaseAdapter):
     async def list(
         self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return the user's and the store's rules by descending id, or all rules if `user_id` is empty."""
+        """Return the user's and the store's rules by descending id; all rules if `user_id` is empty."""
         rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
@@ -182,7 +182,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete records of allowed calls that are older than this. The rules keep their use counts."""
+        """Delete records of allowed calls that are older than the given age. The rules keep their use counts."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 

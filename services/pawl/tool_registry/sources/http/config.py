@@ -55,7 +55,7 @@ def check_base_url(field: str, url: str) -> None:
 
 
 def endpoint_tool(name: str, endpoint: HttpEndpointConfig) -> DiscoveredTool:
-    """Return an endpoint's single tool, which is AT_MOST_ONCE and SENSITIVE (for DELETE: DESTRUCTIVE).
+    """Return the only tool of an endpoint, which is AT_MOST_ONCE and SENSITIVE (for DELETE: DESTRUCTIVE).
 
     Raises:
         InvalidField, InvalidSchema: The configuration is invalid.

@@ -43,7 +43,7 @@ _STYLES: Final = {
     "header": {"simple"},
 }
 _DEFAULT_STYLE: Final = {"path": "simple", "query": "form", "header": "simple"}
-# The specification requires ignoring parameters with these names.
+# The specification says that parameters with these names are ignored.
 _NO_PARAMETERS: Final = frozenset({"accept", "content-type", "authorization"})
 _IDEMPOTENCY: Final = "idempotency-key"
 
@@ -72,7 +72,7 @@ def read_operations(document: Document, source_name: str, config: OpenApiConfig)
 
 
 def chosen_operations(document: Document, operation_ids: Collection[str]) -> list[Operation]:
-    """Return the operations with these ids, or all if `operation_ids` is empty.
+    """Return the operations with these ids, or all operations if `operation_ids` is empty.
 
     Raises:
         UnusableDocument: The document has no operations, has too many, or lacks the chosen ones.
@@ -160,7 +160,7 @@ class _Arguments:
             self._add_body(operation.content.get("requestBody"))
 
     def schema(self) -> dict[str, Any]:
-        """Return the schema. A body that is too complex is described as accepting any value.
+        """Return the arguments schema. If the body is too complex, the schema accepts any value for it.
 
         Raises:
             InvalidSchema: The parameters are too complex.

@@ -1,4 +1,4 @@
-"""Extracts from an OpenAPI document its tools, or just the part that they need. Runs in a helper process."""
+"""Extracts the tools from an OpenAPI document, or only the part that they need. Runs in a helper process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discover
 
 
 def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
-    """Return a document with only the chosen operations (all, if none are chosen) and what they refer to.
+    """Return a document with only the chosen operations (all, if none are chosen) and the parts that they refer to.
 
     Raises:
         UnusableDocument: The document is invalid, the operations do not exist, or the result is too large to store.
@@ -77,7 +77,7 @@ def _add_referred(document: Document, kept: dict[str, Any]) -> None:
             target = value.get("$ref")
             if isinstance(target, str) and target not in seen:
                 seen.add(target)
-                with contextlib.suppress(UnusableDocument):  # Reading the extract reports the same error.
+                with contextlib.suppress(UnusableDocument):  # The same error is reported when the extract is read.
                     found = document.find(target)
                     _put(kept, target, found)
                     to_visit.append(found)

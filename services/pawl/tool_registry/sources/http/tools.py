@@ -53,8 +53,8 @@ _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
 class HttpTools:
     """The Connector for sources of kind `http`.
 
-    A tool's binding contains its whole request, so no state is kept between calls. The binding determines where secrets
-    are sent, so approving a tool also approves where its secrets go.
+    A tool's binding contains its whole request, so no state is kept between calls. The binding also determines the
+    destination of secrets, so an approval of a tool includes that destination.
     """
 
     def __init__(self, egress: Egress, helper: Helper) -> None:
@@ -62,7 +62,7 @@ class HttpTools:
         self._helper = helper
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source as it is stored. A document that is too large is reduced to its chosen operations."""
+        """Return the source in its stored form. A document that is too large is reduced to its chosen operations."""
         check_config(source.config)
         document = source.config.open_api
         if len(document.document) <= KEPT_BYTES_MAX:
@@ -153,7 +153,7 @@ class HttpTools:
             method=binding.method,
             headers=_headers(binding, built, context),
             body=built.body,
-            # The call has its own timeout, so the request's must not be shorter.
+            # The call has its own timeout, and that of the request must not be shorter.
             timeout_seconds=ASYNC_TIMEOUT_SECONDS_MAX,
             bytes_max=RESULT_BYTES_MAX,
         )
@@ -169,10 +169,10 @@ class HttpTools:
 
 
 def _check_origin(url: str, document_url: str) -> None:
-    """Raise InvalidField if a server named in a fetched document does not have the same origin as the document.
+    """Raise InvalidField if a server that a fetched document names does not have the same origin as the document.
 
-    The store's admin named only the document's URL, and the document's author must not determine where secrets are
-    sent.
+    The store's admin has given only the document's URL, and the document's author must not determine the destination of
+    secrets.
     """
     server, asked = read_target(url), read_target(document_url)
     require(

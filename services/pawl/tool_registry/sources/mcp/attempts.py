@@ -1,4 +1,4 @@
-"""Defines how an attempt at an MCP call can fail, and decides whether the call is retried."""
+"""Defines the ways in which an attempt at an MCP call can fail, and decides whether the call is retried."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _INTERNAL_ERROR: Final = -32603
 
 
 class Fault(Exception):
-    """Raised when an attempt at a call does not produce a result. The message says why."""
+    """Raised when an attempt at a call does not produce a result. The message gives the reason."""
 
 
 class Lost(Fault):
-    """Raised when the connection ends during the attempt. `never_ran` is set if the server cannot have run the call."""
+    """Raised when the connection ends during an attempt. `never_ran` means that the server cannot have run the call."""
 
     def __init__(self, problem: str, *, never_ran: bool = False) -> None:
         super().__init__(problem)
@@ -35,7 +35,7 @@ class Refused(Fault):
 
 
 class TooLarge(Fault):
-    """Raised when the server sends too much to read and this is its only call."""
+    """Raised when the server sends more than can be read and this is its only call."""
 
 
 class Garbled(Fault):
@@ -43,7 +43,7 @@ class Garbled(Fault):
 
 
 def check_retry(definition: ToolDefinition, fault: Fault, attempts: int) -> None:
-    """Return if the call should be retried after a fault; otherwise raise the call's final error.
+    """Return normally if the call should be retried after a fault; otherwise raise the call's final error.
 
     Raises:
         ToolError, ResultTooLarge, OutcomeUnknown: The call has ended and is not retried.

@@ -56,7 +56,7 @@ class Call:
         try:
             return await ask_person(question, self.context.ask, source=source, clean=self.clean, reader=self._reader)
         except (UnanswerableQuestion, ToolError, Overloaded, DependencyUnavailable) as error:
-            # A server may ask any number of questions, of any length.
+            # A server can ask any number of questions, of any length.
             if len(self._declined) < _DECLINED_MAX:
                 self._declined.append(_declined_text(question, str(error)))
         return mcp.types.ElicitResult(action="decline")

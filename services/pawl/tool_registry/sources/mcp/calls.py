@@ -1,4 +1,4 @@
-"""Calls MCP tools. A call runs only if its server still describes the tool as it was approved."""
+"""Calls MCP tools. A call runs only if the server's description of the tool is still the approved one."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
 
 
 class Calls:
-    """Makes calls over kept connections.
+    """Makes calls over connections that are kept open.
 
-    If the server dies during a call, READ_ONLY and IDEMPOTENT calls are retried; the outcome of other calls is unknown.
+    If the server dies during a call, a READ_ONLY or IDEMPOTENT call is retried; the outcome of any other is unknown.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Calls:
         source = await self._find(StoreId(context.store_id), name)
         if source is None:
             raise ToolError(f"the source {name!r} was removed")
-        # Once read, the context hides them in results.
+        # Once they have been read, the context hides them in results.
         secrets = [context.secret(secret) for secret in secrets_of(read_config(source.config)).values()]
         binding = msgspec.json.decode(entry.binding, type=Binding)
         attempts = 0
@@ -92,7 +92,7 @@ class Calls:
 
 
 async def _check_approved(source: Source, binding: Binding, session: Session) -> None:
-    # A cached list may predate the approval.
+    # A cached list may be older than the approval.
     for refresh in (False, True):
         found = (await session.tools(refresh=refresh)).get(binding.tool)
         if found is not None and digest_of(found) == binding.digest:

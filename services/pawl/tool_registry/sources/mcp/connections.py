@@ -1,4 +1,4 @@
-"""Manages all sources' connections: one per user of a source, opened on demand and kept for later calls."""
+"""Manages the connections of all sources: one per user of a source, opened on demand and kept for later calls."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Fingerprint: TypeAlias = tuple[bytes, tuple[tuple[str, str], ...]]
 
 @dataclass(slots=True, kw_only=True)
 class SourceConnections:
-    """One source's connections, by user. A connection shared by all users has the key None."""
+    """The connections of one source, by user. A connection that all users share has the key None."""
 
     fingerprint: Fingerprint
     clock: Clock
     sessions: dict[UserId | None, Session] = field(default_factory=dict)
     problem: str = ""
-    # When the next connection may be opened, in monotonic seconds.
+    # The time from which the next connection may be opened, in monotonic seconds.
     not_before: float = 0.0
     failures: int = 0
 
@@ -53,7 +53,7 @@ class SourceConnections:
         self.problem, self.not_before, self.failures = "", 0.0, 0
 
     def ended(self, owner: UserId | None, session: Session) -> None:
-        """Remove a connection. If it broke, back off: the next one may open after 0 s, then after 1, 2, 4 ... 60 s."""
+        """Remove a connection. If it broke, delay the next one by 0 s, and after more failures by 1, 2, 4 ... 60 s."""
         if self.sessions.get(owner) is session:
             del self.sessions[owner]
         if session.problem:
@@ -68,7 +68,7 @@ class Connections:
     """Manages connections to MCP servers.
 
     A connection is closed when it has been idle for `idle_seconds`, when its source changes, and at shutdown. A
-    connection keeps opening even if the call that needed it times out.
+    connection that is being opened is not abandoned if the call that needed it times out.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Connections:
         await asyncio.gather(*self._closing)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """Close a source's connections, and reset its back-off."""
+        """Close a source's connections and reset its back-off."""
         found = self.by_source.pop((store_id, name), None)
         if found is not None:
             await asyncio.gather(*(session.close() for session in list(found.sessions.values())))
@@ -172,7 +172,11 @@ class Connections:
         return lambda wire: stdio_transport(order, name=name, secrets=secrets, wire=wire, clock=self._clock)
 
     def make_room(self, store_id: StoreId) -> None:
-        """Close the connection that has been idle longest if the store or the replica has reached its limit."""
+        """If the store or the replica has reached its limit, close the connection that has been idle for longest.
+
+        Raises:
+            SourceUnreachable: All these connections are in use.
+        """
         everywhere = [(store, one) for store, one in self.all() if one.is_open]
         own = [one for store, one in everywhere if store == store_id]
         limits = (

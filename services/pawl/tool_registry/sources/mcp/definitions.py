@@ -1,4 +1,4 @@
-"""Lists an MCP server's tools within limits, and defines them without trusting the server."""
+"""Lists the tools of an MCP server within limits, and defines them without trusting the server."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """How to call a registered tool, and the digest of its description at the time it was approved."""
+    """The data for calling a registered tool, and the digest of the description that was approved."""
 
     tool: str
     digest: str
 
 
-# A tool as its server describes it, in JSON.
+# A server's description of a tool, in JSON.
 Described: TypeAlias = Mapping[str, Any]
 
 
@@ -86,7 +86,7 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
 
 
 def discovered(source_name: str, tools: Mapping[str, Described]) -> list[DiscoveredTool]:
-    """Return definitions for a server's tools, with cautious categories and effects."""
+    """Return definitions of a server's tools, with cautious categories and effects."""
     names = registered_names(source_name, tools.keys())
     return [_discovered(names[own_name], own_name, tool) for own_name, tool in tools.items()]
 

@@ -22,7 +22,7 @@ from pawl.tool_registry.sdk.context import QuestionDeclined
 from pawl.tool_registry.sources.rules import plain_schema
 
 Asked: TypeAlias = mcp.types.ElicitRequestParams
-# Removes secrets, and characters that cannot be stored, from a server's text.
+# Removes secrets and characters that cannot be stored from a server's text.
 Clean = Callable[[str], str]
 # The type of `ToolContext.ask`.
 Ask = Callable[..., Awaitable[str]]
@@ -41,22 +41,22 @@ _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number"
 
 
 class UnanswerableQuestion(Exception):
-    """Raised when a user cannot answer the question. The message says why."""
+    """Raised when a user cannot answer the question. The message gives the reason."""
 
 
 class InvalidAnswer(Exception):
-    """Raised when the answer does not match the question. The message says what would match."""
+    """Raised when the answer does not match the question. The message describes a matching answer."""
 
 
 class Reader:
-    """Parses answers for one store, inline if that is fast, otherwise in a helper process that limits the cost."""
+    """Parses answers for one store: in this process if that is fast, otherwise in a helper process with limits."""
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
         self._store_id = store_id
 
     async def read(self, form: _Form, answer: str) -> mcp.types.ElicitResult:
-        """Return the response to the server for an answer.
+        """Return the response that the server gets for an answer.
 
         Raises:
             InvalidAnswer: The answer does not match, or takes too long to check.
@@ -70,9 +70,9 @@ class Reader:
             raise InvalidAnswer("it takes too long to check; give a shorter answer") from None
 
     async def answer_problem(self, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match its question's schema; empty if it matches.
+        """Return why an answer does not match the schema of its question; empty if it matches.
 
-        If the schema cannot be read, any answer matches.
+        If the schema cannot be read, every answer matches.
 
         Raises:
             Overloaded, DependencyUnavailable: The answer cannot be checked now.
@@ -91,10 +91,11 @@ class Reader:
 
 
 async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a user a server's question, once more if the first answer does not match; return the response to the server.
+    """Ask a user the question of a server, and return the response to the server.
 
-    The response is `decline` if the user does not answer, or if the second answer does not match either. Deterministic,
-    so a call can run again with the answers it already has.
+    If the first answer does not match, the question is asked once more. The response is `decline` if the user does not
+    answer, or if the second answer does not match either. Deterministic, so that a call can run again with the answers
+    that it already has.
 
     Raises:
         UnanswerableQuestion: A user cannot answer the question.
@@ -119,10 +120,10 @@ async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A question as shown to a user. Can be pickled.
+    """A question in the form in which a user sees it. Can be pickled.
 
-    If it has no properties, it asks for yes or no. With one property, the answer is its value; with several, a JSON
-    object.
+    Without properties, it asks for yes or no. With one property, the answer is its value. With several properties, the
+    answer is a JSON object.
     """
 
     text: str
@@ -192,7 +193,7 @@ def _form(asked: Asked, clean: Clean) -> _Form:
 
 
 def _page(message: str, url: str) -> _Form:
-    """Return the question that asks whether the user has opened a page. Pawl does not track what happens on it."""
+    """Return the question whether the user has opened a page. Pawl does not track what happens on that page."""
     try:
         host = read_target(url).host
     except EgressRefused as refused:

@@ -1,4 +1,4 @@
-"""Decides which programs may start, and what no program may access."""
+"""Decides which programs may be started, and which paths no program may access."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pawl.tool_registry.sources.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESS
 class Programs:
     """The deployment's rules for programs.
 
-    If there are no `rules`, stores may start any program, which is meant for single-user machines. A program for which
-    no folders are listed may then read everything that the user may. No program may access `private` paths.
+    Without `rules`, stores may start any program, which is meant for single-user machines. A program for which no
+    folders are listed can then read everything that the user can. No program may access `private` paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None

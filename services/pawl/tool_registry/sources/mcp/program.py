@@ -22,7 +22,7 @@ from pawl.tool_registry.sources.mcp.sandbox import Order
 from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-# Limit per message, because a parsed array or object takes a hundred times the memory of its bracket.
+# Limit per message, because a parsed array or object takes a hundred times as much memory as its bracket.
 BRACKETS_MAX: Final = 200_000
 
 _SERVICES: Final = str(Path(__file__).parents[4])
@@ -47,7 +47,7 @@ def brackets_in(data: bytes) -> int:
 
 
 class ProgramProblem(Exception):
-    """Raised when a program does not start, or is killed. The human-readable message never contains secrets."""
+    """Raised when a program does not start or is killed. The message is human-readable and never contains secrets."""
 
 
 class Program:
@@ -61,7 +61,7 @@ class Program:
         secrets: Collection[str],
     ) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise ProgramProblem("it has no pipes")
+            raise ProgramProblem("its standard input, output and error are not pipes")
         self.stdin = process.stdin
         # A line longer than MESSAGE_BYTES_MAX raises an error.
         self.stdout = process.stdout
@@ -90,9 +90,9 @@ class Program:
             raise ProgramProblem(problem)
 
     async def end_reason(self, *, with_output: bool = True) -> str:
-        """Return a human-readable reason why the program ended. Call it after the program's output has ended.
+        """Return a human-readable reason why the program ended. Call this only after the program's output has ended.
 
-        `with_output` includes the last line that mentions an error, or otherwise the last line.
+        With `with_output`, it includes the last output line that mentions an error, or otherwise the last line.
         """
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
@@ -143,10 +143,10 @@ class Program:
 
 @asynccontextmanager
 async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[Program, None]:
-    """Run a program with its own process group, home folder (initially empty) and environment.
+    """Run a program with its own process group, its own environment, and a home folder that is initially empty.
 
     All its processes are killed on exit, or shortly after this process ends for any reason. Its standard error is
-    untrusted and may contain users' data; some of it is logged at debug level.
+    untrusted and may contain users' data. Some of it is logged at debug level.
 
     Raises:
         ProgramProblem: The program does not start.
@@ -175,7 +175,7 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
         await program.start(_with_home(order))
         yield program
     finally:
-        # Shielded from cancellation, because a leftover program would run forever. Takes bounded time.
+        # Shielded from cancellation, because a leftover program would run forever. This takes bounded time.
         ending = asyncio.ensure_future(program.end())
         while not ending.done():
             with contextlib.suppress(asyncio.CancelledError):

@@ -83,7 +83,7 @@ def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
 
 
 def _clean(value: Any) -> JsonValue:
-    """Return JSON that the database can store: without NUL, lone surrogates or numbers beyond 64 bits."""
+    """Return JSON that the database accepts: without NUL, lone surrogates or integers beyond 64 bits."""
     match value:
         case str():
             return storable(value)

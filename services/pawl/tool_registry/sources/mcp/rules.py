@@ -15,7 +15,7 @@ EVERY_STORE: Final = "*"
 
 
 class ProgramRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # Compared literally. At the end of a rule, `*` matches any additional arguments.
+    # Arguments are compared literally. At the end of a rule, `*` matches any further arguments.
     command: Sequence[str]
     # Names of environment variables.
     variables: Collection[str] = []

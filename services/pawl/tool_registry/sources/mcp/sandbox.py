@@ -1,7 +1,7 @@
 """Starts one program for the registry, limits it, and kills all its descendants when it ends.
 
-Runs in a Python without site-packages, so it imports only the standard library and `guard`. Standard input, output
-and error belong to the program. The last argument is the file descriptor of a socket to the registry:
+It runs in a Python without site-packages, so it imports only the standard library and `guard`. Its standard input,
+output and error belong to the program. The last argument is the file descriptor of a socket to the registry:
 
     registry -> sandbox   one line of JSON: an `Order`
     sandbox -> registry   one line of JSON: {} once the program is running, {"problem": "..."} if it cannot start,
@@ -65,7 +65,7 @@ _ON_FILES: Final = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPE_ABI: Final = 6
 _SCOPES: Final = 0b11  # abstract sockets and signals to other processes
 
-# What every program needs to run.
+# Paths that every program needs.
 _SYSTEM_PATHS: Final = (
     "/usr",
     "/bin",
@@ -104,7 +104,7 @@ PROCESSES_DEFAULT: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The program to start, its limits, and what it may access besides system files. Paths are absolute."""
+    """The program to start, its limits, and the paths that it may access besides system files. Paths are absolute."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -112,7 +112,7 @@ class Order:
     writable: Sequence[str] = ()
     # Paths that it may never access, even inside a readable folder.
     private: Sequence[str] = ()
-    # True if it may read everything that the registry's user may.
+    # True if it may read everything that the registry's user can.
     reads_all: bool = False
     # False to run with all rights of the registry's user.
     is_confined: bool = True
@@ -158,7 +158,7 @@ def _report(control: socket.socket, problem: str) -> None:
 
 
 def _release_pipes() -> None:
-    """Close the sandbox's ends of the program's pipes, so that each side sees the other close."""
+    """Close the sandbox's ends of the program's pipes, so that each side notices when the other one closes."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -290,10 +290,10 @@ def _refuse_inside(path: str, private: Sequence[str]) -> None:
 
 
 def _allow_except(rules: int, path: str, rights: int, private: Sequence[str], *, must_exist: bool = False) -> None:
-    """Allow reading a file, or a folder with its current contents, except for private paths.
+    """Allow access to a file, or to a folder with its current contents, except for private paths.
 
-    Landlock does not support exceptions. In a folder that contains a private path, each other entry is therefore
-    allowed individually, and the folder itself may only be listed.
+    Landlock does not support exceptions. In a folder that contains a private path, all other entries are therefore
+    allowed individually, and the folder itself can only be listed.
     """
     real = os.path.realpath(path)
     if any(_is_inside(real, hidden) for hidden in private):

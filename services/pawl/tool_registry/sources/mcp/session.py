@@ -55,7 +55,7 @@ _log = logs.get_logger(__name__)
 class Session:
     """A connection that opens immediately and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
 
-    It serves one user, who answers the server's questions. With `is_shared`, it serves all users. The server can then
+    It serves one user, who answers the server's questions. With `is_shared`, it serves all users, and the server can
     ask questions only in its responses to calls, because other questions do not name their call.
     """
 
@@ -91,7 +91,7 @@ class Session:
         self._sent: list[Call] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = self.used_at = clock.monotonic()
-        # A separate context, because it outlives the call that opened it.
+        # The task has a separate context, because it outlives the call that opened the connection.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"mcp {self._name}", context=contextvars.Context()
         )
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def problem(self) -> str:
-        """Why the connection broke or did not open; empty if neither happened."""
+        """The reason why the connection broke or did not open; empty if neither happened."""
         return self._wire.problem
 
     @contextlib.contextmanager
@@ -124,27 +124,27 @@ class Session:
         """Wait until calls can be made. Safe to cancel: the connection keeps opening.
 
         Raises:
-            SourceUnreachable: The connection cannot be opened. The message says why.
+            SourceUnreachable: The connection cannot be opened. The message gives the reason.
         """
         await shield(self._opened)
 
     def stop(self) -> None:
-        """Ask the connection to end; running calls are lost. Idempotent."""
+        """Ask the connection to end. Running calls are lost. Idempotent."""
         self._is_stopped = True
         self._wire.news.set()
 
     async def close(self) -> None:
-        """End the connection, and return once all its resources are released. Idempotent."""
+        """End the connection, and return once all its resources have been released. Idempotent."""
         self.stop()
         if not (await asyncio.wait({self._task}, timeout=1.0 if self._opened.done() else 0.1))[0]:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
     async def tools(self, *, refresh: bool = False) -> Mapping[str, Described]:
-        """Return the server's tools by name. Cached for 30 s or until the server announces a change.
+        """Return the server's tools by name. They are cached for 30 s or until the server announces a change.
 
         Raises:
-            SourceUnreachable: The server does not list them.
+            SourceUnreachable: The server does not list its tools.
         """
         async with self._listing:
             now = self._clock.monotonic()
@@ -158,9 +158,9 @@ class Session:
             return self._tools
 
     async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
-        """Call a tool. The server may ask the user during the call. Cancelling this cancels the call on the server.
+        """Call a tool. The server can ask the user during the call. If this is cancelled, so is the call on the server.
 
-        There is no timeout here, because a call's clock stops while the user is being asked.
+        There is no timeout here, because the clock of a call stops while the user is being asked.
 
         Raises:
             Lost: The connection ended.
@@ -232,7 +232,7 @@ class Session:
         raise Refused(f"it asked more than {_ROUNDS_MAX} times without returning a result")
 
     async def _run(self) -> None:
-        """Own the connection, because its contexts must be exited in the task that entered them."""
+        """Own the connection. Its contexts must be exited in the same task that entered them."""
         problem = ""
         try:
             await self._keep_open()
@@ -288,9 +288,9 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask in the most recent call, because the protocol does not say which call a question belongs to.
+        """Ask in the most recent call, because the protocol does not say to which call a question belongs.
 
-        Declines if the question could end up in the wrong conversation, which other users may be able to read.
+        Declines a question that could appear in the wrong conversation, which other users may be able to read.
         """
         if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
             return mcp.types.ElicitResult(action="decline")

@@ -1,12 +1,12 @@
 """Builds the seccomp filter that refuses certain system calls by confined programs.
 
-Landlock does not restrict Unix sockets with a path: any process that may write to the file may connect. Some of these
+Landlock does not restrict Unix sockets with a path: any process that can write to the file can connect. Some of these
 sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot see the
 address, because it is in the program's memory, so the program gets no Unix sockets. Socket pairs, which programs create
 for their children, are allowed.
 
-Landlock does not restrict limits and priorities either. A process that could set them for another process of the same
-user could kill it (with a limit of one second of CPU time) or stall it. A program may therefore set only its own.
+Landlock does not restrict limits and priorities either. A process that can set them for another process of the same
+user can kill it (with a limit of one second of CPU time) or stall it. A program may therefore set only its own.
 
 Nor does Landlock restrict kernel keyrings, where the same user's other programs keep tickets and passwords. A program
 therefore has no access to keyrings.

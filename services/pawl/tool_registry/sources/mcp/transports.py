@@ -24,7 +24,7 @@ from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_M
 from pawl.tool_registry.sources.mcp.sandbox import Order
 
 # Parsing blocks the process. The costs of a message, a bracket and a line are given in bytes of plain text. The rate
-# allows about 200 messages a second.
+# allows about 200 messages per second.
 _BYTES_BURST: Final = 64 * 1024 * 1024
 _BYTES_PER_SECOND: Final = 8 * 1024 * 1024
 _BYTES_OF_MESSAGE: Final = 40 * 1024
@@ -43,22 +43,22 @@ _NOT_MCP: Final = "it writes invalid MCP messages to its standard output"
 _NO_SUCH_METHOD: Final = b"-32601"
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _END_BYTES: Final = 3
-# No read timeout: the call's timeout applies, and it stops while the user is being asked.
+# There is no read timeout: the call's timeout applies, and its clock stops while the user is being asked.
 _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 class Wire:
-    """A transport's state. `problem` is empty while it works, and after it ends as intended."""
+    """The state of a transport. `problem` is empty while it works, and if it ends as intended."""
 
     def __init__(self) -> None:
         self.problem = ""
         # True if it ended because a message was too large.
         self.is_too_large = False
-        # True if calls were sent: the program's last output may contain a user's data.
+        # True if calls were sent, which means that the program's last output may contain a user's data.
         self.was_used = False
-        # True if the server responded that it does not know the session, without processing the message.
+        # True if the server answered that it does not know the session, so it has not processed the message.
         self.is_forgotten = False
-        # Why the server refuses HTTP requests; empty if it does not.
+        # The reason why the server refuses HTTP requests; empty if it does not.
         self.refusal = ""
         # Set if a program writes invalid messages, which may explain a missing response.
         self.noise = ""
@@ -66,7 +66,7 @@ class Wire:
         self.news = asyncio.Event()
 
     def end(self, problem: str, *, is_too_large: bool = False) -> None:
-        """Record why the transport ended; the first reason wins."""
+        """Record why the transport ended. Only the first reason counts."""
         self.is_too_large = self.is_too_large or (is_too_large and not self.problem)
         self.problem = self.problem or problem
         self.news.set()
@@ -89,7 +89,7 @@ class RateLimit:
 
 
 def parse_cost(data: bytes, messages: int) -> int:
-    """Return the cost of parsing data from a server, as the number of bytes of plain text that would cost the same."""
+    """Return the cost of parsing a server's data, given as the number of bytes of plain text with the same cost."""
     lines = data.count(b"\n") + data.count(b"\r")
     weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
     return len(data) + weights
@@ -151,7 +151,7 @@ async def _read(
             try:
                 message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValueError as error:
-                if _TOO_DEEP in str(error):  # It may be the answer to any call.
+                if _TOO_DEEP in str(error):  # This may be the answer to any call.
                     wire.end("it sent a message that is nested too deeply", is_too_large=True)
                     return
                 if line.strip():
@@ -226,7 +226,7 @@ async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None
 
 
 async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Response) -> None:
-    """Limit a body's size and brackets or, in a stream, each event's brackets. The package limits each event's size."""
+    """Limit a body's size and brackets or, in a stream, each event's brackets. The package limits event sizes."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which was not requested", request=response.request)
     # The bodies of errors and redirects are read in full, regardless of their type.
@@ -236,7 +236,7 @@ async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Respon
 
 
 async def _note_status(wire: Wire, response: httpx2.Response) -> None:
-    """Record that the server does not know the session or refuses requests: the package forwards only the body."""
+    """Record that the server does not know the session or refuses requests. The package forwards only the body."""
     status, request = response.status_code, response.request
     if status == httpx2.codes.NOT_FOUND and request.method == "POST" and _SESSION_ID in request.headers:
         if _NO_SUCH_METHOD not in await response.aread():
@@ -268,7 +268,7 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A response body that limits the size of its message or of each event."""
+    """A response body whose message, or each of whose events, is limited in size."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Handles the registry's side of a process that runs one call."""
+"""Implements the registry's side of a process that runs one call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pawl.tool_registry.sources.process.messages import (
 _MESSAGE_OVERHEAD_BYTES: Final = 1024 * 1024
 _PROGRESS_INTERVAL_SECONDS: Final = 0.01
 _SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
-# Grace period for a cancelled tool. It is half of the executor's; the rest is for killing the process.
+# Grace period for a cancelled tool. It is half of the executor's, which leaves time for killing the process.
 _UNWIND_SECONDS: Final = 0.5
 _KILL_SECONDS: Final = 5.0
 
@@ -77,7 +77,7 @@ class CallProcess:
 
     @classmethod
     async def start(cls, *, shows_output: bool) -> Self:
-        """Start a process with this one's sys.path and environment, but without its settings.
+        """Start a process with the same sys.path and environment, but without the registry's settings.
 
         Raises:
             OSError: The system cannot start another process.
@@ -151,7 +151,10 @@ class CallProcess:
                     return answer
 
     async def end(self) -> int | None:
-        """Kill what is still running; return the worker's wait status, or None if it is unknown. Idempotent."""
+        """Kill all processes that are still running; return the worker's wait status, or None if it is unknown.
+
+        Idempotent.
+        """
         status = b""
         with contextlib.suppress(OSError, RuntimeError):
             self._control_writer.write_eof()

@@ -17,7 +17,7 @@ from pawl.tool_registry.sources.python.guard import Guard
 
 
 def main() -> None:
-    """Run as `PROGRAM CONTROL CHANNEL`; the arguments are the file descriptors of two sockets to the registry."""
+    """Run as `PROGRAM CONTROL CHANNEL`. The arguments are the file descriptors of two sockets to the registry."""
     numbers = [int(number) for number in sys.argv[-2:]]
     _close_all_but(numbers)
     control, channel = (socket.socket(fileno=number) for number in numbers)
@@ -39,11 +39,11 @@ def main() -> None:
 
 
 def _warm_up(times: int = 1) -> None:
-    """Create a tool in advance, because the first one takes a hundred times as long as the next."""
+    """Create a tool in advance, because the first one takes a hundred times as long as the following ones."""
 
 
 def _close_all_but(numbers: list[int]) -> None:
-    """Close all inherited file descriptors but these. How many there are depends on the registry's event loop."""
+    """Close all inherited file descriptors except these. Their number depends on the registry's event loop."""
     first = 3
     for number in (*sorted(numbers), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, number)

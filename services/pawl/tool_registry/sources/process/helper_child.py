@@ -19,7 +19,7 @@ _NICENESS: Final = 5
 
 
 def main() -> None:
-    """Answer requests from standard input on standard output until the registry closes it."""
+    """Answer requests from standard input on standard output, until the registry closes the input."""
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -41,9 +41,9 @@ def _read(requests: BinaryIO) -> bytes:
 
 
 def _answer(request: bytes) -> bytes:
-    """Return the CPU time used, and what the function returned or raised.
+    """Return the CPU time that was used, and the function's value or exception.
 
-    The signal for exceeding the CPU time is not caught, so it ends the process.
+    The signal that is sent when the CPU time is exceeded is not caught, so it ends the process.
     """
     function, arguments, cpu_seconds = pickle.loads(request)  # noqa: S301  # from the registry that started it
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)

@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 PROCESSES_MAX: Final = 3
 WAITING_MAX: Final = 200
-# Limit per store, applied separately to short and long jobs and including the running one.
+# Limit per store. It applies separately to short and long jobs, and includes the running one.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _LENGTH_BYTES: Final = 4
 _EXIT_SECONDS: Final = 5.0
-# The CPU limit ends costly jobs. The wall-clock limit ends a process that gets no CPU time.
+# The CPU limit ends costly jobs. The wall-clock limit ends processes that get no CPU time.
 _WALL_FACTOR: Final = 20
 _WALL_SECONDS: Final = 30.0
-# Exit statuses that the job causes. Others may come from the machine, for example from its out-of-memory killer.
+# Exit statuses that a job causes. Others may come from the machine, for example from its out-of-memory killer.
 _LIMITS: Final = (-signal.SIGPROF, OUT_OF_MEMORY)
 # Jobs that take up to this much CPU time, such as checking a call, are short. A page or a document may take longer.
 _SHORT_CPU_SECONDS: Final = 1.0
@@ -50,11 +50,11 @@ class _Turn:
 
 
 class Helpers:
-    """Implements the Helper port with processes that run the registry's own code, one job at a time each.
+    """Implements the Helper port with processes that run the registry's own code. Each runs one job at a time.
 
-    A store runs one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow ones,
-    always leave one process free. No store therefore waits for another store's data, and no call waits for a page.
-    A job whose caller has left still runs until it ends or reaches its CPU limit.
+    A store can run one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow
+    ones, always leave one process free. Therefore, no store waits for another store's data, and no call waits for a
+    page. A job whose caller has left still runs until it ends or reaches its CPU limit.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
@@ -94,7 +94,7 @@ class Helpers:
 
     def _note_slow(self, store_id: StoreId, *, is_long: bool) -> None:
         if is_long:
-            return  # Long jobs already leave a process free, and do not mean that calls are slow.
+            return  # Long jobs leave a process free anyway, and do not mean that calls are slow.
         now = asyncio.get_running_loop().time()
         self._slow_until = {store: until for store, until in self._slow_until.items() if until > now}
         self._slow_until[store_id] = now + _SLOW_FOR_SECONDS

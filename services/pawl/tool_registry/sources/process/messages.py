@@ -18,7 +18,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Run this call. Sent once, as the first message."""
 
     import_name: str
-    # The tool folder that contains the module. Empty for an installed module.
+    # The folder of tools that contains the module. Empty for an installed module.
     folder: str
     tool_name: str
     arguments: dict[str, Any]
@@ -34,7 +34,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answers the oldest open request with a secret, or confirms that a checkpoint was saved.
+    """Answers the oldest open request, with a secret or with the confirmation that a checkpoint was saved.
 
     On failure, `error` names one of ERRORS.
     """
@@ -67,7 +67,7 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why the tool did not return a value. Always the last message.
+    """Says why the tool did not return a value. Always the last message.
 
     `text` depends on `kind`: the text of a ToolError (TOLD), why the value is not JSON (NOT_JSON), the number of
     bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).

@@ -37,9 +37,9 @@ _log = logs.get_logger(__name__)
 class ProcessRunner:
     """Runs the functions of tools.
 
-    At most `processes_max` calls run in processes at a time. After the first call, one idle process is kept ready for
-    the next. When a call ends, its process and all descendants are killed. Like any program of the same user, a tool
-    can still affect other processes.
+    At most `processes_max` calls run in processes at the same time. After the first call, one idle process is kept
+    ready for the next call. When a call ends, its process and all descendants are killed. Like any program of the same
+    user, a tool can still affect other processes.
     """
 
     def __init__(self, others: PythonRunner, *, processes_max: int, shows_output: bool = False) -> None:

@@ -52,7 +52,7 @@ _MESSAGE_CHARACTERS_MAX: Final = 4000
 _TEXT_CHARACTERS_MAX: Final = 8000
 _FRAMES_MAX: Final = 8
 _FRAME_CHARACTERS_MAX: Final = 300
-# Memory beyond the limit that the worker may use to report that the limit was reached.
+# Memory beyond the limit that the worker can use to report that the limit was reached.
 _REPORT_BYTES: Final = 32 * 1024 * 1024
 # Address space beyond the limit, for library code and for memory that threads reserve but do not use.
 _MAPPED_BYTES: Final = 512 * 1024 * 1024
@@ -60,7 +60,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 def run_worker(channel: socket.socket) -> None:
-    """Run the single call received over `channel`, send its answer and exit."""
+    """Run the single call that arrives over `channel`, send its answer and exit."""
     messages = channel.makefile("rb")
     call = receive(messages)
     if isinstance(call, Call):
@@ -91,7 +91,7 @@ class _RegistryLine:
             threading.Thread(target=target, daemon=True).start()
 
     def progress(self, fraction: float | None, message: str) -> None:
-        """Schedule progress to be sent; only the newest report is kept."""
+        """Schedule progress to be sent. Only the newest report is kept."""
         self._newest = ReportProgress(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
         self._has_news.set()
 
@@ -153,7 +153,7 @@ def _settle(asked: Future[Any], answer: Answered) -> None:
 
 
 def _limit(call: Call) -> None:
-    """Set the kernel's limits for this process. Memory is counted from this point, before any tool code is loaded."""
+    """Set this process's kernel limits. The memory limit counts from this point, before any tool code is loaded."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_CPU, call.cpu_seconds, 1)
     if _STATM.exists():

@@ -1,6 +1,6 @@
 """Guards a program: forks it, waits for it, and kills all its descendants.
 
-Imports only the standard library, because nothing else is available in the processes where guards run.
+It imports only the standard library, because nothing else is available in the processes in which guards run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Guard:
         prctl(_SET_CHILD_SUBREAPER, 1)
 
     def fork(self) -> int:
-        """Fork; return the child's process id, or 0 in the child.
+        """Fork, and return the child's process id, or 0 in the child.
 
         The child has its own session and default signals. On Linux, it dies with the guard.
         """
@@ -79,7 +79,7 @@ class Guard:
     ) -> str:
         """Wait until the child has ended, the peer has closed `control`, or `check` returns a problem at a tick.
 
-        Returns that problem, or an empty string.
+        Returns this problem, or an empty string.
         """
         poll = select.poll()
         poll.register(control, select.POLLIN)
@@ -110,7 +110,7 @@ class Guard:
         return self._status or 0
 
     def _reap(self) -> bool:
-        """Reap ended processes; return whether any others are left."""
+        """Reap processes that have ended; return whether others are left."""
         try:
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)

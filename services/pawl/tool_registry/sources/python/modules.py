@@ -1,4 +1,4 @@
-"""Loads modules that contain tools. Folders are imported as packages under names that no installed module has."""
+"""Loads modules that contain tools. A folder is imported as a package with a name that no installed module has."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return a folder's package and the error that its `__init__.py` raised, if any.
+    """Return a folder's package, and the error that its `__init__.py` raised, if any.
 
-    The package name is the same in every process. If `__init__.py` fails, the package is empty, so that the modules
+    The package has the same name in every process. If `__init__.py` fails, the package is empty, so that the modules
     next to it can still be imported.
     """
     path = folder.resolve()
@@ -71,7 +71,7 @@ _log = logs.get_logger(__name__)
 class ToolModule:
     """A module that has tools or failed to load."""
 
-    # Human-readable: `my_tools.money` for a file in a folder or a module in a package.
+    # A human-readable name: `my_tools.money` for a file in a folder or a module in a package.
     name: str
     tools: tuple[Tool[..., Any], ...] = ()
     # File, line, type and text of the error; empty if the module was loaded.
@@ -87,8 +87,8 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
     unique package names: they never shadow an installed module, and their modules import each other with
     `from . import other`.
 
-    Any error raised by a module's own code is caught, so one broken module does not affect others. A tool found in
-    several modules belongs to the first one.
+    Errors raised by a module's own code are caught, so that a broken module does not affect others. A tool that is
+    found in several modules belongs to the first of them.
     """
     seen: set[int] = set()
     for entry in entries:

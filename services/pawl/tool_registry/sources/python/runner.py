@@ -27,7 +27,7 @@ class TakesTooLong(Exception):
 
 
 class ToolCrashed(Exception):
-    """Raised when a tool tries to exit the process or cancels itself, instead of raising an Exception."""
+    """Raised when a tool tries to exit the process or to cancel itself, instead of raising an Exception."""
 
 
 class Threads:
@@ -42,7 +42,7 @@ class Threads:
         self._is_closed = False
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a function in a thread; cancelling the future does not stop the function."""
+        """Run a function in a thread. The function does not stop if the future is cancelled."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
         variables = contextvars.copy_context()
@@ -82,7 +82,7 @@ class Threads:
             self._idle += 1
 
     def close(self) -> None:
-        """End the threads; idempotent."""
+        """End the threads. Idempotent."""
         self._is_closed = True
         for _ in range(self._idle):
             self._jobs.put(None)
@@ -96,11 +96,11 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class PythonRunner:
-    """Runs async tools as tasks and sync ones in at most `threads_max` threads; an async context manager.
+    """Runs async tools as tasks and sync tools in at most `threads_max` threads. An async context manager.
 
-    A thread cannot be stopped from outside. If its call is cancelled, the tool's context reports that, and the thread
+    A thread cannot be stopped from outside. If its call is cancelled, the tool's context reports this, and the thread
     counts as busy until its function returns. Threads are daemons. The deployment's async tools share an event loop
-    separate from the registry's: one that blocks delays the others.
+    that is separate from the registry's: a tool that blocks it delays the others.
     """
 
     def __init__(self, *, threads_max: int) -> None:
@@ -173,7 +173,7 @@ class PythonRunner:
 
 
 async def uncancelled(ended: asyncio.Future[T]) -> T:
-    """Wait for something that cannot be stopped. If this is cancelled, it still waits for the end before it raises."""
+    """Wait for work that cannot be stopped. If this is cancelled, it raises only after the work has ended."""
     while not ended.done():
         try:
             await asyncio.wait({ended})
@@ -184,7 +184,7 @@ async def uncancelled(ended: asyncio.Future[T]) -> T:
 
 
 class PythonWork:
-    """A running tool. `task` ends when the tool does; it is cancelled if the tool ended with CancelledError."""
+    """A running tool. `task` ends together with the tool. It is cancelled if the tool ended with CancelledError."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance
@@ -194,13 +194,13 @@ class PythonWork:
 
     @property
     def hindrance(self) -> str:
-        """A sentence naming the tool that delayed this one by blocking the event loop; empty if there was none."""
+        """A sentence that names the tool that delayed this one by blocking the event loop; empty if no tool did."""
         return self._hindrance()
 
     async def result(self) -> Any:
         """Return the tool's value, or raise its error.
 
-        Cancelling this cancels an async tool. A sync tool continues in its thread.
+        If this is cancelled, an async tool is cancelled, but a sync tool continues in its thread.
         """
         try:
             await asyncio.wait({self.task})

@@ -1,4 +1,4 @@
-"""Runs async tools on their own event loop: a tool that blocks it delays other async tools but not the registry."""
+"""Runs async tools on their own event loop. A tool that blocks it delays other async tools, but not the registry."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _log = logs.get_logger(__name__)
 class LoopCall:
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
-        # A sentence naming the tool that blocked the loop during the call; empty if there was none.
+        # A sentence that names the tool that blocked the loop during the call; empty if no tool did.
         self.hindrance = ""
         self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[Any] | None = None
         self._loop = loop
 
     async def result(self) -> Any:
-        """Return what the function returns or raises.
+        """Return the function's value, or raise its exception.
 
-        Cancelling this cancels the function and waits for its end. A second cancellation, at process exit, does not
-        wait.
+        If this is cancelled, it cancels the function and waits for its end. A second cancellation, at process exit,
+        does not wait.
         """
         try:
             await asyncio.wait({self.ended})
@@ -54,7 +54,7 @@ class LoopCall:
 
 
 class ToolLoop:
-    """Runs async functions on an event loop in its own thread, which starts with the first call.
+    """Runs async functions on an event loop in a separate thread, which starts with the first call.
 
     A watchdog logs the tool that blocks the loop, and sets `hindrance` on each delayed call.
     """

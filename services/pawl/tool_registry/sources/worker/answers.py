@@ -22,7 +22,7 @@ _EPOCH_MAX: Final = 2**63 - 1
 
 
 def check_hello(hello: pb.WorkerHello) -> None:
-    """Check a worker's first frame, except for its tools.
+    """Check a worker's first frame, except for the tools in it.
 
     Raises:
         InvalidField, InvalidId: A field is invalid.
@@ -76,7 +76,7 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the size that is stored. Content over the limit stays one byte too long as a sign."""
+    """Truncate a result to the size that is stored. Content over the limit stays one byte too long, to mark it."""
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):
@@ -109,7 +109,7 @@ def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 
 
 def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
-    """Return a worker's finding about an earlier execution; raise a ToolError if the finding cannot be passed on."""
+    """Return a worker's finding about an earlier execution. Raise a ToolError if the finding cannot be passed on."""
     match result.WhichOneof("outcome"):
         case "content_json":
             return happened(_parsed(entry, result))
@@ -120,7 +120,7 @@ def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
 
 
 def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
-    """Return the outcome in a result that arrived after its call had ended, and the value as canonical JSON."""
+    """Return the outcome and the value, as canonical JSON, of a result that arrived after its call had ended."""
     match result.WhichOneof("outcome"):
         case "content_json":
             try:

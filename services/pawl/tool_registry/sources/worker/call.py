@@ -1,4 +1,4 @@
-"""Represents a call to a remote worker from the point of view of the execution that sent it."""
+"""Represents a call to a remote worker in the execution that sent it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pawl.tool_registry.sources.worker.store.workers import (
 )
 from pawl.values import EffectClass, Progress
 
-# A call that no worker has taken is ended this long before its deadline, so that its error can say why.
+# A call that no worker has taken ends this long before its deadline, so that its error can give the reason.
 _MARGIN_SECONDS_MAX: Final = 0.5
 _MARGIN_PART: Final = 0.1
 
@@ -72,8 +72,8 @@ class PendingCall:
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
         """Write the call to the database, and return the worker's answer.
 
-        Safe to cancel: the worker is asked to stop, and this returns once it has. If the call `continues` in another
-        process, the worker keeps it.
+        Safe to cancel: the worker is asked to stop, and this returns once it has stopped. If the call `continues` in
+        another process, the worker keeps it.
 
         Raises:
             ToolError: No worker took the call in time.
@@ -97,7 +97,7 @@ class PendingCall:
         except Exception as error:
             if not self._effect.is_journaled:
                 raise
-            raise OutcomeUnknown from error  # The worker may continue with the call.
+            raise OutcomeUnknown from error  # The worker may still be running the call.
         finally:
             if not self._continues():
                 await self._settle()
@@ -133,11 +133,11 @@ class PendingCall:
         return None
 
     def _is_loss_confirmed(self, view: CallView) -> bool:
-        """Return whether a worker that the database lists as lost may be treated as lost.
+        """Return whether a worker that the database lists as lost can be treated as lost.
 
         If the database clock jumps forward, all workers appear lost until their processes renew the leases, which they
-        do at every poll. They cannot do so while the database is unavailable, so a long gap between polls restarts the
-        wait.
+        do at every poll. They cannot do this while the database is unavailable, so a long gap between two polls
+        restarts the wait.
         """
         now, polled_at = self._clock.monotonic(), self._polled_at
         self._polled_at = now
@@ -226,12 +226,15 @@ class PendingCall:
             _log.warning("worker.call_not_settled", call=self.key.call_id, error=type(error).__name__)
 
     async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Query with retries. Raises the errors of `until_answered`. At the call's deadline, this is cancelled."""
+        """Query with retries, until the execution cancels this at the call's deadline.
+
+        Raises the same errors as `Retry.until_answered`.
+        """
         return await self._retry.until_answered(ask, call=self.key.call_id)
 
 
 def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext, *, now: float) -> WorkerCall:
-    """Return the call to write. `now` is in seconds since 1970."""
+    """Return the call in the form in which it is written. `now` is in seconds since 1970."""
     details = pb.Invocation(
         purpose=PURPOSES[purpose],
         call_id=context.call_id,

@@ -1,4 +1,4 @@
-"""Audits results that arrive after their call has ended, because the tool took effect anyway."""
+"""Audits results that arrive after their call has ended, because the tool has taken effect anyway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerReposi
 
 
 class LateResults:
-    """Writes each late result to the audit chain once, in the background."""
+    """Writes late results to the audit chain in the background, each only once."""
 
     def __init__(self, repository: PostgresWorkerRepository, audit: AuditTrail, retry: Retry) -> None:
         self._repository = repository

@@ -19,7 +19,7 @@ from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerReposi
 
 _FRAMES_PER_CALL: Final = 4
 _FRAMES_EXTRA: Final = 64
-# How long after an interruption a statement may still take effect.
+# A statement may still take effect for this time after it was interrupted.
 _UNSURE_SECONDS: Final = 30.0
 
 
@@ -32,7 +32,7 @@ class WorkerLink:
         self, worker: Attached, *, calls_max: int, last_frame_at: float, register: Callable[[], Awaitable[object]]
     ) -> None:
         self.worker = worker
-        # Registers the worker's tools again, as it did when the worker attached.
+        # Registers the worker's tools again, as when the worker attached.
         self.register = register
         self.last_frame_at = last_frame_at
         # Lease epochs by call id, including for calls that the worker kept across a reconnect.
@@ -114,7 +114,7 @@ class WorkerLink:
             self.end(self._ends_with)
 
     def end(self, error: PawlError | None) -> None:
-        """End the stream; the first cause wins."""
+        """End the stream. Only the first cause counts."""
         if not self.ended.done():
             self.ended.set_result(error)
             self._outgoing.put_nowait(None)
@@ -127,7 +127,7 @@ class WorkerLink:
             self._outgoing.put_nowait(frame)
 
     async def next(self) -> AttachWorkerResponse | None:
-        """Return the next frame for the worker; None after the last one."""
+        """Return the next frame for the worker; None after the last frame."""
         return await self._outgoing.get()
 
 

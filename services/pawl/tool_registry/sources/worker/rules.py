@@ -1,4 +1,4 @@
-"""Defines remote workers' keys, and what happens to a call when its worker is lost."""
+"""Defines the keys of remote workers, and decides what happens to a call when its worker is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerKey(NamedTuple):
 
 
 class Purpose(StrEnum):
-    """Whether a worker should run a call, or report whether it took effect."""
+    """The purpose of a call to a worker: to run it, or to report whether it took effect."""
 
     RUN = "RUN"
     RECONCILE = "RECONCILE"

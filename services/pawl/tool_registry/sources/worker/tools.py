@@ -35,9 +35,9 @@ class WorkerTools:
         self._catalog = catalog
 
     async def register(self, caller: Principal, hello: pb.WorkerHello) -> Mapping[str, str]:
-        """Register new definitions; return the hash of each of the worker's definitions by name.
+        """Register new definitions; return the hashes of all the worker's definitions by name.
 
-        An older definition does not replace the same group's newer one while a live worker has the newer one.
+        An older definition does not replace a newer one of the same group while a live worker has the newer one.
 
         Raises:
             InvalidField, InvalidSchema: A definition is invalid, or there are too many. Nothing is registered.

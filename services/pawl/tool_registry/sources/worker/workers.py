@@ -39,7 +39,7 @@ _SILENT_LEASES: Final = 3
 _HEARTBEATS_PER_LEASE: Final = 3
 _POLLS_PER_SILENCE: Final = 4
 _RETRY_SECONDS: Final = 0.3
-# Time for sending the last frames when a stream ends.
+# Time to send the last frames when a stream ends.
 _FLUSH_SECONDS: Final = 1.0
 
 _log = logs.get_logger(__name__)
@@ -56,7 +56,7 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """How long a worker must appear lost before it is treated as lost.
+        """The time for which a worker must appear lost before it is treated as lost.
 
         The worker's process renews live leases at every poll.
         """
@@ -64,11 +64,11 @@ class WorkerOptions:
 
 
 class WorkerHub:
-    """Runs workers' tools. An async context manager, and the ToolSource of kind `worker`.
+    """Runs the tools of workers. An async context manager, and the ToolSource of kind `worker`.
 
-    All calls are rows in the database that the replicas share. If a worker attached to this process has a free slot,
-    the hub writes the call as held by that worker. Otherwise the call waits until a process with a free worker claims
-    it.
+    All calls are rows in the database that the replicas share. If a worker that is attached to this process has a free
+    slot, the hub writes the call as held by that worker. Otherwise, the call waits until a process with a free worker
+    claims it.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class WorkerHub:
         incoming: AsyncIterator[AttachWorkerRequest],
         send: Callable[[AttachWorkerResponse], Awaitable[None]],
     ) -> None:
-        """Attach a worker until its stream ends; return when it has drained or disconnected.
+        """Attach a worker until its stream ends. Return when the worker has drained or disconnected.
 
         Raises:
             InvalidField, InvalidSchema, PermissionDenied, ToolExists: Its tools cannot be registered.
@@ -329,7 +329,7 @@ class WorkerHub:
                     break
 
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
-        """Claim calls. If this is cancelled, the claimed calls are still sent or, if the stream has ended, put back."""
+        """Claim calls. If this is cancelled, claimed calls are still sent or, if the stream has ended, put back."""
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
             return await shield(claim)
@@ -424,7 +424,7 @@ class WorkerHub:
         """Register attached workers' tools if no live worker has the current definitions."""
         links = [link for link in self._links.values() if not link.is_draining]
         unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
-        for link in reversed(links):  # The worker that attached last is considered the newest.
+        for link in reversed(links):  # The worker that attached last is considered to be the newest one.
             if link.worker.attachment in unserved:
                 try:
                     await link.register()

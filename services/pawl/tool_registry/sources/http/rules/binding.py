@@ -47,7 +47,7 @@ class UnusableArgument(Exception):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an argument goes in the request. `style` and `explode` are as in OpenAPI."""
+    """The place of an argument in the request. `style` and `explode` have the same meaning as in OpenAPI."""
 
     argument: str
     name: str
@@ -59,19 +59,19 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """A request template. Holds names of secrets, never their values."""
+    """A template for requests. It contains names of secrets, never their values."""
 
     method: str
     # With {name} placeholders in path and query.
     url: str
     placements: list[Placement]
-    # The argument that is sent as the body; empty if there is none.
+    # The argument that is sent as the body; empty if no single argument is.
     body_argument: str = ""
     # Media type of the body: JSON, FORM or MULTIPART.
     body_type: str = "application/json"
     # Form fields with a non-default encoding.
     body_fields: list[Placement] = []
-    # Where arguments without a placement go: query or body. If empty, they are dropped.
+    # The place of arguments without a placement: query or body. If empty, they are dropped.
     rest: str = ""
     headers: dict[str, str] = {}
     # Secret names by header name.
@@ -80,7 +80,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuiltRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A built request that still lacks its secrets."""
+    """A request that is complete except for its secrets."""
 
     url: str
     headers: dict[str, str]
@@ -94,7 +94,7 @@ def may_be_header(name: str) -> bool:
 
 
 def may_be_header_value(value: str) -> bool:
-    """Return whether a string can be a header value: printable ASCII, without surrounding spaces."""
+    """Return whether a string can be a header value: printable ASCII without leading or trailing spaces."""
     return _HEADER_VALUE.fullmatch(value) is not None
 
 
@@ -234,7 +234,7 @@ def _encoded(value: Any) -> str:
 
 
 def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
-    """Encode a value in the style `simple`, which is the same as `form` without `explode`."""
+    """Encode a value in the style `simple`, which equals the style `form` without `explode`."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     if isinstance(value, dict):
@@ -266,13 +266,13 @@ def _header(placement: Placement, value: Any) -> str:
 
 
 def without_values(url: str) -> str:
-    """Return a URL with query names and placeholders but no query values, because any value may be a secret."""
+    """Return a URL with the names and placeholders of its query but not the values, which may be secrets."""
     path, mark, query = url.partition("#")[0].partition("?")
     return path + mark + _QUERY_PART.sub(_name_and_placeholders, query)
 
 
 def _name_and_placeholders(part: re.Match[str]) -> str:
     name, mark, value = part.group().partition("=")
-    # A part without `=` may also be a key.
+    # A part without `=` may be a secret key.
     placeholders = "".join(match.group() for match in PLACEHOLDER.finditer(value if mark else name))
     return name + mark + placeholders if mark else placeholders

@@ -12,7 +12,7 @@ import yaml
 from pawl.tool_registry.rules.pointers import find
 
 DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
-# Maximum size of a stored document, either as given or reduced to the needed operations.
+# Maximum size of a stored document, in its original form or reduced to the needed operations.
 KEPT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 96
 _REFERENCES_MAX: Final = 16
@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """Restricts YAML to JSON's types: it has no dates, and only true and false are booleans, as in YAML 1.2."""
+    """Restricts YAML to the types of JSON. There are no dates, and only true and false are booleans, as in YAML 1.2."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -97,7 +97,7 @@ def _read_json(data: bytes) -> Any:
 
 
 def _read_yaml(data: bytes) -> Any:
-    """Parse YAML. Aliases are refused, because they let a short text expand without limit."""
+    """Parse YAML. Aliases are refused, because with them, a short text can expand without limit."""
     try:
         depth = 0
         for event in yaml.parse(data, Loader=_Loader):
@@ -115,7 +115,7 @@ def _read_yaml(data: bytes) -> Any:
 
 
 def _text_keys(value: Any) -> Any:
-    """Return `value` with its keys as strings, because `200:` is a number in YAML."""
+    """Return `value` with its keys as strings, because the key in `200:` is a number in YAML."""
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value

@@ -23,10 +23,11 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class SchemaReader:
-    """Converts one operation's schemas, and collects referenced schemas in `definitions`.
+    """Converts the schemas of one operation, and collects referenced schemas in `definitions`.
 
-    Anything beyond types, limits and structure (examples, XML, discriminators, conditions) is left out, because the
-    service checks it anyway. A recursive reference becomes an unconstrained schema.
+    Everything except types, limits and structure is left out (for example, examples, XML, discriminators and
+    conditions), because the service checks its input anyway. A recursive reference becomes a schema without
+    constraints.
 
     Raises:
         UnusableDocument: A reference is missing or external, or the schemas are too large.
@@ -92,7 +93,7 @@ class SchemaReader:
         }
         for keyword, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if schema.get(keyword) is True and limit in found:
-                # In 3.0, this is a boolean that makes the sibling limit exclusive.
+                # In 3.0, this is a boolean that makes the limit next to it exclusive.
                 found[keyword] = found.pop(limit)
         if "const" in schema:
             found["const"] = schema["const"]
@@ -125,7 +126,7 @@ class SchemaReader:
 def describe(text: Any, schema: Mapping[str, Any]) -> str:
     """Return a description that mentions the default.
 
-    The default itself is dropped. Otherwise it would be sent even when no value was given, and in many documents it
+    The default itself is dropped. Otherwise, it would be sent whenever no value is given, and in many documents, it
     does not match its own schema.
     """
     words = text.strip() if isinstance(text, str) else ""
@@ -141,7 +142,7 @@ def _is_read_only(part: Any) -> bool:
 
 
 def _is_usable(keyword: str, value: Any) -> bool:
-    """Return whether a keyword's value is valid and can be checked in linear time. The service checks the others."""
+    """Return whether a keyword's value is valid and can be checked in linear time. The service checks the rest."""
     try:
         compile_schema({"type": "object", "properties": {"a": {keyword: value}}})
     except InvalidSchema:

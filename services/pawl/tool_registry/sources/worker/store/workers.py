@@ -40,16 +40,16 @@ _NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
 class WorkerCall:
     """A call for any worker in a group."""
 
-    # As sent to the worker, without the epoch.
+    # The message to the worker, without the epoch.
     details: pb.Invocation
     group_name: str
     definition_hash: str
     purpose: Purpose
-    # Until the deadline.
+    # Time until the deadline.
     seconds: float
     # Unique for each execution.
     token: str
-    # Audit entry for a late result, still without the outcome. None for a reconciliation.
+    # The audit entry for a late result, still without the outcome. None for a reconciliation.
     late: AuditDraft | None
 
     @property
@@ -59,20 +59,20 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """A call from the point of view of the execution that sent it."""
+    """The state of a call, for the execution that sent it."""
 
     state: CallState
     purpose: Purpose
-    # Its worker's lease has expired by the database clock, or the worker reattached without the call.
+    # True if its worker's lease has expired by the database clock, or the worker reattached without the call.
     is_lost: bool
-    # The worker reattached without the call.
+    # True if the worker reattached without the call.
     is_dropped: bool
     progress: Progress | None
     answer: pb.WorkerResult | None
 
 
 class PostgresWorkerRepository:
-    """Durable workers and their calls, timed by the database clock. All methods raise DependencyUnavailable.
+    """Stores workers and their calls durably, timed by the database clock. All methods raise DependencyUnavailable.
 
     Methods that take a `token` ignore calls that another execution has taken over.
 
@@ -91,18 +91,18 @@ class PostgresWorkerRepository:
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return the attachments with another definition of a tool whose current definition no live worker has."""
+        """Return the attachments with an outdated definition of a tool whose current definition no live worker has."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
-        """Return whether the group once registered `definition_hash`, and another live worker has the current one."""
+        """Return whether the group once registered this definition, and another live worker has the current one."""
         hashes = (definition_hash, current_hash)
         return bool(
             await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
         )
 
     async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
-        """Store a worker's stream, replacing any earlier one; return the calls it holds, with their epochs.
+        """Store a worker's stream in place of any earlier one; return the calls that it holds, with their epochs.
 
         Calls that the worker should hold but that are not in `held` become lost. Atomic.
         """
@@ -122,7 +122,7 @@ class PostgresWorkerRepository:
         return {row["call_id"]: row["lease_epoch"] for row in rows}
 
     async def renew(self, seconds: Mapping[str, float]) -> Collection[str]:
-        """Renew the attachments' leases for `seconds`; return the attachments that still exist."""
+        """Renew the leases of attachments for `seconds`; return the attachments that still exist."""
         rows = await self._database.fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
         return {row["attachment"] for row in rows}
 
@@ -137,8 +137,8 @@ class PostgresWorkerRepository:
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
         """Write a call. If `worker` is given and still attached, it holds the call, and the epoch is returned.
 
-        Otherwise the call waits, and None is returned. Takes over the call from any earlier execution. Idempotent by
-        token. Calls of erased runs are not written.
+        Otherwise, the call waits, and None is returned. The call is taken over from any earlier execution. Idempotent
+        by token. Calls of erased runs are not written.
         """
         worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._database.fetch(
@@ -165,7 +165,7 @@ class PostgresWorkerRepository:
         return epoch
 
     async def adopt(self, call: WorkerCall) -> bool:
-        """Take over a call, in its current state, from a dead process's execution. Return False if there is none."""
+        """Take over a call, in its current state, from the execution of a dead process; return whether it exists."""
         rows = await self._database.fetch(
             sql.ADOPT,
             call.key.store_id,
@@ -205,9 +205,9 @@ class PostgresWorkerRepository:
     async def finish(
         self, worker: WorkerKey, result: pb.WorkerResult
     ) -> tuple[pb.ResultStatus.ValueType, AuditDraft | None]:
-        """Store a worker's answer and return its status. Repeating an answer gives the same status.
+        """Store a worker's answer and return its status. A repeated answer gets the same status.
 
-        For a late answer, also returns the audit entry (still without the outcome), unless it was already written.
+        For a late answer, also return the audit entry (still without the outcome), unless it was already written.
         """
         key = (*worker, result.call_id, result.lease_epoch)
         rows = await self._database.fetch(sql.FINISH, *key, result.SerializeToString(), self._instance_id)
@@ -236,7 +236,7 @@ class PostgresWorkerRepository:
         return bool(await self._database.fetch(sql.CONCLUDE_LOST, call.store_id, call.call_id, token))
 
     async def withdraw(self, call: CallKey, token: str) -> bool:
-        """Close a call that is still waiting, so that no worker gets it. Return False if a worker already holds it."""
+        """Close a call that is still waiting, so that no worker gets it. Return False if it is not waiting."""
         return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
@@ -244,7 +244,7 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
-        """Request that a call end; return whether a worker holds it. If so, the caller must await its answer."""
+        """Request the end of a call; return whether a worker holds it. If so, the caller must await its answer."""
         rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
         return any(row["state"] == CallState.HELD for row in rows)
 
@@ -292,7 +292,7 @@ class PostgresWorkerRepository:
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    """Return a call as its worker receives it. The worker need not be the first one."""
+    """Return a call in the form in which its worker, which need not be the first one, receives it."""
     call = pb.Invocation.FromString(row["details"])
     call.purpose = PURPOSES[Purpose(row["purpose"])]
     call.lease_epoch = row["lease_epoch"]

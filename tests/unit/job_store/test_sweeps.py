@@ -1,11 +1,16 @@
-"""Jumps of the database clock."""
+"""Sweeps: jumps of the database clock, silent workers, and the erasure log, which is replayed until applied (I22)."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import DependencyUnavailable
+from pawl.job_store.erasure.erasing import JetStreamErasures
+from pawl.job_store.ledger.rules.attention import Silence
 from pawl.job_store.sweeps import watch_clock
 from tests.fakes import virtual_time
 from tests.fakes.virtual_time import VirtualClock
@@ -58,3 +63,50 @@ def test_only_a_backward_clock_jump_moves_runs_to_an_earlier_time() -> None:
 def test_a_response_that_is_read_late_is_not_a_backward_jump() -> None:
     """For example after the process was frozen: leases that were just renewed would end."""
     assert virtual_time.run(sweep(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []
+
+
+def test_a_gap_between_polls_restarts_the_silence_count() -> None:
+    """While the database was unavailable, no worker could renew its lease."""
+    key = RunKey(StoreId("store"), RunId("run"))
+    silence = Silence()
+    for now in (0.0, 1.0, 2.0, 3.0):
+        silence = silence.after([key], now)
+    assert silence.after([key], 20.0).confirmed == ()
+    for now in (4.0, 5.0):
+        silence = silence.after([key], now)
+    assert silence.confirmed == (key,)
+
+
+def test_a_renewed_lease_resets_the_silence() -> None:
+    key, silence = RunKey(StoreId("store"), RunId("run")), Silence()
+    for now in range(20):
+        silence = silence.after([] if now % 4 == 0 else [key], float(now))
+        assert silence.confirmed == ()
+
+
+class Bus:
+    connected = True
+    connection_number = 1
+
+    def jetstream(self) -> Any:
+        return self
+
+    async def update_stream(self, _config: object) -> Any:
+        return SimpleNamespace(state=SimpleNamespace(messages=0))
+
+
+async def test_the_erasure_log_is_read_until_it_was_applied() -> None:
+    bus = Bus()
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
+    assert [await log.open(), await log.open()] == [True, True]
+    log.applied()
+    assert await log.open() is None
+
+
+async def test_the_erasure_log_is_read_again_on_a_new_connection() -> None:
+    bus = Bus()
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
+    await log.open()
+    bus.connection_number = 2
+    log.applied()
+    assert await log.open() is True
