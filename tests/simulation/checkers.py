@@ -1,8 +1,8 @@
 """Checkers of the final record. Each yields one description per violation.
 
 Some promises are checked while the simulation runs, under these names: `stale_epochs_change_nothing` (I4),
-`leases_are_given_once` (I4), `durable_before_visible` (I8), `limits_hold` (LOOP-14), and `one_result_per_call` (I6, by
-a strict model provider).
+`leases_are_given_once` (I4), `durable_before_visible` (I8), `kept_histories_match` (I17), `limits_hold` (LOOP-14), and
+`one_result_per_call` (I6, by a strict model provider).
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import Any
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.api.session_stream import SessionTimes
-from pawl.agent_loop.loop.ledger import WorkerLedgerClient
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
@@ -40,6 +39,7 @@ from tests.simulation.bus import Broker, SimulatedBus
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, Unmetered, answer, ports_on
+from tests.simulation.kept_histories import CheckedLedger
 from tests.simulation.model import SimulatedModel
 from tests.simulation.network import Network
 from tests.simulation.process import Process
@@ -155,7 +155,7 @@ class AgentLoop:
         registry_client = registry.Client(network, registries)
         bus: Any = SimulatedBus(broker, process)
         dependencies = WorkerDependencies(
-            ledger=WorkerLedgerClient(channel),
+            ledger=CheckedLedger(channel, clock.monotonic, history),
             agents=MemoryAgents(),
             registry=registry_client,
             model=model,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from pawl.job_store.ledger.reading import Loaded
 
 # A run that cannot continue repeats the same violation forever.
 _VIOLATIONS_MAX = 50
@@ -120,6 +123,8 @@ class History:
     made_private: set[str] = field(default_factory=set)
     # Total time that the clock was set back. Due times are delayed by as much.
     set_back_seconds: float = 0.0
+    # What a worker would have loaded without a kept history, by run and epoch.
+    whole_loads: defaultdict[tuple[str, int], list[Loaded]] = field(default_factory=lambda: defaultdict(list))
     violations: list[str] = field(default_factory=list)
     printed: Callable[[str], None] | None = None
     _hash: Any = field(default_factory=hashlib.sha256)

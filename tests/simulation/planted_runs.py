@@ -9,6 +9,21 @@ _COMMAND = "pawl.job_store.ledger.rules.command"
 
 OF_RUNS = (
     Mutant(
+        name="outdated_histories_are_continued",
+        module="pawl.job_store.ledger.rules.prefix",
+        text="return found == PrefixCounts(",
+        instead="return True or found == PrefixCounts(",
+        checker="kept_histories_match",
+        seed=81,
+    ),
+    Mutant(
+        name="changing_messages_are_kept",
+        module="pawl.agent_loop.loop.histories",
+        text="history.messages[: response.prefix.message_count]",
+        instead="history.messages[: response.prefix.message_count + 1]",
+        checker="kept_histories_match",
+    ),
+    Mutant(
         name="steers_are_dropped",
         module="pawl.agent_loop.loop.rules.planning",
         text="messages = [Message(role=Role.USER, run_id=state.run.run_id, text=text) for text in state.loop.steers]",

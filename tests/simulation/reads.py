@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -30,11 +31,12 @@ from pawl.job_store.ledger.reading import (
     view_of,
 )
 from pawl.job_store.ledger.rules.offers import is_pending
+from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
-from tests.simulation.store import Database, uses_slot, with_lease
+from tests.simulation.store import Database, continues, uses_slot, with_lease
 
 R = TypeVar("R")
 
@@ -67,7 +69,15 @@ class MemoryLeases:
             self._database.history.owners[row.run_id, row.epoch] = worker_id
             runs[due.key] = row
             is_quiet = row.last_commit is None or row.waits == (WaitKind.TIME,)
-            claimed.append(_claimed(row, is_quiet=is_quiet))
+            conversation = self._database.tables.conversations[ConversationKey(row.store_id, row.conversation_id)]
+            claimed.append(
+                dataclasses.replace(
+                    _claimed(row),
+                    is_quiet=is_quiet,
+                    conversation_id=row.conversation_id,
+                    last_number=conversation.last_number,
+                )
+            )
             self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
             if not due.is_active:
                 self._check_slots(row)
@@ -258,8 +268,18 @@ class MemoryReads:
             user_slots_used=sum(row.user_id == run.user_id for row in active) if needs_slot else 0,
         )
 
-    async def load(self, key: RunKey, epoch: int) -> Loaded:
+    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
         await self._database.reach()
+        whole = self._load(key, epoch)
+        self._database.history.whole_loads[key.run_id, epoch].append(whole)
+        if known is None or not continues(self._tables, known, whole):
+            return whole
+        messages = [row for row in whole.messages if row.number > known.last_number]
+        run_ids = {row.run_id for row in messages} | {key.run_id}
+        calls = [call for call in whole.calls if call.run_id in run_ids]
+        return dataclasses.replace(whole, known=known, messages=messages, calls=calls)
+
+    def _load(self, key: RunKey, epoch: int) -> Loaded:
         run = self._run(key, UserId(""))
         if run.epoch != epoch or run.worker_id is None:
             raise LeaseLost
@@ -277,6 +297,7 @@ class MemoryReads:
         return Loaded(
             run=run,
             user_id=conversation.user_id,
+            known=None,
             messages=messages,
             calls=calls,
             omitted_bytes={call.call_id: 0 for call in calls},
@@ -465,5 +486,5 @@ def _crashes(row: RunRow) -> int:
     return row.crashes + (row.worker_id is not None)
 
 
-def _claimed(row: RunRow, *, is_quiet: bool = False) -> Claimed:
-    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch, is_quiet=is_quiet)
+def _claimed(row: RunRow) -> Claimed:
+    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch)

@@ -26,9 +26,11 @@ from msgspec.structs import replace
 from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.reading import Loaded
 from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rules.commit import Commit
 from pawl.job_store.ledger.rules.events import Event
+from pawl.job_store.ledger.rules.prefix import HistoryPrefix, PrefixCounts, is_valid
 from pawl.job_store.ledger.rules.rows import (
     CallRow,
     CommandKey,
@@ -139,6 +141,22 @@ class Tables:
             row for row in self.commands.values() if RunKey(row.store_id, row.run_id) == key and not row.consumed
         ]
         return sorted(commands, key=lambda row: row.number)
+
+
+def continues(tables: Tables, known: HistoryPrefix, whole: Loaded) -> bool:
+    """Return whether a run's history still starts with a known prefix."""
+    key = ConversationKey(whole.run.store_id, whole.run.conversation_id)
+    author = tables.conversations[key].author(whole.run.user_id)
+    every = tables.shown(key)
+    end = max((row.summarised_to for row in every if row.user_id == author), default=0)
+    rows = [row for row in every if end < row.number <= known.last_number]
+    counts = PrefixCounts(
+        end_number=end,
+        message_count=len(rows),
+        own_count=sum(row.user_id == author for row in rows),
+        last_message_id=next((row.message_id for row in rows if row.number == known.last_number), None),
+    )
+    return not whole.run.reports_to and is_valid(known, counts)
 
 
 class Database:

@@ -102,7 +102,7 @@ async def _worker(
         )
     )
     dependencies = WorkerDependencies(
-        ledger=WorkerLedgerClient(job_store),
+        ledger=WorkerLedgerClient(job_store, service.clock.monotonic),
         agents=AgentLedger(job_store),
         registry=registry,
         model=Breaker(model, service.clock.monotonic),

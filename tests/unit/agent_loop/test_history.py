@@ -305,14 +305,14 @@ def test_a_summary_never_separates_a_call_from_its_result(sizes: list[int]) -> N
     assert asked == [message["tool_call_id"] for message in history_sent if message["role"] == "tool"]
 
 
-@given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(["ask", "say", "settle", "number", "reload", "summarise"]), st.integers(0, 9))
-    )
-)
+STEPS = ("ask", "say", "settle", "number", "reload", "summarise", "correct", "next run")
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9))))
 def test_kept_groups_equal_newly_built_ones(steps: list[tuple[str, int]]) -> None:
-    """LOOP-8: no commit, refused commit or reload shows the model an outdated message or result."""
+    """LOOP-8: no commit, refused commit, reload or next run shows the model an outdated message or result."""
     current = state(user("0", number=1))
+    current = replace(current, run=replace(current.run, options=replace(current.run.options, response_format=FORM)))
     for count, (step, chosen) in enumerate(steps):
         message, *_ = current.messages[chosen % len(current.messages) :]
         match step:
@@ -330,8 +330,25 @@ def test_kept_groups_equal_newly_built_ones(steps: list[tuple[str, int]]) -> Non
             case "summarise":
                 summary = Message(role=Role.SUMMARY, run_id=RunId("r"), text=f"{count}", summarised_to_number=chosen)
                 current = current.with_message(summary)
-        another = replace(current, run=replace(current.run, run_id=RunId(f"new {count}")))
-        assert history.groups(current) == history.groups(another)
+            case "correct":
+                current = current.with_message(replace(assistant("{}"), run_id=current.run.run_id, misfit="a: missing"))
+            case "next run":
+                current = replace(current, run=replace(current.run, run_id=RunId(f"run {count}")))
+        found = history.groups(current)
+        # Nothing has been kept for other limits.
+        limits = Limits(result_bytes_per_round_max=current.run.options.limits.result_bytes_per_round_max + 1 + count)
+        options = replace(current.run.options, limits=limits)
+        assert found == history.groups(replace(current, run=replace(current.run, options=options)))
+
+
+def test_groups_are_kept_for_the_next_run() -> None:
+    """A message in a long conversation does not cost a conversion of all earlier ones."""
+    messages = tuple(user(f"{number}", number=number) for number in range(1, 10))
+    next_run = replace(RUN, run_id=RunId("next"), options=RunOptions(limits=Limits()))
+
+    first, second = history.groups(state(*messages)), history.groups(State(run=next_run, messages=messages))
+
+    assert [one is other for one, other in zip(first, second, strict=True)] == [True] * 6 + [False] * 3
 
 
 def test_kept_groups_are_released_with_the_state() -> None:

@@ -559,16 +559,19 @@ class ClaimedRun(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     LOADED_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     run_id: _builtins.str
     """Run ID."""
     epoch: _builtins.int
     """The worker's epoch, required in every commit."""
+    conversation_id: _builtins.str
+    """After a claim: the conversation ID, by which the worker finds the history that it has kept."""
     @_builtins.property
     def loaded(self) -> Global___LoadRunResponse:
         """After a claim: the result of LoadRun, if it fits into one part and few runs were claimed. Only for a run that
-        has no steps yet or has finished a timed wait.
+        has no steps yet or has finished a timed wait, in a conversation of at most 64 messages.
         """
 
     def __init__(
@@ -578,14 +581,55 @@ class ClaimedRun(_message.Message):
         run_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         loaded: Global___LoadRunResponse | None = ...,
+        conversation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loaded", b"loaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "loaded", b"loaded", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "epoch", b"epoch", "loaded", b"loaded", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimedRun: _TypeAlias = ClaimedRun  # noqa: Y015
+
+@_typing.final
+class HistoryPrefix(_message.Message):
+    """The oldest messages of the history that a run is loaded with, and their calls: those that no longer change, except
+    that erasure and retention remove them, or a summary replaces them. A worker may keep them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    LAST_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    SUMMARISED_TO_NUMBER_FIELD_NUMBER: _builtins.int
+    RESULT_BYTES_FIELD_NUMBER: _builtins.int
+    last_number: _builtins.int
+    """Number of the last message."""
+    last_message_id: _builtins.str
+    """ID of the last message."""
+    message_count: _builtins.int
+    """Number of messages."""
+    summarised_to_number: _builtins.int
+    """The last number that the summary before the history covers; 0 if there is no summary."""
+    result_bytes: _builtins.int
+    """Total size of the results of the calls of the prefix's runs."""
+    def __init__(
+        self,
+        *,
+        last_number: _builtins.int = ...,
+        last_message_id: _builtins.str = ...,
+        message_count: _builtins.int = ...,
+        summarised_to_number: _builtins.int = ...,
+        result_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_message_id", b"last_message_id", "last_number", b"last_number", "message_count", b"message_count", "result_bytes", b"result_bytes", "summarised_to_number", b"summarised_to_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryPrefix: _TypeAlias = HistoryPrefix  # noqa: Y015
 
 @_typing.final
 class LoadRunRequest(_message.Message):
@@ -596,22 +640,30 @@ class LoadRunRequest(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     run_id: _builtins.str
     """Run ID."""
     epoch: _builtins.int
     """The worker's epoch."""
+    @_builtins.property
+    def known(self) -> Global___HistoryPrefix:
+        """The prefix that the worker has kept from an earlier response about a run in this conversation, if any. It need
+        not be valid any more.
+        """
+
     def __init__(
         self,
         *,
         store_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        known: Global___HistoryPrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "known", b"known", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -635,12 +687,16 @@ class LoadRunResponse(_message.Message):
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
     SHARED_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
+    CONTINUES_KNOWN_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     loop_state: _builtins.bytes
     """The worker's own state from the last commit; empty at first."""
     open_job_count: _builtins.int
     """Number of open jobs that the run's user has in the conversation."""
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
+    continues_known: _builtins.bool
+    """Whether `messages` and `calls` lack those of the request's `known`, which is still valid."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""
@@ -673,6 +729,10 @@ class LoadRunResponse(_message.Message):
     def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
         """Reports from the user's jobs that have not yet been shown to a model, oldest first."""
 
+    @_builtins.property
+    def prefix(self) -> Global___HistoryPrefix:
+        """The prefix of the whole history, including `known`, that the worker may keep; absent if there is none."""
+
     def __init__(
         self,
         *,
@@ -686,10 +746,12 @@ class LoadRunResponse(_message.Message):
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
         shared_tokens_left: _builtins.int | None = ...,
+        continues_known: _builtins.bool = ...,
+        prefix: Global___HistoryPrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "now", b"now", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "now", b"now", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "continues_known", b"continues_known", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
     _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015

@@ -13,7 +13,6 @@ from pawl.agent.v1 import conversation_pb2 as public
 from pawl.agent.v1 import conversation_pb2_grpc
 from pawl.agent_loop.api.values import ClientSession
 from pawl.agent_loop.loop import wire
-from pawl.agent_loop.loop.ledger import read_claim
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
@@ -83,7 +82,7 @@ class PublicLedger:
                 message.drive.worker_id, message.drive.lease_seconds = drive.worker_id, drive.lease_seconds
             response = await translated(self._stub.SubmitMessage(message))
             if drive is not None and response.HasField("claimed"):
-                drive.start(*read_claim(response.claimed))
+                drive.start(response.claimed)
             else:
                 self._note(response.run)
         return response

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 import grpc
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.histories import Histories, LoadedHistory, history_of
 from pawl.agent_loop.loop.ports import Claim, Loaded, Renewal
 from pawl.agent_loop.loop.rules import jobs, loop_state
 from pawl.agent_loop.loop.rules.call import Call
@@ -27,7 +30,7 @@ LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 # Timeout for streamed responses. Loading a large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
 
-_CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded",)))
+_CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded", "conversation_id")))
 _NOTICE: Final = wire.WIRE.struct(Notice, pb.Notice)
 _STEP: Final = wire.WIRE.struct(
     Step,
@@ -54,9 +57,10 @@ class WorkerLedgerClient:
     It does not retry. Every method may raise DependencyUnavailable and can be retried.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.channel = channel
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        self._histories = Histories(monotonic)
 
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
@@ -71,8 +75,14 @@ class WorkerLedgerClient:
             lease_seconds=lease_seconds,
             background_runs_max=background_runs_max,
         )
+        self._histories.forget_idle()
         response = await translated(self._stub.ClaimRuns(request))
-        return dict(map(read_claim, response.runs))
+        return dict(map(self.claimed, response.runs))
+
+    def claimed(self, run: pb.ClaimedRun) -> tuple[Claim, Loaded | None]:
+        """Return a claim and the state sent with it; None if it cannot be read, in which case `load` reports why."""
+        self._histories.claimed(run)
+        return _CLAIM.read(run), _came_along(run)
 
     async def load(self, claim: Claim) -> Loaded:
         """Load the full state of a claimed run.
@@ -80,12 +90,13 @@ class WorkerLedgerClient:
         Raises:
             LeaseLost, RunNotFound: the run does not belong to this worker.
         """
-        request = pb.LoadRunRequest(**_CLAIM.fields(claim))
+        known = self._histories.of(claim.key)
+        request = pb.LoadRunRequest(**_CLAIM.fields(claim), known=known.prefix if known else None)
         response = pb.LoadRunResponse()
         with translating():
             async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
                 response.MergeFrom(part)
-        return _loaded(response)
+        return _loaded(response, self._histories.taken(response, known))
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
         request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
@@ -138,22 +149,20 @@ class WorkerLedgerClient:
         return wire.CALL.read(response.call)
 
 
-def read_claim(run: pb.ClaimedRun) -> tuple[Claim, Loaded | None]:
-    """Return a claim and the state sent with it; None if it cannot be read, in which case `load` reports why."""
-    claim = _CLAIM.read(run)
+def _came_along(run: pb.ClaimedRun) -> Loaded | None:
     if not run.HasField("loaded"):
-        return claim, None
+        return None
     try:
-        return claim, _loaded(run.loaded)
-    except Exception:  # noqa: BLE001  # the run is already claimed, like the others
-        return claim, None
+        return _loaded(run.loaded, history_of(run.loaded))
+    except Exception:  # noqa: BLE001  # the other runs are already claimed
+        return None
 
 
-def _loaded(response: pb.LoadRunResponse) -> Loaded:
+def _loaded(response: pb.LoadRunResponse, history: LoadedHistory) -> Loaded:
     run = State(
         run=jobs.as_driven(wire.RUN.read(response.run)),
-        messages=tuple(map(wire.MESSAGE.read, response.messages)),
-        calls={call.call_id: call for call in map(wire.CALL.read, response.calls)},
+        messages=history.messages,
+        calls=history.calls,
         loop=loop_state.read(response.loop_state),
     )
     state, left = _with_inbox(run, response), None

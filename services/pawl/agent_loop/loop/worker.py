@@ -23,6 +23,7 @@ from pawl.chassis.ids import RunId, RunKey, StoreId, WorkerId
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
+from pawl.job.v1.ledger_pb2 import ClaimedRun
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
 # Claiming one run costs as much as claiming many, so claims start at least this far apart.
@@ -68,7 +69,7 @@ class FreeDrive:
 
     worker_id: WorkerId
     lease_seconds: float
-    start: Callable[[Claim, Loaded | None], None]
+    start: Callable[[ClaimedRun], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,12 +152,13 @@ class Worker:
         self._reserved += 1
         self._none_reserved.clear()
         started = self._clock.monotonic()
+
+        def start(run: ClaimedRun) -> None:
+            claim, loaded = self._ledger.claimed(run)
+            self._start(claim, started, loaded)
+
         try:
-            yield FreeDrive(
-                worker_id=self.worker_id,
-                lease_seconds=self._limits.lease_seconds,
-                start=lambda claim, loaded: self._start(claim, started, loaded),
-            )
+            yield FreeDrive(worker_id=self.worker_id, lease_seconds=self._limits.lease_seconds, start=start)
         finally:
             self._reserved -= 1
             if not self._reserved:

@@ -9,6 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.ledger.rules.offers import is_pending
+from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import (
     CallRow,
     ClientKey,
@@ -35,13 +36,16 @@ class Claimed:
     """A run that a worker holds.
 
     `is_quiet` means that the run has just been claimed and no client holds any of its calls: it has not taken a step
-    yet, or was only waiting for a certain time.
+    yet, or was only waiting for a certain time. Only a claim, not a renewal, gives the conversation and the number of
+    its last message.
     """
 
     store_id: StoreId
     run_id: RunId
     epoch: int
     is_quiet: bool = False
+    conversation_id: ConversationId = ConversationId("")
+    last_number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +145,13 @@ class Loaded:
     the results are too large in total; 0 for the others. Other users' runs are represented only by their messages:
     those of the newest runs that fit as a whole, without calls or summaries. `failures` has the failures of FAILED runs
     with messages. `shared_tokens_left` is what is left of the run's token budget; 0 if the run that owns the budget was
-    removed, None if there is no budget.
+    removed, None if there is no budget. If `known` is set, the messages and calls only continue that prefix, which is
+    still valid.
     """
 
     run: RunRow
     user_id: UserId
+    known: HistoryPrefix | None
     messages: Sequence[MessageRow]
     calls: Sequence[CallRow]
     omitted_bytes: Mapping[str, int]
@@ -157,12 +163,26 @@ class Loaded:
     shared_tokens_left: int | None
 
 
+def claimed_with(submitted: Submitted) -> Claimed:
+    """Return the claim that came with a message."""
+    run = submitted.run
+    return Claimed(
+        store_id=run.store_id,
+        run_id=run.run_id,
+        epoch=run.epoch,
+        is_quiet=True,
+        conversation_id=run.conversation_id,
+        last_number=submitted.last_number,
+    )
+
+
 def loaded_with(submitted: Submitted) -> Loaded:
     """Return what `Reads.load` returns for a run that has just been submitted to a new conversation."""
     run = submitted.run
     return Loaded(
         run=run,
         user_id=run.user_id,
+        known=None,
         messages=submitted.history,
         calls=(),
         omitted_bytes={},
@@ -286,8 +306,10 @@ class Reads(Protocol):
             RunNotFound: The user has no such run.
         """
 
-    async def load(self, key: RunKey, epoch: int) -> Loaded:
+    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
         """Return everything that a run's owner needs, from one snapshot.
+
+        `known` is the prefix of the history that the owner has. It is left out of the result if it is still valid.
 
         Raises:
             RunNotFound: No such run.

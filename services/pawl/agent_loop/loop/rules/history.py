@@ -122,9 +122,12 @@ class Group(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """Everything that groups depend on besides their messages and calls."""
+    """Everything that groups depend on besides their messages and calls.
 
-    run_id: RunId
+    `corrected_run_id` is the run if any of its answers need corrections, which depend on its response format.
+    """
+
+    corrected_run_id: RunId | None
     user_id: UserId
     model: str
     reasoning_field: str
@@ -134,15 +137,16 @@ class _Form(NamedTuple):
 
 class _Built(NamedTuple):
     groups: list[Group]
-    # The messages of all groups except the first, and the calls of all groups.
+    # The messages of all groups except the first, and the calls of all groups; None for those without a row.
     rest: tuple[Message, ...]
-    calls: list[Call]
+    call_ids: list[CallId]
+    calls: list[Call | None]
 
 
-# The groups of closed rounds, keyed by the first message of the history, so that each round only builds the newest
-# groups. They do not refer to that message, so they are released along with it.
+# The groups of closed rounds, keyed by the first message of the history. Each round, and the next run with the same
+# messages, only builds the newest groups. They do not refer to that message, so they are released along with it.
 _built: Final = WeakKeyDictionary[Message, dict[_Form, _Built]]()
-_NOTHING: Final = _Built([], (), [])
+_NOTHING: Final = _Built([], (), [], [])
 _FORMS_MAX: Final = 4
 # Number of newest messages that, with their calls, can still be changed by commits.
 _NEWEST: Final = 3
@@ -157,14 +161,15 @@ def groups(state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_imag
     by_form = _built.setdefault(shown[0], {})
     before = by_form.get(form, _NOTHING)
     known = len(before.groups)
-    if before.rest != shown[1:known] or before.calls != _calls(shown[:known], state):
+    if before.rest != shown[1:known] or before.calls != list(map(state.calls.get, before.call_ids)):
         before, known = _NOTHING, 0
     found = [*before.groups, *(_group(message, state, form) for message in shown[known:])]
     closed = shown[:-_NEWEST]
-    if len(closed) != known:
+    if len(closed) > known:
         if len(by_form) >= _FORMS_MAX:
             by_form.clear()
-        by_form[form] = _Built(found[: len(closed)], closed[1:], _calls(closed, state))
+        call_ids = [*before.call_ids, *(call_id for message in closed[known:] for call_id in message.call_ids)]
+        by_form[form] = _Built(found[: len(closed)], closed[1:], call_ids, list(map(state.calls.get, call_ids)))
     return found
 
 
@@ -174,13 +179,18 @@ def _calls(messages: Sequence[Message], state: State) -> list[Call]:
 
 def _form(state: State, echo: ReasoningEcho, *, takes_images: bool) -> _Form:
     return _Form(
-        run_id=state.run.run_id,
+        corrected_run_id=_corrected_run_id(state),
         user_id=state.run.user_id,
         model=state.model,
         reasoning_field=_reasoning_field(state, echo),
         result_bytes_max=state.run.options.limits.result_bytes_per_round_max,
         takes_images=takes_images,
     )
+
+
+def _corrected_run_id(state: State) -> RunId | None:
+    run_id = state.run.run_id
+    return run_id if any(message.misfit and message.run_id == run_id for message in state.messages) else None
 
 
 def _group(message: Message, state: State, form: _Form) -> Group:

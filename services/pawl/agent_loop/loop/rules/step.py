@@ -139,13 +139,15 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
     `last_seq` is 0 if the step had no events. The messages get the same numbers as in the ledger, because only the
     active run's worker appends to a conversation.
     """
-    last = max((message.number for message in after.messages), default=0)
-    messages = []
-    for message in after.messages:
-        last += not message.number
-        messages.append(message if message.number else replace(message, number=last))
+    known = len(after.messages)
+    while known and not after.messages[known - 1].number:
+        known -= 1
+    last = after.messages[known - 1].number if known else 0
+    added = (replace(message, number=number) for number, message in enumerate(after.messages[known:], last + 1))
     run = replace(after.run, last_seq=max(last_seq, after.run.last_seq), active_seconds=after.active_seconds)
-    written = replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), entered=())
+    written = replace(
+        after, run=run, messages=(*after.messages[:known], *added), consumed=(), delegations=(), entered=()
+    )
     return with_shared_budget(replace(written, tells_iteration=0), shared_tokens_left)
 
 
@@ -154,8 +156,11 @@ def with_shared_budget(state: State, left: int | None) -> State:
 
 
 def _kept(base: State, after: State) -> int:
-    known = {id(message) for message in base.messages}
-    return next((n for n, message in enumerate(after.messages) if id(message) not in known), len(after.messages))
+    known = len(base.messages)
+    if after.messages[:known] == base.messages:
+        return known
+    ids = {id(message) for message in base.messages}
+    return next((n for n, message in enumerate(after.messages) if id(message) not in ids), len(after.messages))
 
 
 def _changed(old: T, new: T) -> T | None:

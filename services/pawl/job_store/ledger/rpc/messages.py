@@ -18,6 +18,7 @@ from pawl.job_store.ledger.reading import Claimed, LogGap
 from pawl.job_store.ledger.rpc.approvals import put_approval, put_grant
 from pawl.job_store.ledger.rules import inbox, stop
 from pawl.job_store.ledger.rules.forks import Head
+from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, LastCommit, MessageRow, Offer, RunRow
 from pawl.job_store.ledger.rules.usage import Used
 from pawl.job_store.ledger.rules.waiting import Situation, Waiting
@@ -178,8 +179,9 @@ CONVERSATION: Final = _WIRE.struct(
 )
 _WAITING: Final = _WIRE.struct(Waiting, waiting_pb2.Waiting)
 CLAIMED: Final = _WIRE.struct(
-    Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_quiet",), of_message=("loaded",))
+    Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_quiet", "last_number"), of_message=("loaded",))
 )
+PREFIX: Final = _WIRE.struct(HistoryPrefix, ledger_pb2.HistoryPrefix)
 COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
 
 

@@ -8,12 +8,14 @@ from typing import Final
 
 from google.protobuf.message import Message as ProtoMessage
 
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.rpc.parts import in_parts
 from pawl.event.v1 import message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import Loaded, PendingNotices
 from pawl.job_store.ledger.rpc import messages, own_tools
+from pawl.job_store.ledger.rules import prefix
+from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import CommandRow
 
 # An entry that would make a part larger than this starts a new part.
@@ -36,10 +38,13 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         notices=map(messages.notice, loaded.pending_notices.notices),
         open_job_count=loaded.pending_notices.open_jobs,
         shared_tokens_left=loaded.shared_tokens_left,
+        continues_known=loaded.known is not None,
     )
     history = [messages.message_for_worker(row, loaded.user_id, loaded.run.user_id) for row in loaded.messages]
     _without_refused_images(history, loaded.failures)
     _without_old_images(history, IMAGES_BYTES_MAX)
+    if (found := _prefix(loaded, history)) is not None:
+        first.prefix.CopyFrom(messages.PREFIX.write(found))
     asked = {call_id for message in history for call_id in message.call_ids}
     calls = (
         messages.call(row, omitted_bytes=loaded.omitted_bytes[row.call_id])
@@ -56,6 +61,23 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         part = ledger_pb2.LoadRunResponse()
     if part is first:
         yield first
+
+
+def _prefix(loaded: Loaded, history: Sequence[message_pb2.Message]) -> HistoryPrefix | None:
+    """Return what a worker may keep of a history. See `rules.prefix`."""
+    run = loaded.run
+    # A job is loaded only with the calls of its last iteration.
+    if run.reports_to or any(loaded.omitted_bytes.values()):
+        return None
+    ended = {call.call_id for call in loaded.calls if call.state.is_terminal}
+    changing = {run.run_id} | {
+        RunId(message.run_id)
+        for message in history
+        if message.user_id != run.user_id
+        or any(part.HasField("image") for part in message.parts)
+        or not ended.issuperset(map(CallId, message.call_ids))
+    }
+    return prefix.grown(loaded.known, loaded.messages, loaded.calls, changing)
 
 
 def of_inbox(rows: Iterable[CommandRow], pending: PendingNotices) -> Iterator[ledger_pb2.ListCommandsResponse]:

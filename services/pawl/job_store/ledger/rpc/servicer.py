@@ -22,7 +22,7 @@ from pawl.job_store.ledger.group_commit import Lane
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.ports import Operation
-from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView, loaded_with
+from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView, claimed_with, loaded_with
 from pawl.job_store.ledger.rpc import filters, job_messages, leases, messages, operations, own_tools, parts
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
@@ -35,6 +35,9 @@ T = TypeVar("T")
 RUNS_PER_CLAIM_MAX: Final = 64
 # Larger claims are answered without loaded runs, because the runs would wait for each other.
 RUNS_LOADED_MAX: Final = 4
+# A longer conversation is not loaded with a claim: its worker may have kept most of it, and a very long one would not
+# fit into one part.
+MESSAGES_LOADED_MAX: Final = 64
 EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
 _PENDING_RUNS: Final = "ListPendingCalls, runs"
@@ -57,9 +60,10 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         response = pb.SubmitMessageResponse(run=run, steered=submitted.steered)
         if submitted.is_claimed:
             self._ledger.meter.claims.inc()
-            response.claimed.store_id, response.claimed.run_id = run.store_id, run.run_id
-            response.claimed.epoch = submitted.run.epoch
-            await self._load_along(response.claimed, submitted)
+            claimed = claimed_with(submitted)
+            response.claimed.MergeFrom(messages.CLAIMED.write(claimed))
+            if claimed.last_number <= MESSAGES_LOADED_MAX:
+                await self._load_along(response.claimed, submitted)
         return response
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
@@ -89,12 +93,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
             # No client holds any of these runs' calls, so they do not change before they are loaded.
-            for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_quiet):
-                await self._load_along(run)
+            for run, claim in zip(response.runs, claimed, strict=True):
+                if claim.is_quiet and claim.last_number <= MESSAGES_LOADED_MAX:
+                    await self._load_along(run)
         return response
 
     async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
-        loaded = await self._ledger.reads.load(operations.run_key(request), request.epoch)
+        known = messages.PREFIX.read(request.known) if request.HasField("known") else None
+        loaded = await self._ledger.reads.load(operations.run_key(request), request.epoch, known)
         for part in parts.of_run(loaded):
             yield part
 

@@ -44,13 +44,15 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The run that was created or entered.
 
     `queue_position` is its position in the conversation's queue, from 1; 0 if it has the turn. `is_claimed` means that
-    the `drive` of the message has its lease. `history` has all messages of the conversation if it is new.
+    the `drive` of the message has its lease. `last_number` is then the number of its message, and `history` has all
+    messages of the conversation if it is new.
     """
 
     run: RunRow
     steered: bool
     queue_position: int = 0
     is_claimed: bool = False
+    last_number: int = 0
     history: tuple[MessageRow, ...] = ()
 
 
@@ -258,7 +260,13 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         run = turn.give(unit, conversation, run, before=(created,), claim_at=end)
         is_new = not conversation.last_number and conversation.background == NO_BACKGROUND
         history = tuple(row for row in unit.messages.rows if row.run_id == run.run_id) if is_new else ()
-        return Submitted(run=run, steered=False, is_claimed=end is not None, history=history)
+        return Submitted(
+            run=run,
+            steered=False,
+            is_claimed=end is not None,
+            last_number=conversation.last_number + 1,
+            history=history,
+        )
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Refuse a run if too many already wait for a slot of the store.

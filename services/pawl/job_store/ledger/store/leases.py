@@ -9,7 +9,6 @@ Measured on two busy shared cores with 100,000 waiting runs, a claim takes (p50)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -34,7 +33,10 @@ UPDATE job_store.runs AS r
 SET epoch = r.epoch + 1, worker_id = $3, claim_at = now() + $4, start_time = coalesce(r.start_time, now()),
     crashes = r.crashes + (r.worker_id IS NOT NULL)::integer
 FROM picked WHERE r.store_id = picked.store_id AND r.run_id = picked.run_id
-RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL OR r.waits = '\\x07' AS is_quiet
+RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL OR r.waits = '\\x07' AS is_quiet, r.conversation_id, (
+    SELECT coalesce(max(c.last_number), 0) FROM job_store.conversations AS c
+    WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+) AS last_number
 """
 
 # Locked in key order first, as everywhere, to avoid deadlocks.
@@ -167,7 +169,7 @@ class PostgresLeases:
     ) -> list[Claimed]:
         stores, runs = [run.key.store_id for run in picked], [run.key.run_id for run in picked]
         records = await connection.fetch(_TAKE, stores, runs, worker_id, lease, self._crashes_max)
-        return [replace(_claimed(record), is_quiet=record["is_quiet"]) for record in records]
+        return [Claimed(**dict(record)) for record in records]
 
 
 def _claimed(record: Record) -> Claimed:

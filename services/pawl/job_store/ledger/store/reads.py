@@ -21,9 +21,10 @@ from pawl.job_store.ledger.reading import (
     view_of,
 )
 from pawl.job_store.ledger.rules.conversations import absent
-from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, MessageRow, RunRow
+from pawl.job_store.ledger.rules.prefix import HistoryPrefix
+from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, RunRow
 from pawl.job_store.ledger.rules.waiting import Situation
-from pawl.job_store.ledger.store import log_reads, run_lists, segments, situations, tables
+from pawl.job_store.ledger.store import histories, log_reads, run_lists, segments, situations, tables
 from pawl.values import CallState
 
 # The statements are built only from constants in this package.
@@ -131,32 +132,6 @@ _MESSAGES: Final = run_lists.statement(
     order="number",
     size="length(body)",
 )
-# Summaries can reveal calls, so other users' summaries are left out.
-_MESSAGES_FROM_SUMMARY: Final = segments.visible(
-    """FROM job_store.messages AS m
-    WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
-        SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
-        WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0 AND user_id = $3
-    )""",
-    "$3",
-)
-# The newest calls get their results first, up to this size. A job is loaded with only its open calls and those of its
-# last round.
-_LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
-_CALLS_OF_RUNS: Final = f"""
-SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
-       CASE WHEN bytes_so_far > $3 THEN length(result) END AS omitted_bytes
-FROM (
-    SELECT *, sum(coalesce(length(result), 0)) OVER (
-        ORDER BY create_time DESC, round DESC, batch_index DESC, call_id DESC
-    ) AS bytes_so_far
-    FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[]) AND (round >= $4 OR state < 10)
-) AS c
-ORDER BY create_time, round, batch_index, call_id
-"""
-_FAILURES: Final = """
-SELECT run_id, failure FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[]) AND state = 11
-"""
 
 
 class PostgresReads(DatabaseAdapter):
@@ -170,7 +145,7 @@ class PostgresReads(DatabaseAdapter):
                 found += [(row, await _open_calls(connection, row)) for row in below]
             return view_of(await situations.of_runs(connection, key.store_id, found))
 
-    async def load(self, key: RunKey, epoch: int) -> Loaded:
+    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
         async with self._database.snapshot() as connection:
             record = await connection.fetchrow(_OWNED_RUN, key.store_id, key.run_id)
             if record is None:
@@ -181,17 +156,8 @@ class PostgresReads(DatabaseAdapter):
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
             author = UserId("") if user_id in {None, run.user_id} else run.user_id
-            messages = await _from_summary(connection, key.store_id, run.conversation_id, past_number or 0, author)
-            run_ids = {message.run_id for message in messages if message.user_id == author}
-            records = await connection.fetch(_FAILURES, key.store_id, list(run_ids)) if run_ids - {key.run_id} else []
-            failures = {record["run_id"]: record["failure"] for record in records}
-            run_ids.add(key.run_id)
-            if run.last_commit is None:
-                run_ids.remove(key.run_id)  # A run without a step has no calls.
-            calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX, run.round if run.reports_to else 0)
-            records = await connection.fetch(_CALLS_OF_RUNS, *calls_of) if run_ids else []
-            omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
-            calls = [tables.CALLS.read(record) for record in records]
+            view = segments.AuthorView(key.store_id, run.conversation_id, past_number or 0, author)
+            history = await histories.load(connection, run, view, known)
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.COMMANDS.read(record) for record in records]
             pending_notices = await _pending_notices(connection, key.store_id, run.user_id, background)
@@ -202,13 +168,10 @@ class PostgresReads(DatabaseAdapter):
         return Loaded(
             run=run,
             user_id=user_id or run.user_id,
-            messages=messages,
-            calls=calls,
-            omitted_bytes=omitted_bytes,
+            **history,
             commands=commands,
             loop_state=loop_state,
             time=time,
-            failures=failures,
             pending_notices=pending_notices,
             shared_tokens_left=top.shared_tokens_left if top else 0,
         )
@@ -307,15 +270,6 @@ async def _pending_notices(
     rows = {record["run_id"]: tables.RUNS.read(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
     return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(user_id))
-
-
-async def _from_summary(
-    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
-) -> list[MessageRow]:
-    if past_number:
-        return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
-    records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)
-    return [tables.MESSAGES.read(record) for record in records]
 
 
 async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:

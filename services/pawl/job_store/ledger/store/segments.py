@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.ledger.reading import Page
+from pawl.job_store.ledger.rules.prefix import PrefixCounts
 from pawl.job_store.ledger.rules.rows import MessageRow, Segment
 from pawl.job_store.ledger.store import run_lists, tables
 
@@ -68,12 +69,23 @@ SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p CROSS JOI
 WHERE m.user_id = """
 _FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s CROSS JOIN LATERAL (
     SELECT * FROM job_store.messages AS m
-    WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} OFFSET 0
+    WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1, $5 + 1)")} OFFSET 0
 ) AS m
 WHERE m.summarised_to = 0 OR m.user_id = $4"""
 _FROM_SUMMARY: Final = f"""
 WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
 {visible(_FROM_SUMMARY_SOURCE, "$4")}
+"""
+_COUNTS: Final = f"""
+WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
+SELECT s.end_number, k.* FROM summary AS s CROSS JOIN LATERAL (
+    SELECT count(*) AS message_count, count(*) FILTER (WHERE m.user_id = $4) AS own_count,
+           max(m.message_id) FILTER (WHERE m.number = $5) AS last_message_id
+    FROM parts AS p CROSS JOIN LATERAL (
+        SELECT number, message_id, user_id FROM job_store.messages AS m
+        WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} AND m.number <= $5 OFFSET 0
+    ) AS m
+) AS k
 """
 _KEPT: Final = f"""
 WITH parts AS MATERIALIZED (
@@ -86,6 +98,15 @@ SELECT s.end_number, (
     ) AS m
 ) FROM summary AS s
 """
+
+
+class AuthorView(NamedTuple):
+    """A conversation as its author's runs see it. `past_number` is 0 unless it is a fork."""
+
+    store_id: StoreId
+    conversation_id: ConversationId
+    past_number: int
+    author: UserId
 
 
 async def of(connection: Connection, store_id: StoreId, conversation_id: ConversationId) -> tuple[Segment, ...]:
@@ -106,11 +127,15 @@ async def messages(
     return await run_lists.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
 
 
-async def from_summary(
-    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
-) -> list[MessageRow]:
-    records = await connection.fetch(_FROM_SUMMARY, store_id, conversation_id, past_number, author)
+async def from_summary(connection: Connection, view: AuthorView, *, after: int) -> list[MessageRow]:
+    records = await connection.fetch(_FROM_SUMMARY, *view, after)
     return [tables.MESSAGES.read(record) for record in records]
+
+
+async def counts(connection: Connection, view: AuthorView, *, last_number: int) -> PrefixCounts:
+    """Return the counts of a history up to a number. The conversation need not be a fork."""
+    (record,) = await connection.fetch(_COUNTS, *view, last_number)
+    return PrefixCounts(**dict(record))
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
