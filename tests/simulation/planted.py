@@ -48,6 +48,7 @@ OF_THE_LEDGER = (
         text="Submitted(run=run, steered=earlier.steered))",
         instead="Submitted(run=run, steered=earlier.steered, is_claimed=self.drive is not None))",
         checker="leases_are_given_once",
+        seed=1,
     ),
     Mutant(
         name="messages_get_leases_above_the_slot_limit",
@@ -78,7 +79,7 @@ OF_THE_LEDGER = (
         text="    return slots is not None and not slots.has_due and",
         instead="    return slots is None or not slots.has_due and",
         checker="limits_hold",
-        seed=11,
+        seed=15,
     ),
     Mutant(
         name="effects_precede_their_record",

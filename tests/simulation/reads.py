@@ -36,7 +36,8 @@ from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, Co
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
-from tests.simulation.store import Database, continues, uses_slot, with_lease
+from tests.simulation.leases import uses_slot
+from tests.simulation.store import Database, continues, with_lease
 
 R = TypeVar("R")
 

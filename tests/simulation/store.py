@@ -46,13 +46,12 @@ from pawl.job_store.ledger.rules.rows import (
     Segment,
     SegmentRow,
 )
-from pawl.job_store.ledger.rules.slots import Slots
-from pawl.job_store.ledger.rules.submit import Submit, Submitted
+from pawl.job_store.ledger.rules.submit import Submit
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.values import CallState
-from tests.simulation import rules_of_jobs
+from tests.simulation import leases, rules_of_jobs
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.starters import TriggerTables
@@ -62,7 +61,6 @@ ITERATIONS_KEPT = 2
 _TRANSACTION_SECONDS = 0.003
 _SLOW_ANSWERS = 0.3
 _FAILURE_RATE = 0.004
-_IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
 
 
 @dataclass
@@ -225,13 +223,8 @@ class MemoryJournal:
 
     def apply(self, operations: Sequence[Operation[Any]]) -> Written:
         tables = self._database.tables
-        unit = load(
-            tables,
-            self._ids,
-            [operation.row_keys for operation in operations],
-            now=self._database.now(),
-            claiming=self._database.claiming(),
-        )
+        named, claiming = [operation.row_keys for operation in operations], self._database.claiming()
+        unit = load(tables, self._ids, named, now=self._database.now(), claiming=claiming)
         outcomes: list[Any] = []
         for operation in operations:
             before, barrier = _fenced_row(unit, operation), rules_of_jobs.unstarted_turn(unit, operation)
@@ -244,7 +237,10 @@ class MemoryJournal:
                 self._database.history.unexpected(type(operation).__name__, error)
                 outcomes.append(error)
             self._check_fence(unit, operation, before)
-            self._check_grant(unit, operation, outcomes[-1])
+            if isinstance(operation, Submit):
+                runs = {**tables.runs, **dict(unit.runs.items())}.values()
+                for checker, found in leases.broken(operation, outcomes[-1], runs, self._database.history.owners):
+                    self._judge(checker, found)
             if barrier is not None:
                 self._judge("messages_pass_turns", rules_of_jobs.delayed_message(unit, barrier, outcomes[-1]))
             self._tell(operation, outcomes[-1])
@@ -275,19 +271,6 @@ class MemoryJournal:
             text = f"run {before.run_id} at epoch {before.epoch} was changed by epoch {operation.epoch}"
             self._database.history.violation("stale_epochs_change_nothing", text)
 
-    def _check_grant(self, unit: UnitOfWork, operation: Operation[Any], outcome: Any) -> None:
-        """Check as it happens: a message's run gets a lease only once (I4), and only with a slot (LOOP-14)."""
-        if not isinstance(operation, Submit) or not isinstance(outcome, Submitted) or not outcome.is_claimed:
-            return
-        run, owners, limits = outcome.run, self._database.history.owners, operation.slots
-        if (run.run_id, run.epoch) in owners or run.worker_id is None:
-            self._judge("leases_are_given_once", f"{run.run_id} at epoch {run.epoch}")
-        owners[run.run_id, run.epoch] = run.worker_id or WorkerId("")
-        runs = {**self._database.tables.runs, **dict(unit.runs.items())}.values()
-        active = [each.user_id for each in runs if each.store_id == run.store_id and uses_slot(each, run)]
-        if len(active) > limits.per_store or active.count(run.user_id) > limits.per_user:
-            self._judge("limits_hold", f"{run.run_id} was accepted alongside {len(active) - 1} other runs")
-
     def _judge(self, checker: str, found: str) -> None:
         if found:
             self._database.history.violation(checker, found)
@@ -302,12 +285,6 @@ class MemoryJournal:
 
 def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
     return unit.runs.get(operation.run) if isinstance(operation, Commit) else None
-
-
-def uses_slot(run: RunRow, like: RunRow) -> bool:
-    """LOOP-14: whether a run uses a slot of the same kind as another run."""
-    is_active = run.worker_id is not None or run.state.name in _IN_MOTION
-    return is_active and run.in_background == like.in_background
 
 
 def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime, claiming: bool = False) -> UnitOfWork:
@@ -365,13 +342,10 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime, c
         runs = [run for run in tables.runs.values() if QueueKey(run.store_id, run.in_background) == queue_key]
         queued, active = sum(run.needs_slot(unit.now) for run in runs), sum(run.is_active for run in runs)
         unit.queues.load(queue_key, Queue(queued=queued, active=active, slots=slots))
-    for store_id, user_id in () if claiming else _keys(named, lambda keys: keys.slots):
-        runs = [run for run in tables.runs.values() if run.store_id == store_id]
-        users = [run.user_id for run in runs if run.is_active and not run.in_background]
-        has_due = any(run.claim_at is not None and run.claim_at <= now for run in runs)
-        before = unit.slots.get(store_id)
-        by_user = {**(before.used_by_user if before else {}), user_id: users.count(user_id)}
-        unit.slots.load(store_id, Slots(used=len(users), used_by_user=by_user, has_due=has_due))
+    users = [] if claiming else _keys(named, lambda keys: keys.slots)
+    for store_id in dict.fromkeys(store_id for store_id, _ in users):
+        asked = [user_id for store, user_id in users if store == store_id]
+        unit.slots.load(store_id, leases.slots_of(tables.runs.values(), store_id, asked, now))
     for command_key in _keys(named, lambda keys: keys.commands):
         if command_key in tables.commands and unit.commands.get(command_key) is None:
             unit.load_command(tables.commands[command_key])
