@@ -403,10 +403,10 @@ OF_RUNS = (
     Mutant(
         name="users_get_one_run_too_many",
         module="pawl.job_store.ledger.rules.slots",
-        text="used_by_user[run.user_id] >= limits.per_user:",
-        instead="used_by_user[run.user_id] > limits.per_user:",
+        text="used_by_user < self.per_user",
+        instead="used_by_user <= self.per_user",
         checker=REFERENCE_MODEL,
-        seed=45,
+        seed=57,
     ),
     Mutant(
         name="workers_have_two_last_chances",
