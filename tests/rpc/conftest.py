@@ -33,5 +33,5 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _is_credential_error(error: PawlError) -> bool:
     """Return whether the error comes from a credential without permission, which every method shares."""
     return error.reason == "PERMISSION_DENIED" and error.message.startswith(
-        ("this method ", "this requires one of the roles ", "this requires the ")
+        ("this method ", "this requires one of the roles ", "this requires the ", "the metadata ")
     )

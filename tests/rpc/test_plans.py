@@ -105,7 +105,7 @@ SELECT 'dlv' || n, 'webhook' || n / 50, 'acme', 'ann', n, '', '' FROM generate_s
     ),
     # Pending publications, unread items in order, and channel tests.
     few=frozenset({"notifications_unpublished", "notifications_unread", "webhook_deliveries_tests_of_webhook"}),
-    of_all=("deliveries.store.DUE", "deliveries.store._COUNT_WAITING"),
+    of_all=("deliveries.store.DUE", "deliveries.store._DUE_SECONDS", "deliveries.store._COUNT_WAITING"),
 )
 # Per store, by no column that identifies a row.
 _WHOLE = {"store_id", "user_id", "state"}

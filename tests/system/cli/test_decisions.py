@@ -82,6 +82,6 @@ def test_rule_applies_until_revoked_and_each_call_names_it(pawl: CommandLine) ->
         ("allow *", "must expire within 30 days"),
         ("allow send_email --for soon", "not a duration like"),
         ("deny send_email --like to", "argument=value"),
-        ("deny send_email --conversation conv_x", "No such conversation"),
+        ("deny send_email --conversation conv_x", "The conversation does not exist"),
     ):
         assert says in zoe.refuse("rules", *arguments.split())

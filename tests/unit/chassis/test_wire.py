@@ -211,9 +211,9 @@ def test_maps_and_flat_structs_are_translated() -> None:
     resolve = Resolve(tool_names=["x"], pinned_versions={"x": 3})
     assert resolves.read(resolves.write(resolve)) == resolve
 
-    claims = STRICT.struct(Claim, ledger_pb2.LoadRunRequest)
+    claims = STRICT.struct(Claim, ledger_pb2.ReportCrashRequest)
     claim = Claim(location=Location(store_id="s", run_id=RunId("r")), epoch=7)
-    assert claims.write(claim) == ledger_pb2.LoadRunRequest(store_id="s", run_id="r", epoch=7)
+    assert claims.write(claim) == ledger_pb2.ReportCrashRequest(store_id="s", run_id="r", epoch=7)
     assert claims.read(claims.write(claim)) == claim
 
 
