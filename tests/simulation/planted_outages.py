@@ -39,13 +39,6 @@ OF_OUTAGES = (
         ),
     ),
     Mutant(
-        name="ended_claims_are_not_checked_again",
-        module=_WORKER,
-        text="if not self._has_driven(claim, started):",
-        instead="if False:",
-        checker="runs_end",
-    ),
-    Mutant(
         name="internal_errors_are_final_immediately",
         module=_TRANSIENT[0],
         text=_TRANSIENT[1],
@@ -67,14 +60,6 @@ OF_OUTAGES = (
                 "self._active_from = self._now() - self._base.run.active_seconds",
             ),
         ),
-    ),
-    Mutant(
-        name="due_runs_wait_after_a_clock_set_back",
-        module="pawl.job_store.sweeps",
-        text="if back_seconds > _BACK_SECONDS_MIN:",
-        instead="if False:",
-        checker="runs_end",
-        seed=166,
     ),
     Mutant(
         name="interrupts_run_in_reverse_order",
