@@ -45,7 +45,7 @@ def options() -> argparse.Namespace:
 
 
 async def obey(run: Callable[[str], Awaitable[str]]) -> None:
-    """Do COUNT runs, AT_ONCE concurrently, for each line `COUNT AT_ONCE` of standard input, and print their seconds.
+    """For each line `COUNT AT_ONCE` on standard input, do COUNT runs, AT_ONCE at a time, and print how long each took.
 
     `run` takes a new id and returns the answer.
     """

@@ -32,7 +32,7 @@ _DOOMED_SECONDS: Final = 1.0
 _CLOCK_SECONDS: Final = 3.0
 # Smaller differences come from a slow clock or a slow process.
 _BACK_SECONDS_MIN: Final = 2.0
-_RELAY_SECONDS: Final = 5.0
+_RELAY_SECONDS: Final = 1.0
 # Waiting this long batches events: each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
 _STATS_SECONDS: Final = 15.0
@@ -62,7 +62,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay forever: when woken, and every five seconds to pick up events left by other replicas."""
+        """Relay forever: when woken, and every second to pick up events left by other replicas or earlier failures."""
         while True:
             tasks.check_cancelled()
             self._written.clear()

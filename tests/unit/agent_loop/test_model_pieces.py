@@ -136,6 +136,16 @@ def test_an_idle_machine_shows_output_every_100_ms(seconds: float, most: int) ->
     assert "".join(output.text for output in outputs) == "".join(f"{number} " for number in range(100))
 
 
+@pytest.mark.parametrize("seconds", [0.2, 0.5, 2.0])
+def test_a_pause_of_the_model_delays_no_piece(seconds: float) -> None:
+    coalescer = Coalescer(HEAD)
+    for at, piece in paced(10, seconds):
+        coalescer.add(piece, at)
+        assert coalescer.due_at() == at
+        coalescer.take(at + 0.001)
+        coalescer.shown(at + 0.005)
+
+
 def test_the_first_piece_is_due_immediately_and_the_next_after_a_pause() -> None:
     coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="H"), 6.0)

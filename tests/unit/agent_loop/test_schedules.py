@@ -29,7 +29,7 @@ def report(time: datetime | None = TIME, time_zone: str = "Europe/Berlin") -> Du
     return due
 
 
-def test_a_scheduled_run_sees_its_scheduled_time_zone_and_delay() -> None:
+def test_a_scheduled_run_sees_its_delay_and_its_scheduled_time_with_zone() -> None:
     local, later = "2026-07-06T09:00:00+02:00 (Europe/Berlin)", TIME + timedelta(minutes=5)
     rows: list[tuple[DueSchedule, datetime, datetime | None, str]] = [
         (report(), TIME, None, f"due at {local}."),

@@ -200,6 +200,18 @@ async def test_an_idle_worker_asks_rarely_only_while_it_would_hear_of_work() -> 
     assert len(asked) <= 16
 
 
+async def test_an_idle_worker_polls_every_second_as_soon_as_nats_is_lost() -> None:
+    world = World(VERDICTS, [says("Done.")])
+    worker, hints = world.worker(), Hints()
+    await worker.listen(cast("Bus", hints))
+    async with at_work(worker):
+        await asyncio.sleep(6.5)
+        hints.connected = False
+        submitted_at = world.clock.now()
+        await end_of(world, world.ledger.submit("hello"))
+    assert world.clock.now() - submitted_at < 2.5
+
+
 @pytest.mark.parametrize("lease_seconds", [6.5, 8.0, 12.5])
 async def test_an_idle_worker_takes_over_a_run_as_soon_as_its_lease_ends(lease_seconds: float) -> None:
     world = World(VERDICTS, [says("Done.")])

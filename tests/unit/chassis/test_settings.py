@@ -105,7 +105,7 @@ def test_the_local_key_is_long_and_excludes_a_key_file(environment: pytest.Monke
     assert "at least 16" in problems()[0]
     environment.setenv("PAWL_LOCAL_KEY", LOCAL_KEY)
     environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
-    assert problems() == ["PAWL_API_KEYS_FILE: set either it or, on one machine only, PAWL_LOCAL_KEY"]
+    assert problems() == ["PAWL_API_KEYS_FILE: set either this or PAWL_LOCAL_KEY (on a single machine only), not both"]
 
 
 def test_services_require_a_key_and_listen_on_loopback_by_default() -> None:

@@ -79,7 +79,7 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_OUTCOME_UNKNOWN: _ExecutionOutcome.ValueType  # 4
     """Its process crashed during the call; it is unknown whether the call took effect."""
     EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
-    """Not ended: the tool is asking a user `question`. Call ExecuteTool again with all answers so far. READ_ONLY
+    """Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far. READ_ONLY
     and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
     """
     EXECUTION_OUTCOME_AWAITING_COMPLETION: _ExecutionOutcome.ValueType  # 6
@@ -102,7 +102,7 @@ EXECUTION_OUTCOME_CANCELLED: ExecutionOutcome.ValueType  # 3
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
 """Its process crashed during the call; it is unknown whether the call took effect."""
 EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
-"""Not ended: the tool is asking a user `question`. Call ExecuteTool again with all answers so far. READ_ONLY
+"""Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far. READ_ONLY
 and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
 """
 EXECUTION_OUTCOME_AWAITING_COMPLETION: ExecutionOutcome.ValueType  # 6

@@ -95,7 +95,8 @@ class Histories:
         size_bytes = sum(message.ByteSize() for message in response.messages[: len(messages) - known])
         size_bytes += sum(call.ByteSize() for call in response.calls if call.call_id in more)
         return KeptHistory(
-            prefix=response.prefix,
+            # A copy, because a part of a message keeps the whole message in memory.
+            prefix=pb.HistoryPrefix.FromString(response.prefix.SerializeToString()),
             messages=messages,
             calls={**before.calls, **more} if before else more,
             size_bytes=(before.size_bytes if before else 0)

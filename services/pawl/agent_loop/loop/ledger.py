@@ -105,6 +105,7 @@ class WorkerLedgerClient:
         return _loaded(response, self._histories.taken(response, known))
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
+        self._histories.forget_idle()
         request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
         response = await translated(self._stub.RenewLeases(request))
         return Renewal(

@@ -146,12 +146,16 @@ class Worker:
                 await self._wait_for_work(started, poll_seconds)
             await self._throttle(started + _CLAIM_SECONDS_MIN)
 
+    @property
+    def _hears(self) -> bool:
+        return self._bus is not None and self._bus.connected
+
     def _jitter(self) -> float:
         return 0.8 + 0.4 * self._random()
 
     def _idle_seconds(self, poll_seconds: float, wait_seconds: float | None) -> float:
         """Return how long a worker without runs waits for the next poll; see ClaimRunsResponse."""
-        if self._bus is None or not self._bus.connected:
+        if not self._hears:
             return poll_seconds
         idle_seconds = self._limits.idle_poll_seconds * self._jitter()
         if wait_seconds is None:
@@ -167,7 +171,9 @@ class Worker:
             if left <= 0:
                 return
             self._wakeup.clear()
-            await within(left, self._wakeup.wait())
+            await within(min(left, self._limits.poll_seconds), self._wakeup.wait())
+            if not self._hears and self._clock.monotonic() - looked >= self._limits.poll_seconds:
+                return
         await within(self._limits.remote_work_delay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _throttle(self, due: float) -> None:

@@ -91,7 +91,7 @@ def _status(code: Any) -> int | None:
 
 
 def on_one_line(texts: str) -> str:
-    """Return ": words" on one line, without a final period; empty if there are no words."""
+    """Return ": " and the text on one line, shortened, without a final period; an empty string if it is empty."""
     seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:

@@ -73,6 +73,11 @@ class ScheduleServicer:
         self._pause.note_change()
         return pb.UpdateScheduleResponse.FromString(response)
 
+    async def ResumeSchedule(self, request: pb.ResumeScheduleRequest, context: Context) -> pb.ResumeScheduleResponse:
+        response = await self._forward(f"{_SERVICE}/ResumeSchedule", request.SerializeToString())
+        self._pause.note_change()
+        return pb.ResumeScheduleResponse.FromString(response)
+
     async def TriggerSchedule(self, request: pb.TriggerScheduleRequest, context: Context) -> pb.TriggerScheduleResponse:
         name = check_id(request.name, "name")
         fire = await self.trigger(require_user(), name, convert.request_id(request))

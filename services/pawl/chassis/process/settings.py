@@ -139,7 +139,9 @@ class ServiceSettings(BaseSettings):
                 "; for other addresses give each caller its own key"
             )
         if self.local_key is not None and self.api_keys_file is not None:
-            raise ValueError("PAWL_API_KEYS_FILE: set either it or, on one machine only, PAWL_LOCAL_KEY")
+            raise ValueError(
+                "PAWL_API_KEYS_FILE: set either this or PAWL_LOCAL_KEY (on a single machine only), not both"
+            )
         return self
 
     @model_validator(mode="after")

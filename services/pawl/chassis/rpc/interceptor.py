@@ -283,7 +283,9 @@ class Method:
         return serve
 
     async def serve_carried(self, serve: Callable[[], Awaitable[T]], request_id: str, timeout_seconds: float) -> T:
-        """Serve a call from a batch. Its task has a known caller. A timeout of 0 means that there is no timeout.
+        """Serve one call of a batch. The caller must already be authenticated in the current task.
+
+        A timeout of 0 means no timeout.
 
         Raises:
             PawlError: The error to send to the client.

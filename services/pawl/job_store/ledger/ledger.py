@@ -47,8 +47,8 @@ class Ledger:
 
     async def release_worker(self, worker_id: WorkerId) -> int:
         released = await self.leases.release(worker_id)
-        if released:
-            await self._announcer.work_ready()
+        # Even if nothing was released: the worker may have been the only one that knew when a parked run is due.
+        await self._announcer.work_ready()
         return released
 
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:

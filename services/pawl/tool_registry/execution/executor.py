@@ -36,8 +36,6 @@ _WAITING_PER_RUNNING: Final = 10
 _POLL_SECONDS: Final = 0.1
 # A lease that was not renewed this many times is treated as expired.
 _IDLE_RENEWALS: Final = 2
-# An idle executor pauses this many times as long. `LeaseWatch` forgets what it has seen after longer pauses.
-_IDLE_PAUSE: Final = 2.0
 # A call that was started early, or its result, is kept this long for its run, which executes the call after it has
 # written the step.
 KEPT_SECONDS: Final = 10.0
@@ -427,9 +425,8 @@ class Executor:
         self._renewed_at = asked_at
 
     async def _renew_leases(self) -> None:
-        is_idle = False
         while True:
-            await self._clock.sleep(self._options.renew_seconds * (_IDLE_PAUSE if is_idle else 1))
+            await self._clock.sleep(self._options.renew_seconds)
             asked_at = self._clock.monotonic()
             is_idle = not self._running and not self._attempts
             try:
@@ -480,7 +477,7 @@ def _needs_lease(job: Job) -> bool:
 
 
 def _expire_kept(execution: Execution) -> None:
-    """Cancel a kept call that was never executed, because its run was cancelled or its worker died."""
+    """Cancel a kept call that no worker has come back for, because its run was cancelled or its worker died."""
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

@@ -40,7 +40,7 @@ def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
         """
         words = " ".join(text.split())
         if not words or not words.isprintable():
-            raise ToolError("the text must be words on one line, without control characters")
+            raise ToolError("the text must not be blank or contain control characters")
         try:
             kept = await repository.add(_owner(context), memory_id_of(context.call_id), words)
         except TooLarge as error:

@@ -62,7 +62,8 @@ class Coalescer:
             return None
         if self._pause_from is None:
             return self._oldest_at
-        return min(self._oldest_at + HELD_SECONDS_MAX, self._pause_from + self._pause_seconds)
+        paused_until = max(self._oldest_at, self._pause_from + self._pause_seconds)
+        return min(self._oldest_at + HELD_SECONDS_MAX, paused_until)
 
     def take(self, now: float) -> tuple[OutputDelta, ...]:
         """Return all held pieces as one output, whether or not they are due. Call `shown` once it is committed.

@@ -164,7 +164,7 @@ class FileFolders:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records, but only in one change in a hundred. The key determines in which one."""
+        """Delete old records, but only on about one change in a hundred, chosen by a hash of the key."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
