@@ -85,7 +85,7 @@ OF_THE_LEDGER = (
         text="    if count == len(commands):",
         instead="    if True:",
         checker="no_crash",
-        seed=431,
+        seed=286,
         seeds=800,
     ),
     Mutant(
@@ -134,7 +134,7 @@ OF_THE_LEDGER = (
         text="return call if own is None else replace(call, own_tool=own)",
         instead="return call",
         checker="own_tools_stay_with_their_run",
-        seed=22,
+        seed=0,
     ),
     Mutant(
         name="run_tool_calls_are_offered_to_any_client",
@@ -151,7 +151,7 @@ OF_THE_LEDGER = (
         text="if row.generation != self.generation or not is_due:",
         instead="if False:",
         checker="each_due_time_fires_once",
-        seed=13,
+        seed=3,
     ),
     Mutant(
         name="triggers_are_forgotten",

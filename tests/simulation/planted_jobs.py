@@ -30,7 +30,7 @@ OF_JOBS = (
         text="and grant.uses < grant.series.iterations_max",
         instead="",
         checker="series_stay_within_their_grant",
-        seed=23,
+        seed=25,
         also=(
             (
                 "pawl.agent_loop.loop.rules.job_program",
@@ -89,7 +89,7 @@ OF_JOBS = (
         text="if each.user_id == user_id and not each.entered_by",
         instead="if not each.entered_by",
         checker="notices_stay_with_their_user",
-        seed=34,
+        seed=9,
     ),
     Mutant(
         name="every_job_is_reported_as_a_success",
@@ -105,7 +105,7 @@ OF_JOBS = (
         text="    if candidates:\n",
         instead="    if False:\n",
         checker="job_ends_are_reported_or_dismissed",
-        seed=34,
+        seed=12,
     ),
     Mutant(
         name="ended_jobs_stay_open",
@@ -129,7 +129,7 @@ OF_JOBS = (
         text="(is_to_end or not jobs.has_started(active))",
         instead="is_to_end",
         checker="messages_pass_turns",
-        seed=34,
+        seed=21,
     ),
     Mutant(
         name="turns_follow_immediately",
@@ -161,7 +161,7 @@ OF_JOBS = (
         text="math.floor(started + _TINY) + 1",
         instead="math.floor(started + _TINY)",
         checker="series_keep_their_interval",
-        seed=11,
+        seed=6,
         also=(("pawl.agent_loop.loop.rules.job_program", "math.ceil(ended - _TINY)", "math.floor(ended)"),),
     ),
     Mutant(
@@ -170,7 +170,7 @@ OF_JOBS = (
         text="first = job.delay_first if last is None",
         instead="first = 0 if last is None",
         checker="series_keep_their_interval",
-        seed=11,
+        seed=6,
     ),
     Mutant(
         name="series_continue_after_their_end",
@@ -194,7 +194,7 @@ OF_JOBS = (
         text="fired_time=now, is_armed=False",
         instead="fired_time=now, is_armed=True",
         checker="monitors_fire_on_edges",
-        seed=15,
+        seed=9,
     ),
     Mutant(
         name="monitors_forget_their_pause",
@@ -210,7 +210,7 @@ OF_JOBS = (
         text="(WaitKind.PAUSED,) if cursor.is_paused else ()",
         instead="()",
         checker="paused_jobs_start_nothing",
-        seed=26,
+        seed=46,
     ),
     Mutant(
         name="silent_jobs_report_their_end",
