@@ -54,7 +54,7 @@ def play(mutant: Mutant) -> str:
     return ""
 
 
-def hunt(mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str]]:
+def hunt(mutants: Sequence[Mutant], end: float = math.inf) -> Iterator[tuple[Mutant, str]]:
     """Play each mutant in its own process, two at a time; yield it with its report, empty if none.
 
     The processes are forks of this one, which has imported everything: only modules that may change are imported again.
@@ -65,8 +65,10 @@ def hunt(mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str]]:
         hunts = [(mutant, pool.apply_async(_attempt, (mutant,))) for mutant in mutants]
         for mutant, hunted in hunts:
             try:
-                yield mutant, hunted.get(_SECONDS_MAX)
+                yield mutant, hunted.get(min(_SECONDS_MAX, max(0.0, end - time.monotonic())))
             except multiprocessing.TimeoutError:
+                if time.monotonic() >= end:
+                    return
                 yield mutant, ""
 
 
@@ -109,7 +111,7 @@ def main() -> int:
         random.Random(arguments.shuffle).shuffle(chosen)
     end = time.monotonic() + arguments.seconds
     played = missed = 0
-    for mutant, found in hunt(chosen):
+    for mutant, found in hunt(chosen, end):
         played += 1
         missed += not found
         print(f"{mutant.name}: {found or 'MISSED'}", flush=True)  # noqa: T201
