@@ -21,7 +21,7 @@ from bench.slices import CPU_AND_CLIENT, P50, RATE, Slice, Value, cpu_by_process
 from bench.subjects import Pawl, Peer, Subject, start_request
 from bench.world import model_server, scratch
 
-_BASE: Final = "handwritten"
+BASE: Final = "handwritten"
 
 
 def _peer(name: str, program: str, *, database: bool = False) -> Callable[[Path, str], Subject]:
@@ -36,7 +36,7 @@ def _with_effects(data: Path, model_url: str) -> Pawl:
 SUBJECTS: Final[dict[str, Callable[[Path, str], Subject]]] = {
     "floor": _peer("raw floor", "handwritten/floor.py"),
     "pawl-effects": _with_effects,
-    _BASE: _peer("hand-written loop", "handwritten/run.py"),
+    BASE: _peer("hand-written loop", "handwritten/run.py"),
     "pawl": Pawl,
     "restate": _peer("Restate", "restate/run.py"),
     "dbos-sqlite": _peer("DBOS, SQLite", "dbos/run.py"),
@@ -57,7 +57,7 @@ class Target:
     what: str
     value: Value
     bound: float
-    beside: str = _BASE
+    beside: str = BASE
     judge: Callable[..., Figure] = at_most
 
 
@@ -98,7 +98,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             ALONE: await take_turns(subjects, options.turns, runs=options.runs_alone, at_once=1),
             CROWD: await take_turns(subjects, options.turns, runs=options.runs, at_once=options.at_once),
         }
-        without_disk = {name: subject for name, subject in subjects.items() if name == _BASE}
+        without_disk = {name: subject for name, subject in subjects.items() if name == BASE}
         on_disk = {name: subject for name, subject in subjects.items() if isinstance(subject, Pawl)}
         for subject in on_disk.values():
             await slow_disk(subject.suite, options.sync_milliseconds)
@@ -135,7 +135,7 @@ def points(names: Mapping[str, str], seen: Mapping[str, Slices]) -> list[Point]:
     for code, load, what, value, unit in _COLUMNS:
         for name, slices in seen[load].items():
             title, series = f"{what} {load}", names[name]
-            if base := seen[load].get(_BASE):
+            if base := seen[load].get(BASE):
                 times = shown(ratios(slices, base, value))
                 multiples.append(Point(code=code, what=title, series=series, unit="", **times))
             detail = cpu_by_process(slices) if value is CPU_AND_CLIENT else {}

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from bench.comparison import SUBJECTS
+from bench.comparison import BASE, SUBJECTS
 from bench.environments import Unavailable
 from bench.percentiles import percentile
 from bench.slices import CPU_AND_CLIENT, ratios, take_turns
@@ -25,7 +25,6 @@ from bench.world import model_server, scratch
 
 ALLOWED: Final = Path(__file__).parent / "gate.json"
 MARGIN: Final = 0.25
-_BASE: Final = "handwritten"
 _TURNS: Final = 12
 _WARM_UP_RUNS: Final = 64
 
@@ -68,13 +67,13 @@ async def _misses(name: str, load: Load, turns: int) -> bool:
         data = await stack.enter_async_context(scratch())
         server = await stack.enter_async_context(model_server())
         subjects: dict[str, Subject] = {
-            _BASE: await stack.enter_async_context(SUBJECTS[_BASE](data / _BASE, server.url)),
+            BASE: await stack.enter_async_context(SUBJECTS[BASE](data / BASE, server.url)),
             "pawl": await stack.enter_async_context(Pawl(data / "pawl", server.url)),
         }
         for subject in subjects.values():
             await subject.run(_WARM_UP_RUNS, load.at_once)
         slices = await take_turns(subjects, turns, runs=load.runs, at_once=load.at_once)
-    measured = cost(ratios(slices["pawl"], slices[_BASE], CPU_AND_CLIENT))
+    measured = cost(ratios(slices["pawl"], slices[BASE], CPU_AND_CLIENT))
     print(f"{name}: {measured:.2f} times the CPU of the hand-written loop; limit {load.limit:.2f}", flush=True)
     return measured > load.limit
 

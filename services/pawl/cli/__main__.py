@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 
 _FLAGS: Final = ("--address", "--data", "--store", "--user", "--ca")
 _SWITCHES: Final = ("--key-in-clear",)
-_EXIT_INTERRUPTED: Final = 130
 
 # Where each command is, in pawl.cli, and the first sentence of its help.
 COMMANDS: Final = {
@@ -168,7 +167,9 @@ def main() -> None:
     try:
         app(args=flags_first(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit(_EXIT_INTERRUPTED)
+        from pawl.cli.command import EXIT_INTERRUPTED  # noqa: PLC0415
+
+        sys.exit(EXIT_INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # last chance to print a readable message
         from pawl.cli.command import EXIT_IMPOSSIBLE, fail  # noqa: PLC0415  # slow to import
 

@@ -162,17 +162,17 @@ class Worker:
             return idle_seconds
         return min(wait_seconds + _DUE_AFTER_SECONDS, idle_seconds) if wait_seconds > 0 else poll_seconds
 
-    async def _wait_for_work(self, looked: float, poll_seconds: float) -> None:
+    async def _wait_for_work(self, polled_at: float, poll_seconds: float) -> None:
         poll_at = self._clock.monotonic() + poll_seconds
         while not self._work_may_be_there:
-            while self._due_times and self._due_times[0] <= looked:
+            while self._due_times and self._due_times[0] <= polled_at:
                 heapq.heappop(self._due_times)
             left = min([poll_at, *self._due_times[:1]]) - self._clock.monotonic()
             if left <= 0:
                 return
             self._wakeup.clear()
             await within(min(left, self._limits.poll_seconds), self._wakeup.wait())
-            if not self._hears and self._clock.monotonic() - looked >= self._limits.poll_seconds:
+            if not self._hears and self._clock.monotonic() - polled_at >= self._limits.poll_seconds:
                 return
         await within(self._limits.remote_work_delay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
