@@ -1,4 +1,4 @@
-"""Defines the worker's ports."""
+"""Interfaces between the worker and the services it uses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AgentReader(Protocol):
     """Reads agents from the ledger. Methods may raise DependencyUnavailable and can be retried."""
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return an agent's version; 0 means the newest one, which a deleted agent does not have.
+        """Return an agent's version; 0 means the newest version, which a deleted agent does not have.
 
         Raises:
             AgentNotFound

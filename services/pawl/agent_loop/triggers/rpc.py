@@ -124,7 +124,7 @@ class TriggerServicer:
         raise DependencyUnavailable("the trigger is being changed: try again")
 
     async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
-        """Fire a trigger with an e-mail, unless one at or after its position has already been delivered.
+        """Fire a trigger with an e-mail, unless an e-mail at or after its position has already been delivered.
 
         Raises:
             TriggerNotFound

@@ -52,7 +52,7 @@ _JOB_SECONDS: Final = 86_400.0
 def decide(state: State, now: float) -> Decision:
     """Return what to do next.
 
-    These guarantees apply to every program. The program is asked each time, unless the run is ending. Nothing starts
+    These guarantees apply to every program. The program decides first, unless the run is ending. Nothing starts
     once the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open
     model call is handled before open calls. A run ends only when every call has its result.
     """

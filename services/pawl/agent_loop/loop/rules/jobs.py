@@ -69,7 +69,7 @@ def background_denial(run: Run) -> str:
 def extract_terms(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
-    """Return the calls without background parameters, and the background requests of those that made one.
+    """Return the calls without background parameters, and the background requests that some of them made.
 
     With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
     """
