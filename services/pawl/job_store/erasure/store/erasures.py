@@ -269,7 +269,7 @@ class PostgresErasures(DatabaseAdapter):
         return True
 
     async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
-        """Remove about `rows_max` rows of each kind from the ledger.
+        """Remove about `rows_max` rows of each kind from the ledger; return the number of rows removed.
 
         When none are left, complete LEDGER and return 0.
         """

@@ -129,7 +129,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             RunNotFound: No such run.
             RunEnded: The run has ended.
-            LeaseLost: Another worker holds the run, or this one released it.
+            LeaseLost: Another worker holds the run, or the owner released it.
             InboxChanged: The step ignores an unread command, or `after_seq` is not the end of the log.
             IllegalTransition: A state table forbids the step.
             InvalidField: The step contradicts itself.

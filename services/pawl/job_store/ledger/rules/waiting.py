@@ -80,8 +80,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A run at `time`, with context that its row does not have.
 
     `calls` are its open calls, in call order; `is_cut` means that there are more. `call_counts` and `child_run_ids`
-    cover its newest calls. `before` lists the runs with an earlier turn, starting with the active one. The used slots
-    of its store and user are counted only while it needs a slot.
+    cover its newest calls. `before` lists the runs ahead of it in the conversation, starting with the active run. The
+    used slots of its store and user are counted only while it needs a slot.
     """
 
     run: RunRow
@@ -96,7 +96,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_position(self) -> int:
-        """Position among the runs that wait for their turn in the conversation, from 1; 0 if the run has its turn."""
+        """Position in the conversation's queue, from 1; 0 if the run is not queued."""
         return len(self.before)
 
 
@@ -166,7 +166,7 @@ def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
 def _for_worker(situation: Situation, sentence: str) -> Waiting:
     run = situation.run
     if run.worker_id is not None and _is_due(situation, of_nobody=True):
-        sentence = "Its worker is gone: the next one picks it up."
+        sentence = "Its worker was lost: the next worker continues it."
     elif run.worker_id is not None:
         sentence = "A worker has claimed it and is about to continue."
     elif run.crashes and run.claim_at is not None and run.claim_at > situation.time:
