@@ -48,7 +48,7 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent is presented to users."""
+    """The presentation of an agent to users."""
 
     title: str = ""
     description: str = ""

@@ -46,7 +46,7 @@ class Watcher:
         self._page: ListEventsResponse | None = None
         self._joined = False
         self.scope: asyncio.Timeout | None = None
-        # Seq of the last event that the client has consumed, as shown by its request for the next one.
+        # Seq of the last event that the client has consumed, as shown by its request for the next event.
         self.position = after_seq
         self.cut = False
 

@@ -151,7 +151,7 @@ class Inbox:
         """Report progress on an offered call.
 
         Raises:
-            InvalidField, TooLarge
+            InvalidField, TooLarge, RequestIdReused
         """
         command = pb.ProgressCommand(
             call_id=progress.call_id,
@@ -249,7 +249,7 @@ class Inbox:
         """Cancel a run. A run that has already ended is unchanged, and the outcome is LATE.
 
         Raises:
-            InvalidField, TooLarge
+            InvalidField, TooLarge, RequestIdReused
         """
         checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
         command = pb.CancelCommand(cause=run_pb2.STOP_CAUSE_USER, reason=reason)

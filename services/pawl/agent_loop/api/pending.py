@@ -78,7 +78,7 @@ class PendingViews:
 
     @asynccontextmanager
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
-        """Watch pending items for the duration of the block, through a view shared by user, rights and filter.
+        """Watch pending items for the duration of the block. Watchers with equal user, rights and filter share a view.
 
         The credential does not affect the view. The caller must make sure that the credential stays valid.
         """

@@ -44,7 +44,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and those of them that have unread commands, in the ledger's order."""
+    """The claims that the worker still holds, and the claims with unread commands, both in the ledger's order."""
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]

@@ -230,7 +230,7 @@ class RunTasks(Tasks):
         return usage
 
     async def cancel_model(self) -> ModelCut | None:
-        """Cancel the model call. Return its output so far, or None if it had already ended."""
+        """Cancel the model call and return its output so far; None if no call was running."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
             return None
@@ -273,7 +273,7 @@ class RunTasks(Tasks):
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools, including the one that the model must call if it is registered."""
+        """Return the run's registered tools, including the tool that the model must call, if it is registered."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:

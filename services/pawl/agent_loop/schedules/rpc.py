@@ -43,7 +43,7 @@ _LATE_SECONDS: Final = 60
 
 
 class ScheduleServicer:
-    """Fires schedules when they are due or when users trigger them. job-store, behind `stub`, stores them.
+    """Fires schedules when they are due or when users trigger them. `stub` calls job-store, which stores them.
 
     The methods here need agents; `forward` passes the others to job-store.
     """

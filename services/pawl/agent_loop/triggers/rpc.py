@@ -39,7 +39,7 @@ _RETRY_SECONDS: Final = 1.0
 
 
 class TriggerServicer:
-    """Fires triggers. job-store, behind `stub`, stores them.
+    """Fires triggers. `stub` calls job-store, which stores them.
 
     The methods here need agents or parse untrusted data; `forward` passes the others to job-store.
     """

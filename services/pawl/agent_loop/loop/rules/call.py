@@ -96,7 +96,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     provider_call_id: str = ""
     # The name that the model used, if the call was changed to another tool; otherwise empty.
     proposed_tool_name: str = ""
-    # The call that this one reverses; empty unless the run is an undo.
+    # The call that this call reverses; empty unless the run is an undo.
     undoes_call_id: CallId = CallId("")
     tool_version: int = 0
     context: ExecutionContext | None = None

@@ -50,7 +50,7 @@ _JOB_SECONDS: Final = 86_400.0
 
 
 def decide(state: State, now: float) -> Decision:
-    """Return what to do next.
+    """Return the next decision.
 
     These guarantees apply to every program. The program decides first, unless the run is ending. Nothing starts
     once the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open

@@ -122,7 +122,7 @@ class Group(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """Everything that groups depend on besides their messages and calls.
+    """The inputs that determine groups, in addition to their messages and calls.
 
     `corrected_run_id` is the run if any of its answers need corrections, which depend on its response format.
     """

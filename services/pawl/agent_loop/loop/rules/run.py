@@ -100,7 +100,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
-    """A run's options, fixed when it is created."""
+    """A run's options, fixed when the run is created."""
 
     limits: Limits = field(default_factory=Limits)
 
