@@ -64,7 +64,6 @@ class JetStreamErasures:
         """Create the list if needed. Return whether it is empty, or None if it was already applied on this connection.
 
         Each new connection may be to a different server, so the list is then applied again.
-
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:

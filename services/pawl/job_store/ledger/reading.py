@@ -205,7 +205,7 @@ class MessagePage(Page[MessageRow]):
 class ConversationFilter:
     """A filter on a user's conversations by archiving, word prefixes and labels.
 
-    None or empty fields match all. With `shared`, it matches conversations that other users of the store share instead.
+    None or empty fields match all. With `shared`, the filter applies to conversations that other users share instead.
     """
 
     archived: bool | None = None
@@ -260,7 +260,7 @@ class Leases(DueTimes, Protocol):
         """Renew all of a worker's leases, including expired ones whose runs no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Release all of a worker's runs, which become claimable immediately; return the number."""
+        """Release all of a worker's runs, which become claimable immediately; return their number."""
 
 
 class Reads(Protocol):
@@ -350,7 +350,7 @@ class Reads(Protocol):
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return a run's events after a seq: at least one if there is any, up to the limit and 1 MiB.
+        """Return a run's events after a seq: at most `events_max`, and about 1 MiB, but at least one if there is any.
 
         Removed events are returned as a gap, with the events that follow it.
 

@@ -348,7 +348,6 @@ def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, i
     """Write the call's progress to the log and renew the client's lease, without involving the owner.
 
     A report that arrives too soon after the previous report only renews the lease: it is not logged and has no receipt.
-
     """
     call = offers.renewed(call, now=unit.now)
     if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:

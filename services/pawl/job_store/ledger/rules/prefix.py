@@ -12,7 +12,7 @@ cached prefix with the newer messages only in these cases:
 * Another user's messages appeared or disappeared up to the end of the prefix: `own_count` differs.
 * The run belongs to another user: `own_count` differs.
 * A refused or old image is omitted: no run with an image is in the prefix.
-* Results are omitted because newer ones are large: the whole history is loaded again. (Calls that a run makes after its
+* Results are omitted because newer results are large: the whole history is loaded. (Calls that a run makes after its
   conversation was forked do not count here. A full load could then omit results that the cached prefix has.)
 * A restored database has different messages with the same numbers: the ID of the last message differs.
 """

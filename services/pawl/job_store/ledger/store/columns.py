@@ -25,7 +25,7 @@ class Column(Generic[R]):
     """A column: its SQL type, and how to compute its value from a row.
 
     `fixed` columns are never updated. A `heavy` column is skipped in an update if the row holds the same object as the
-    stored one. `read` converts the stored value to the row's field, whose name is `field`, or by default the column's.
+    stored row. `read` converts the stored value to the row's field, whose name is `field`, or by default the column's.
     """
 
     name: str
