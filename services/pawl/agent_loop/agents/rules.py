@@ -48,8 +48,6 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The presentation of an agent to users."""
-
     title: str = ""
     description: str = ""
     example_prompts: tuple[str, ...] = ()

@@ -148,11 +148,9 @@ class Meter(Protocol):
     def model_called(self, outcome: str, usage: Usage) -> None:
         """Count a finished model call. The outcome is `answered`, `failed`, `cut` or `forgotten`."""
 
-    def call_executed(self, outcome: str) -> None:
-        """Count a finished execution by its outcome."""
+    def call_executed(self, outcome: str) -> None: ...
 
-    def runs_held(self, count: int) -> None:
-        """Set the number of runs that this worker drives."""
+    def runs_held(self, count: int) -> None: ...
 
     def run_left(self, how: str) -> None:
         """Count a run that this worker released.

@@ -376,11 +376,6 @@ class Breaker:
         self._closed_until = 0.0
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of an answer.
-
-        Raises:
-            ModelError
-        """
         self._enter(request)
         try:
             async with aclosing(self._model.stream(request)) as pieces:

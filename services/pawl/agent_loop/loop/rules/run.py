@@ -42,8 +42,6 @@ class ApprovalExpiryPolicy(StrEnum):
 
 
 class ToolChoiceMode(StrEnum):
-    """The constraint on the first model call."""
-
     AUTO = "AUTO"
     NONE = "NONE"
     REQUIRED = "REQUIRED"
