@@ -68,7 +68,7 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
     elif history[0].role is not HistoryRole.USER:
         yield Fault(message=1, text="the first message must be from the user")
     if len(history) > MESSAGES_MAX:
-        yield Fault(message=0, text=f"a history may have at most {MESSAGES_MAX} messages: import only the last ones")
+        yield Fault(message=0, text=f"a history may have at most {MESSAGES_MAX} messages: import only the newest")
         return
     known: set[str] = set()
     for position, message in enumerate(history, 1):

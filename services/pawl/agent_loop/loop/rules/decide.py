@@ -111,7 +111,7 @@ def _end(state: State, now: float) -> Decision:
 def not_made(call: Call, now: float) -> Call:
     message = "The run was stopped before this call was made."
     if call.state is CallState.DELEGATED:
-        message = "The run was stopped before this call ended, and so was the run that did the call."
+        message = "The run was stopped before this call ended, and so was the run that executed it."
     return settle.withdrawn(call, message, now)
 
 

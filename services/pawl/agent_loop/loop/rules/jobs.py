@@ -123,7 +123,7 @@ def detached(
         state = _start_job(state, call, terms, verdict, now)
     if not state.run.is_turn:
         return state
-    message = "The user did not request this answer, so nobody is asked now. Say what you would do; the user decides."
+    message = "The user did not request this answer, so no user is asked. Say what you would do; the user decides."
     return state.with_calls(
         _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
     )
