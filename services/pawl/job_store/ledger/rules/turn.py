@@ -58,7 +58,7 @@ def give(
     `before` is written to its log first. A run that notices started has no message.
     """
     if run.queued_message is None:
-        raise Internal("a run that had its turn cannot get it again")
+        raise Internal("a run cannot be activated twice")
     conversation = conversation.without(run.run_id, now=unit.now)
     unit.work_ready = True
     if run.is_turn:
