@@ -58,7 +58,7 @@ class Story(ABC):
 class OneShotJob(Story):
     async def begin(self) -> None:
         self.job_id = await self.start_job(
-            "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 6.0}
+            "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 3.0}
         )
 
     async def is_in_the_middle(self) -> bool:
