@@ -38,7 +38,10 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """Return `text`, or as much of it as fits into `bytes_max` bytes with "...". Never splits a character or a mark."""
+    """Return `text`, or as much of it as fits into `bytes_max` bytes with "...".
+
+    Never splits a character or a mark like <U+202E>.
+    """
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return text

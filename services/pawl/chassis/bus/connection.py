@@ -76,7 +76,7 @@ class _Client(Client):
 
 
 class Bus:
-    """A connection to NATS. An async context manager whose entry does not wait until the bus is connected.
+    """A connection to NATS. Entering the async context manager does not wait for the connection.
 
     `url` is one or more `nats://user:password@host:port` URLs, separated by commas; None disables the bus. `name`
     appears in NATS monitoring. With `tls://`, nothing is sent before the server has shown a valid certificate for its
