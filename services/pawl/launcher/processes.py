@@ -141,7 +141,11 @@ class Process:
             ready.cancel()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal. If it ends the process, `wait_ready` waits for the next start."""
+        """Send a signal. If the signal ends the process, `wait_ready` waits for the next start.
+
+        Raises:
+            ProcessLookupError: The process is down.
+        """
         if self.pid is None:
             raise ProcessLookupError(f"{self.name} is down")
         if number in _ENDING:
