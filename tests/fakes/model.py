@@ -52,7 +52,10 @@ _USAGE = UsageReport(input_tokens=10, output_tokens=5)
 
 @dataclass
 class FakeModel:
-    """Plays `scripts` in order of the calls, or `by_round`: by the previous model output. The default is plain text."""
+    """Plays one of `scripts` per call, in order, or with `by_round`, as the previous model output requires.
+
+    The default is plain text.
+    """
 
     scripts: list[Script]
     by_round: bool = False

@@ -52,7 +52,10 @@ NOT_COMPLETED = CallResult(content_json=b'{"error":"nobody"}', is_error=True, er
 
 @dataclass
 class FakeRegistry:
-    """`verdicts` by tool name. Executions take `seconds`, return `results` by name and fail according to `failing`."""
+    """A registry with a verdict per tool in `verdicts`.
+
+    Executions take `seconds`, return `results` by tool name and fail according to `failing`.
+    """
 
     verdicts: dict[str, Verdict]
     seconds: float = 1.0
