@@ -42,7 +42,7 @@ class Sample:
 
 
 async def take(operations: int, before: Sample | None) -> Sample:
-    """Take a sample once at most `before` tasks are active; fails if that never happens."""
+    """Take a sample once no more tasks and descriptors are in use than in `before`, or after a timeout."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.collect()
