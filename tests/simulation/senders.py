@@ -132,7 +132,7 @@ def each_event_starts_one_run(record: Record) -> Iterator[str]:
 
 
 def no_event_waits_forever(record: Record) -> Iterator[str]:
-    """In the end each event has fired, or has a recorded reason why not."""
+    """Each event has fired or has a recorded reason for not firing."""
     for key, row in record.tables.starters.events.items():
         if row.outcome is FireOutcome.WAITING:
             yield f"{key} waits: {row.reason}"
