@@ -108,7 +108,7 @@ async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options,
 async def test_a_crashed_process_restarts_at_its_address_but_a_stopped_one_does_not(
     options: Options,
 ) -> None:
-    """OPS-5."""
+    """OPS-5: other processes are not restarted."""
     async with Suite(options()) as suite:
         address, pid = suite.endpoints.addresses("second"), suite.pid("second")
         suite.kill("second")
