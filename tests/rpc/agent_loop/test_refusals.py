@@ -61,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("gated_run")
 
 
 async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: PlayedLedger) -> None:
-    """LOOP-15"""
+    """LOOP-15: no run is started."""
     mode = run_pb2.ToolChoice
     await check_refusals(
         api,

@@ -154,7 +154,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
 
 
 async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(replica: Replica, user: User) -> None:
-    """I13: not found for other users, before and after."""
+    """I13: for other users, it is not found before and after."""
     conversation_id, run_id = await full_run(user)
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
@@ -289,7 +289,7 @@ async def test_replicas_share_erasures_and_receipts_expire_with_conversations(
 
 
 async def test_child_conversation_can_be_erased_after_its_call_was_deleted(replica: Replica, user: User) -> None:
-    """I22: the child conversation was continued since."""
+    """I22: retention may have deleted the calling run and its calls."""
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
