@@ -141,7 +141,7 @@ def no_event_waits_forever(record: Record) -> Iterator[str]:
 
 
 def events_do_not_overlap(record: Record) -> Iterator[str]:
-    """With SKIP and QUEUE no event starts a run while the previous run of its lane is open."""
+    """With SKIP and QUEUE, no event starts a run while the previous run of its lane is open."""
     for fired in record.tables.starters.fired:
         if fired.is_busy and fired.overlap in {Overlap.SKIP, Overlap.QUEUE}:
             yield f"{fired.event_id} started {fired.run_id} alongside {fired.beside}"

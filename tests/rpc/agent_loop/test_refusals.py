@@ -1,4 +1,4 @@
-"""How public methods reject invalid requests, foreign resources and reused ids, and fail without a ledger."""
+"""Rejections by public methods: invalid requests, foreign resources and reused ids, and an unavailable ledger."""
 
 from __future__ import annotations
 

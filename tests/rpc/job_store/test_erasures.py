@@ -366,7 +366,7 @@ async def test_blocked_erasures_do_not_delay_others(replica: Replica, user: User
 
 
 async def test_applying_the_erasure_log_is_retried_after_a_failure(replica: Replica, user: User) -> None:
-    """I22: as after a restore, when the database is unavailable for a moment."""
+    """I22: after a restore, the database may be unavailable for a moment."""
     conversation_id, _ = await full_run(user)
     log = Log()
     log.entries.add((StoreId("acme"), ConversationId(conversation_id)))

@@ -91,7 +91,7 @@ async def test_processes_get_peers_and_secrets_and_stop_in_reverse_order(
 
 
 async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options, tmp_path: Path) -> None:
-    """OPS-1: even on one machine, so that sandboxed programs cannot call the services."""
+    """OPS-1: this holds even on one machine, so that sandboxed programs cannot call the services."""
     keys = set()
     for _ in range(2):
         async with Suite(options(stages=(options().stages[0],))) as suite:

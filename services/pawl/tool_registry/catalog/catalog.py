@@ -176,7 +176,7 @@ class Catalog:
         return entry.version if entry else 0
 
     async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
-        """Return a version with its compiled schema, and its runner if this process has one; None if it does not exist."""
+        """Return a version with its compiled schema, and its runner if this process has one; None if there is none."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
