@@ -52,10 +52,7 @@ _USAGE = UsageReport(input_tokens=10, output_tokens=5)
 
 @dataclass
 class FakeModel:
-    """Plays one of `scripts` per call, in order, or with `by_round`, as the previous model output requires.
-
-    The default is plain text.
-    """
+    """Plays `scripts` in order, or with `by_round`, by the number of previous answers. The default is plain text."""
 
     scripts: list[Script]
     by_round: bool = False

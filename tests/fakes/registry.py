@@ -52,10 +52,7 @@ NOT_COMPLETED = CallResult(content_json=b'{"error":"nobody"}', is_error=True, er
 
 @dataclass
 class FakeRegistry:
-    """A registry with a verdict per tool in `verdicts`.
-
-    Executions take `seconds`, return `results` by tool name and fail according to `failing`.
-    """
+    """Has a verdict per tool. Executions take `seconds`, return `results` by tool and fail according to `failing`."""
 
     verdicts: dict[str, Verdict]
     seconds: float = 1.0

@@ -71,10 +71,7 @@ class Book:
 
 
 class Replica(agent_pb2_grpc.AgentServiceServicer):
-    """One replica.
-
-    If a frame of the kind `break_before_receipt` has taken effect, the stream ends once without a receipt.
-    """
+    """One replica. A frame of the kind `break_before_receipt` takes effect, and its stream ends without a receipt."""
 
     def __init__(self, book: Book) -> None:
         self.book = book

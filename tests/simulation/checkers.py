@@ -106,10 +106,7 @@ def runs_end(record: Record) -> Iterator[str]:
 
 
 def effects_happen_once(record: Record) -> Iterator[str]:
-    """I5:
-
-    effects happen at most once where their class requires it, only as recorded, and always for successful calls.
-    """
+    """I5: effects happen at most once if their class requires it, as recorded, and always for successful calls."""
     effects = Counter(effect.call_id for effect in record.history.effects)
     again = Counter(sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "RUN_AGAIN")
     happened = {sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "HAPPENED"}

@@ -255,10 +255,7 @@ def _check_key(name: str, key: str | None) -> None:
 
 
 def _running(folder: Path) -> Endpoints | None:
-    """Return the endpoints of the suite that runs on a folder; None if there is none.
-
-    Endpoints on other machines are ignored, because anyone could have written the file.
-    """
+    """Return the endpoints of a folder's suite, or None. Ignores other machines: anyone could write such a file."""
     found = read_endpoints(folder)
     try:
         is_here = found is None or all(is_loopback(each) for name in found.services for each in found.addresses(name))

@@ -147,10 +147,7 @@ def _environment(
 
 
 def _secret_files(environment: Mapping[str, str]) -> str:
-    """Return the paths in all `_FILE` variables, separated by commas.
-
-    The programs of tool sources cannot read these files.
-    """
+    """Return the paths in all `_FILE` variables, separated by commas, to hide the files from tool sources."""
     return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 

@@ -230,10 +230,7 @@ class Worker:
         _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail, **more)
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
-        """Return the key as metadata.
-
-        The key is looked up each time, because the suite may start later, or another process may listen there.
-        """
+        """Return the key as metadata, looked up each time: the suite may start later, or another process may listen."""
         addresses = [address.strip() for address in self._address.split(",")]
         key = self._api_key or find_key(addresses, environment=os.environ)
         self._has_key = key is not None

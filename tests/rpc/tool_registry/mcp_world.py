@@ -60,10 +60,7 @@ class FakeServer:
     def config(
         self, name: str = "fake", *, policies: Sequence[source_pb2.SourceToolPolicy] | None = None, **more: Any
     ) -> source_pb2.SourceConfig:
-        """Return the source configuration of the server.
-
-        By default, its tools need no approval and it writes only to its folder.
-        """
+        """Return the server's source configuration. By default, its tools need no approval."""
         stdio = stdio_config(self.folder, **more)
         given = [policy("*", category=SAFE)] if policies is None else policies
         return source_pb2.SourceConfig(name=name, mcp_stdio=stdio, policies=given)

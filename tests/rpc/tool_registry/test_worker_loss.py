@@ -128,10 +128,7 @@ async def test_result_after_the_call_was_reassigned_is_late(registry: Registry) 
 
 
 def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
-    """Make a statement of the repository fail `times` times, before or, with `is_done`, after its execution.
-
-    Returns the remaining faults.
-    """
+    """Make a statement fail `times` times, before or, if `is_done`, after its execution; return the faults left."""
     faults: list[Exception] = [asyncpg.InternalServerError("could not read block")] * times
     whole = getattr(PostgresWorkerRepository, name)
 

@@ -59,10 +59,7 @@ def test_steps_of_a_run_show_reasoning_folded_and_in_full(pawl: CommandLine) -> 
 def test_run_is_undone_after_approval_unless_it_was_read_only(
     pawl: CommandLine,
 ) -> None:
-    """HITL-7:
-
-    an undo is previewed, approved and reported. HITL-3: without a terminal to confirm, nothing is approved.
-    """
+    """HITL-7: an undo is previewed and reported. HITL-3: without a terminal to confirm, nothing is approved."""
     run_id = pawl.done("add task Paint the fence")
     assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
     code, _, errors = pawl.run("undo", run_id, keyboard="y\n")

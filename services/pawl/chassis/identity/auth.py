@@ -43,10 +43,7 @@ _ROLES_NAMED_MAX: Final = 32
 
 
 class LoginRefused(Exception):
-    """The cause of an Unauthenticated error, which callers do not see.
-
-    `key_id` is the id of an expired or revoked key.
-    """
+    """The cause of an Unauthenticated error, hidden from callers. `key_id` is that of an expired or revoked key."""
 
     def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
         super().__init__(kind)

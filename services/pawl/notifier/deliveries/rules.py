@@ -161,10 +161,7 @@ LOST: Final = Outcome(error="the notifier stopped during the attempt, or could n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The decision about a delivery and its channel after an attempt.
-
-    `retry_seconds` is set if the delivery will be retried.
-    """
+    """The decision about a delivery and its channel. `retry_seconds` is set if the delivery will be retried."""
 
     state: DeliveryState
     retry_seconds: float | None = None

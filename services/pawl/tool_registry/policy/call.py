@@ -200,10 +200,7 @@ class Job:
 
     @classmethod
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
-        """Build the job for a checked call.
-
-        Where the pinned and the running version differ, the more cautious effect applies.
-        """
+        """Build the job for a checked call. If the pinned version differs, the more cautious effect applies."""
         definition, running = call.definition, loaded.tool.definition
         effect = max(definition.effect, running.effect, key=CAUTION.index)
         if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:

@@ -16,10 +16,7 @@ class Awaited:
 
 
 class CompletionToken:
-    """The right to complete a call.
-
-    Once awaited (in a sync tool: returned), the token survives the end of any process.
-    """
+    """The right to complete a call. Once awaited (in a sync tool: returned), it survives the end of any process."""
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
         # An opaque string. Treat it as a secret, because anyone who has it can complete the call.

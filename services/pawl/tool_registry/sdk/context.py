@@ -98,10 +98,7 @@ class ToolContext:
 
     @property
     def will_restart(self) -> bool:
-        """True if another process will restart the cancelled call.
-
-        Work that the call has started elsewhere should continue.
-        """
+        """True if another process will restart the cancelled call. Work that it started elsewhere should continue."""
         return self._will_restart()
 
     @property
