@@ -121,7 +121,7 @@ async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(regi
 
 
 async def test_front_end_call_is_offered_or_approved_first(registry: Registry) -> None:
-    """I13: a tool of another store does not exist."""
+    """I13: a tool of another store is not found."""
     definition = front_end_tool(offer_fallback=call_pb2.OFFER_FALLBACK_BACKEND_TOOL, fallback_tool_name="write")
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition))
     offered = await registry.check("show_chart", {"points": [1, 2, 3]})
