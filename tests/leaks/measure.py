@@ -40,7 +40,7 @@ class Sample:
 
 
 async def take(operations: int, before: Sample | None) -> Sample:
-    """Take a sample once hardly more tasks are active than in `before`, or after a minute."""
+    """Take a sample once about as many tasks and descriptors are in use as in `before`, or after a minute."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.collect()

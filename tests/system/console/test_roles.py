@@ -54,7 +54,7 @@ async def test_console_shows_only_what_the_users_role_allows(world: World) -> No
 
 
 async def cannot_watch(world: World, store: str, user: str, run_id: str) -> None:
-    """Watching another user's run fails with the error of an unknown run."""
+    """Check that watching another user's run fails with the error of an unknown run."""
     watch = {"method": "pawl.agent.v1.AgentService/WatchRun"}
     subscriptions = {each: watch | {"request": {"runId": each}} for each in (run_id, "run_nope")}
     async with world.program(store, user) as program:
