@@ -61,19 +61,20 @@ CODES: Final = tuple(dict.fromkeys(code for part in PARTS for code in part.codes
 
 
 def chosen_parts(codes: Sequence[str]) -> list[Part]:
-    """Return the parts that measure these figures; all parts if the list is empty."""
+    """Return the parts that measure these figures, or all parts if `codes` is empty."""
     return [part for part in PARTS if not codes or set(part.codes) & set(codes)]
 
 
 def shortened(error: Exception) -> str:
-    """Return the error in one line. The traceback is on standard error."""
+    """Return the error in one line. The traceback is written to standard error."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON_MAX]
 
 
 async def run(parts: Sequence[Part], options: Options, machine: report.Machine) -> list[Figure | NotMeasured]:
     """Measure the parts in sequence. A part that fails is reported and does not stop the others.
 
-    The cores that other programs used are added to `machine`. Such load affects single times, but hardly any ratios.
+    The number of cores that other programs used is added to `machine`. Their load affects absolute times, but hardly
+    any ratios.
     """
     found: list[Figure | NotMeasured] = []
     for part in parts:
@@ -94,7 +95,7 @@ async def run(parts: Sequence[Part], options: Options, machine: report.Machine) 
 
 
 def read_arguments() -> tuple[list[Part], Options] | None:
-    """Return the parts to measure and their options; None to check the gate."""
+    """Return the parts to measure and their options, or None if the gate should be checked."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("figures", nargs="*", help=f"of {', '.join(CODES)}; default: all")
     parser.add_argument("--subjects", help=f"subjects of the comparison, separated by commas: {', '.join(SUBJECTS)}")
@@ -132,7 +133,6 @@ def read_arguments() -> tuple[list[Part], Options] | None:
 
 
 def main() -> None:
-    """Measure the selected parts, or check the gate."""
     selected = read_arguments()
     if selected is None:
         sys.exit(not uvloop.run(gate.passes()))

@@ -27,7 +27,7 @@ _COUNT: Final = "SELECT count(*) FROM job_store.runs WHERE state = $1"
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Send bursts at 500 requests/s regardless of the answers, and bursts with a fixed number of open requests."""
+    """Send bursts at 500 requests/s regardless of the responses, and bursts with a fixed number of open requests."""
     count, seconds = options.count(2000, 1000), options.seconds(20, 10)
     found: list[Figure | NotMeasured] = []
     rates = []
@@ -63,9 +63,10 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 async def _burst(
     count: int, number: int | None, seconds: float, *, is_split: bool
 ) -> tuple[list[Outcome], float, float]:
-    """Send `count` requests; return their outcomes, the number of completed runs, and the number of active runs.
+    """Send `count` requests. Returns their outcomes, the number of completed runs, and the number of active runs.
 
-    Keeps `number` requests open for at most `seconds`, or sends all of them at the target rate if it is None.
+    If `number` is None, requests are sent at the target rate. Otherwise `number` requests stay open, for at most
+    `seconds`.
     """
     place = Owner()
     async with pawl(environment=_LIMITS, is_split=is_split) as (subject, _):

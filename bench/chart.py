@@ -20,7 +20,7 @@ _STYLE: Final = "text{font:13px sans-serif;fill:#222}.title{font-weight:bold}.sm
 
 
 def draw(points: Sequence[Point], caption: str) -> str | None:
-    """Return a chart with bars for the compared points; None if there are no points."""
+    """Return a chart with bars for the compared points, or None if there are no points."""
     parts: list[str] = []
     height = _TITLE
     for title in dict.fromkeys(point.title for point in points):

@@ -50,7 +50,7 @@ Slices = Mapping[str, Sequence[Slice]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A bound on a figure of Pawl, as a multiple of the figure of `beside` in the same turn."""
+    """A limit for a figure of Pawl, as a multiple of the figure of `beside` in the same turn."""
 
     code: str
     load: str
@@ -81,7 +81,10 @@ _COLUMNS: Final = (
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Compare the chosen subjects. A target of Pawl whose subjects are not among them is not measured."""
+    """Compare the chosen subjects.
+
+    If a target compares Pawl with another subject, its figure is reported as not measured.
+    """
     missing: list[NotMeasured] = []
     subjects: dict[str, Subject] = {}
     async with AsyncExitStack() as stack:
@@ -108,7 +111,6 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 def judged(names: Mapping[str, str], seen: Mapping[str, Slices]) -> list[Figure | NotMeasured]:
-    """Return Pawl's figures with their targets."""
     found: list[Figure | NotMeasured] = []
     for target in TARGETS:
         slices, pair = seen[target.load], ("pawl", target.beside)

@@ -33,13 +33,13 @@ UNION SELECT call_id FROM job_store.calls WHERE store_id = $1 AND conversation_i
 
 
 def copied_id(original: str, number: int) -> str:
-    """Return the id that replaces `original` in the copy with this number. It has the same length."""
+    """Return the id that replaces `original` in copy `number`. It has the same length."""
     prefix, _, digits = original.partition("_")
     return f"{prefix}_{number:0{_NUMBER_DIGITS}}{digits[_NUMBER_DIGITS:]}"
 
 
 def copied_store(number: int, stores: int) -> str:
-    """Return the store of the copy with this number, if the copies are spread over `stores` stores."""
+    """Return the store of copy `number`, if the copies are spread over `stores` stores."""
     return f"copy-{number % stores:06}"
 
 
@@ -74,7 +74,7 @@ async def forget_all(connection: asyncpg.Connection) -> None:
 
 
 def _copy(table: str, columns: Sequence[str], ids: Sequence[str]) -> str:
-    """Return the statement that copies the rows of a table as text in which the ids are replaced."""
+    """Return the statement that copies the rows of a table as text and replaces the ids in that text."""
     row = "original.row"
     for name in ids:
         prefix, _, digits = name.partition("_")

@@ -43,7 +43,7 @@ class Load:
     cost: Mapping[str, float]
 
     def minus(self, name: str, other: Load, divided_by: float = 1.0) -> Load:
-        """Return the costs in addition to those of `other`, divided by `divided_by`."""
+        """Return the costs that exceed those of `other`, divided by `divided_by`."""
         return Load(name, {key: (value - other.cost[key]) / divided_by for key, value in self.cost.items()})
 
 
@@ -54,7 +54,7 @@ async def _sample(subject: Pawl) -> dict[str, float]:
 
 
 async def measure(name: str, count: int, *, tool_rounds: float = 0, chunk_milliseconds: float = 0) -> Load:
-    """Do `count` runs, 16 concurrently, after a warm-up."""
+    """Return the costs per run of `count` runs, 16 of them at a time, after a warm-up."""
     async with pawl(tool_rounds=tool_rounds, chunk_milliseconds=chunk_milliseconds) as (subject, _):
         await subject.run(_AT_ONCE * 4, _AT_ONCE)
         await asyncio.sleep(_SETTLE_SECONDS)

@@ -48,9 +48,9 @@ _HELD: Final = re.compile(r"^pawl_agent_loop_runs_held(?:\{.*\})? (\S+)$", re.MU
 
 
 async def crowd(address: str, streams: int, per_connection: int) -> None:
-    """Keep this many idle sessions open, each for a separate client, until standard input ends.
+    """Keep `streams` idle sessions open, each for a separate client, until standard input ends.
 
-    Prints a line once all sessions are open, and at the end the number of sessions that still are.
+    Prints a line once all sessions are open, and at the end the number of sessions that are still open.
     """
     channels: list[grpc.aio.Channel] = []
     opening = asyncio.Semaphore(_OPENING_MAX)
@@ -92,7 +92,7 @@ class _Session:
         self.is_open = True
 
     async def live(self) -> None:
-        """Send the required heartbeats, spread over the clients."""
+        """Send heartbeats at the required interval, not at the same time as all other clients."""
         await asyncio.sleep(_HEARTBEAT_SECONDS * (self._number % 100) / 100)
         for frame in itertools.count(1):
             heartbeat = session_pb2.ClientHeartbeat()
@@ -109,7 +109,7 @@ class _Session:
 
 @asynccontextmanager
 async def _crowd(address: str, key: str, streams: int, per_connection: int) -> AsyncIterator[None]:
-    """Keep this many sessions open. Raises RuntimeError at the end if any of them was closed."""
+    """Keep `streams` sessions open. Raises RuntimeError at the end if any of them was closed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.crowds", address, str(streams), str(per_connection)),
         stdin=asyncio.subprocess.PIPE,
@@ -137,7 +137,7 @@ async def _crowd(address: str, key: str, streams: int, per_connection: int) -> A
 
 
 def roomy_suite(data: Path) -> Suite:
-    """Return a suite with the scripted model and with limits that allow so many clients."""
+    """Return a suite with the scripted model, whose limits allow this many clients."""
     return Suite(
         SuiteOptions(
             data=data,
@@ -182,7 +182,7 @@ class _User:
         return run
 
     async def until(self, run_id: str, state: run_pb2.RunState.ValueType) -> run_pb2.Run:
-        """Wait until a run is in this state, and return it."""
+        """Wait until a run is in this state, and return the run."""
         async with asyncio.timeout(_DEADLINE_SECONDS):
             while True:
                 request = agent_pb2.GetRunRequest(run_id=run_id)
@@ -192,7 +192,6 @@ class _User:
                 await asyncio.sleep(0.02)
 
     async def answer(self, run: run_pb2.Run) -> None:
-        """Answer the pending question of a run."""
         decision = types_pb2.CallDecision(
             run_id=run.run_id, call_id=run.pending_calls[0].call_id, kind=call_pb2.DECISION_KIND_ANSWER, answer="Yes"
         )
@@ -256,8 +255,6 @@ async def _idle_sessions(suite: Suite, *, quick: bool) -> Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """The state of an idle suite."""
-
     agent_loop_mib: float
     runs_held: float
     cpu: Mapping[str, float]

@@ -27,8 +27,9 @@ async def connect(suite: Suite, *, superuser: bool = False) -> AsyncIterator[asy
 async def slow_disk(suite: Suite, milliseconds: float) -> None:
     """Make PostgreSQL sleep before each flush of its log.
 
-    It sleeps while holding the log's lock, as with a slow fsync. Because `commit_siblings` is 0, this includes lone
-    commits. Unlike with a slow fsync, the flush includes data that is written to the log during the sleep.
+    It sleeps while holding the log's lock, as with a slow fsync. Because `commit_siblings` is 0, this also affects a
+    commit without concurrent ones. Unlike a slow fsync, the flush includes data that is written to the log during the
+    sleep.
     """
     async with connect(suite, superuser=True) as connection:
         await connection.execute("ALTER SYSTEM SET commit_siblings = 0")

@@ -1,8 +1,8 @@
 """P14: 200 webhook deliveries per second to a receiver that answers, while another receiver hangs.
 
-Life-cycle events are published in the same way as by job-store. Half of them belong to a user whose receiver answers,
-and half to a user of the same store whose receiver never answers. The delay of deliveries and their completeness are
-measured.
+Lifecycle events are published in the same way as by job-store. Half of them belong to a user whose receiver answers,
+and half to a user of the same store whose receiver never answers. The figures are the delay of the deliveries and their
+completeness.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _P99_MAX_SECONDS: Final = 1.0
 
 
 class _Receiver:
-    """Receives webhooks on one port, and records the arrival of each event, except on the path `/hangs`."""
+    """Receives webhooks on one port and records when each event arrives. Requests to `/hangs` get no response."""
 
     def __init__(self) -> None:
         self.arrived: dict[str, float] = {}
@@ -117,9 +117,9 @@ async def _hook(subject: Pawl, user: str, url: str) -> None:
 
 
 async def _publish(subject: Pawl, seconds: float) -> dict[str, float]:
-    """Publish events for both users; return the publish times, by event, for the receiver that answers.
+    """Publish events for both users. Returns the publish time of each event for the receiver that answers.
 
-    The hanging receiver's events start first.
+    The events for the receiver that hangs start first.
     """
     url = subject.suite.nats_url("job_store")
     assert url is not None

@@ -14,7 +14,11 @@ _RESAMPLES: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The difference between the times of two kinds."""
+    """How the durations of two kinds of calls differ.
+
+    `low_seconds` to `high_seconds` is the 95 % confidence interval of the difference between the medians. `chance` is
+    the probability that the first kind takes longer, and `by_luck` is its p-value.
+    """
 
     median_seconds: float
     low_seconds: float

@@ -18,7 +18,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The program and the variables with which a peer is run."""
+    """The program and the environment variables that run a peer."""
 
     python: Path
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -28,7 +28,7 @@ async def prepare(peer: Path) -> Environment:
     """Return the environment of the peer in this folder. It is reinstalled if the lock file has changed.
 
     Raises:
-        Unavailable: The peer cannot be installed.
+        Unavailable: the peer cannot be installed.
     """
     folder = ENVIRONMENTS / peer.name
     lock = (peer / "requirements.txt").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from typing import Required, TypedDict, Unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure. `target` is a bound in words. `met` says whether `value` is within the bound; None without a bound.
+    """A measured value with its target.
 
-    `spread` is the range of several measurements, or the quartiles of many. `detail` holds other observations. `bound`
-    is the bound as a number in `unit`, if it is one.
+    `met` is None without a target. `bound` is the target as a number in `unit`, or None if unknown. `spread` is the
+    range of several measurements, or the quartiles of many. `detail` has further observations.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""`python -m bench --gate`: fails if a run costs more CPU than `gate.json` allows.
+"""`python -m bench --gate`: fails if a run costs more CPU time than `gate.json` allows.
 
 The cost is the CPU time of all processes, including the client, as a multiple of the hand-written loop's in the same
 turn. The lower quartile of all turns is used, because other programs on the machine can only increase the cost. A load
@@ -42,7 +42,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def passes() -> bool:
-    """Measure the loads and print their costs; return whether all loads are within their limits."""
+    """Measure the loads, print their costs, and return whether all loads are within their limits."""
     left = msgspec.json.decode(ALLOWED.read_bytes(), type=dict[str, Load])
     for turns in (_TURNS, 2 * _TURNS):
         try:

@@ -137,7 +137,7 @@ async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
 
 
 async def _later(subject: Pawl) -> list[float]:
-    """Do one run; return the delay of each output event over HTTP compared with gRPC, in milliseconds."""
+    """Do one run, and return how many milliseconds later than over gRPC each output event arrives over HTTP."""
     run_id = (await subject.agents.StartRun(START)).run.run_id
     async with asyncio.timeout(_PATIENCE_SECONDS):
         by_grpc, by_http = await asyncio.gather(_by_grpc(subject, run_id), _by_http(subject.suite, run_id))

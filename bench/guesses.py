@@ -77,10 +77,10 @@ async def refusal(call: Call) -> tuple[float, str]:
 
 
 async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
-    """Make this many calls of each kind in random order; return their durations in seconds.
+    """Make `count` calls of each kind in random order, and return their durations in seconds.
 
     Raises:
-        RuntimeError: The messages differ.
+        RuntimeError: the messages differ.
     """
     turns = [kind for kind in kinds for _ in range(count)]
     random.shuffle(turns)
@@ -96,7 +96,7 @@ async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
 
 
 def show(title: str, times: Mapping[str, Sequence[float]]) -> None:
-    """Print the kinds of a group, each compared with the first one."""
+    """Print the kinds of a group, each compared with the first kind."""
     table = Table("", "calls", "median", "difference", "95 % of it", "longer", "by luck", title=title)
     reference = next(iter(times.values()))
     for name, each in times.items():
@@ -156,7 +156,7 @@ class World:
         }
 
     async def run_ids(self, user: str) -> list[str]:
-        """Return ids of a user's ended runs."""
+        """Start runs of a user, and return their ids once they have ended."""
         stub: Any = AgentServiceStub(await self.channel("agent-loop"))
         found = []
         for _ in range(_POOL):
@@ -177,7 +177,7 @@ class World:
             await asyncio.sleep(0.1)
 
     async def key_ids(self, store_id: str) -> list[str]:
-        """Return ids of a store's keys."""
+        """Create keys of a store and return their ids."""
         stub: Any = KeyServiceStub(await self.channel("job-store"))
         key = key_pb2.Key(name="k", store_id=store_id, user_id="eve", roles=["member"])
         request = key_pb2.CreateKeyRequest(key=key)
@@ -185,17 +185,16 @@ class World:
 
 
 def identity(user: str) -> Metadata:
-    """Return the metadata that identifies a user."""
     return (("authorization", f"Bearer key-of-{user}-0123456789"),)
 
 
 def like(ids: Sequence[str]) -> list[str]:
-    """Return unused ids that look like these."""
+    """Return random ids of the same form."""
     return [each[:-12] + "".join(random.choices(_ALPHABET, k=12)) for each in ids]
 
 
 def calling(channel: grpc.aio.Channel, method: str, requests: Sequence[Message], metadata: Metadata) -> list[Call]:
-    """Return calls of a method, all of which should be refused."""
+    """Return calls of a method that should all be refused."""
     begin: Any = channel.unary_stream(method)
 
     def one(raw: bytes) -> Call:
@@ -208,7 +207,6 @@ def calling(channel: grpc.aio.Channel, method: str, requests: Sequence[Message],
 
 
 def logins(channel: grpc.aio.Channel, credentials: Sequence[str]) -> list[Call]:
-    """Return calls with these credentials."""
     method, asked = f"{_AGENT}/ListRuns", agent_pb2.ListRunsRequest()
     return [calling(channel, method, [asked], (("authorization", f"Bearer {each}"),))[0] for each in credentials]
 

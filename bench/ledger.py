@@ -52,7 +52,10 @@ _TEXT: Final = "and so it continues, word by word, as models write "
 
 
 class JobStore:
-    """A job-store with only PostgreSQL and NATS. Use it with `service_key`, as agent-loop does. A context manager."""
+    """A job-store with only PostgreSQL and NATS; use as an async context manager.
+
+    Clients authenticate with `service_key`, as agent-loop does.
+    """
 
     def __init__(self, data: Path, **settings: str) -> None:
         self.service_key = secrets.token_hex(32)
@@ -98,7 +101,7 @@ class JobStore:
         return (await self.stub.SubmitMessage(request)).run.run_id
 
     async def claim(self, runs_max: int = 1) -> Sequence[pb.ClaimedRun]:
-        """Claim this many runs."""
+        """Claim at most `runs_max` runs."""
         request = pb.ClaimRunsRequest(worker_id="bench", runs_max=runs_max, lease_seconds=_LEASE_SECONDS)
         return (await self.stub.ClaimRuns(request)).runs
 
@@ -132,7 +135,7 @@ class Load:
 
 
 class Generator:
-    """The process that makes commits in the same way as workers. A context manager."""
+    """A process that commits in the same way as workers; use as an async context manager."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -154,7 +157,7 @@ class Generator:
         await self._process.wait()
 
     async def commit(self, owners: int, seconds: float, *, events: int = EVENTS_PER_COMMIT) -> Load:
-        """Let `owners` runs commit this many events per step for `seconds`, after a second of warm-up."""
+        """Let `owners` runs commit `events` events per step for `seconds`, after a second of warm-up."""
         await self._ask(owners, 1.0, events)
         ours, machine = cpu_seconds(self._store.processes()), machine_cpu_seconds()
         answer = await self._ask(owners, seconds, events)
@@ -189,7 +192,7 @@ async def generate(address: str, service_key: str) -> None:
 
 
 async def _more_owners(stub: Any, count: int) -> list[pb.ClaimedRun]:
-    """Start this many runs and claim them."""
+    """Start and claim `count` runs."""
     for _ in range(count):
         await stub.SubmitMessage(
             pb.SubmitMessageRequest(store_id="bench", user_id="ann", text="Hi.", policy=pb.MESSAGE_POLICY_QUEUE)
@@ -229,7 +232,10 @@ async def _load(
 
 
 async def _injected(store: JobStore, generator: Generator) -> tuple[float, float]:
-    """Slow the disk down, and check the effect on a lone commit; return its duration before and after, in ms."""
+    """Slow the disk down and check the effect.
+
+    Returns the duration of a lone commit before and after, in milliseconds.
+    """
     took: dict[float, list[float]] = {0.0: [], FSYNC_MILLISECONDS: []}
     for _ in range(_TURNS):
         for milliseconds, found in took.items():
@@ -297,7 +303,10 @@ async def _events_per_second(data: Path, *, quick: bool) -> Figure:
 
 
 async def _claim_seconds(store: JobStore, probe: str | None) -> float:
-    """Return the duration of a claim of one run: a run that was just added to the store `probe`, or any run."""
+    """Return the duration of a claim of one run in seconds.
+
+    The run was just added to the store `probe`, or may be any run if `probe` is None.
+    """
     run_id = await store.submit(probe) if probe else None
     began = time.monotonic()
     claimed = await store.claim()
@@ -327,27 +336,27 @@ async def _compare(empty: JobStore, full: JobStore, probe: str | None, claims: i
 
 
 async def _slots_taken(store: JobStore, runs: int) -> str | None:
-    """One store has all runs, and the runs of many users take its slots."""
+    """Put all runs into one store, in which runs of many users use all slots."""
     await _copies(store, runs, stores=1, users=100)
     await _take(store, _SLOTS)
     return "probe"
 
 
 async def _user_at_limit(store: JobStore, runs: int) -> str | None:
-    """One user has all runs of one store, and as many active runs as the limit allows."""
+    """Put all runs into one store and give them to one user, whose active runs reach the limit."""
     await _copies(store, runs, stores=1)
     await _take(store, _PLACES_OF_A_USER)
     return "probe"
 
 
 async def _due(store: JobStore, runs: int) -> str | None:
-    """1,000 stores have due runs, which are claimed."""
+    """Give runs that are due to 1,000 stores; the measured claims take these runs."""
     await _copies(store, runs, stores=1000, users=10)
     return None
 
 
 async def _parked(store: JobStore, runs: int) -> str | None:
-    """1,000 stores have runs that wait for their users until tomorrow."""
+    """Give runs that wait for their users until tomorrow to 1,000 stores."""
     await _copies(store, runs, stores=1000, users=10)
     async with connect(store.suite) as connection:
         await connection.execute(
@@ -382,7 +391,7 @@ _CASES: Final[dict[str, Callable[[JobStore, int], Awaitable[str | None]]]] = {
 
 
 async def _claims(data: Path, *, quick: bool) -> list[Figure]:
-    """P8: the duration of a claim among very many runs, compared with a claim without other runs."""
+    """P8: the duration of claims in a store with very many runs, as a multiple of that without other runs."""
     runs, claims = (10_000, 200) if quick else (100_000, 1000)
     figures = []
     async with JobStore(data / "empty") as empty, JobStore(data / "full") as full:

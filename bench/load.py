@@ -33,18 +33,17 @@ class Owner:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata for calls."""
         return (("pawl-store", self.store), ("pawl-user", self.user))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a request for a run; times are seconds of the monotonic clock.
+    """The outcome of a request for a run. Times are seconds of the monotonic clock.
 
-    `began` is the time at which it was due. `answered` is the time at which StartRun was acknowledged (`accepted`) or
-    refused. `ended` is the time at which the client saw that the run had completed; None if it did not wait or the run
-    did not complete. `refusal` is the reason of a refusal, `untyped CODE` for an error without a reason, or `ended as
-    STATE` for a run that failed.
+    `began` is when the request was due, and `answered` is when StartRun was acknowledged (`accepted`) or refused.
+    `ended` is when the client saw that the run had completed, or None if it did not wait or the run did not complete.
+    `refusal` is the reason of a refusal, `untyped CODE` for an error without a reason, or `ended as STATE` for a run
+    that failed.
     """
 
     place: Owner
@@ -56,12 +55,12 @@ class Outcome:
 
     @property
     def is_typed(self) -> bool:
-        """True if a refusal has a reason that a program can act on. False for a failed run."""
+        """Whether the refusal has a reason that a program can act on. False for a failed run."""
         return self.refusal.removeprefix("watch: ").isupper()
 
     @property
     def acknowledged_seconds(self) -> float:
-        """The time from the moment when the request was due to the answer of StartRun."""
+        """The time from when the request was due to the response of StartRun."""
         return self.answered - self.began
 
 
@@ -73,7 +72,7 @@ def reason(error: grpc.aio.AioRpcError) -> str:
 
 
 async def start(agents: Stub, place: Owner, due: float) -> tuple[Outcome, str]:
-    """Request a run; return the outcome, and the id of the run, which is empty if it was refused."""
+    """Request a run. Returns the outcome and the id of the run, which is empty if the request was refused."""
     try:
         answer = await agents.StartRun(START, metadata=place.metadata, timeout=_DEADLINE_SECONDS)
     except grpc.aio.AioRpcError as error:

@@ -35,7 +35,7 @@ _SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Start, warm up, measure the idle services, then let them work and take samples every second."""
+    """Measure the start and the idle services, then let them work and take samples every second."""
     start = await _start()
     async with pawl() as (subject, _):
         await subject.run(options.count(300, 100), _AT_ONCE)
@@ -122,7 +122,7 @@ Samples = list[tuple[float, int, Mapping[str, float]]]
 
 
 async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
-    """Keep a number of runs active; return the samples, and the number of runs that completed."""
+    """Keep some runs active. Returns the samples and the number of runs that completed."""
     completed = 0
     services = {name: pid for name, pid in subject.processes().items() if name in _SERVICES}
 
@@ -150,7 +150,7 @@ async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
 
 
 def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMeasured]:
-    """Compare the growth over the last two thirds with its limit; only report it if there were too few runs."""
+    """Compare the growth over the last two thirds of the time with its limit. With too few runs, only report it."""
     late = [sample for sample in samples if sample[0] > seconds / 3]
     an_hour = {name: slope([(at / 3600, mib[name]) for at, _, mib in late]) for name in _SERVICES}
     by_runs = {name: slope([(done / 1000, mib[name]) for _, done, mib in late]) for name in _SERVICES}
@@ -168,7 +168,7 @@ def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMea
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the least-squares slope of (x, y); 0 if x does not change."""
+    """Return the least-squares slope of (x, y), or 0 if x does not change."""
     if not points:
         return 0.0
     middle_x = sum(x for x, _ in points) / len(points)

@@ -78,7 +78,7 @@ def text_answer(chunks: int) -> list[bytes]:
 
 
 def tool_name(request: bytes) -> bytes:
-    """Return the name of the first function in a request; empty if it has no function."""
+    """Return the name of the first function in a request, or nothing if the request has no function."""
     named = _TOOL_NAME.search(request)
     return named[1] if named else b""
 
@@ -90,7 +90,7 @@ def answers(tool: bytes, tool_rounds: int, chunks: int, more: str = "{}") -> lis
 
 
 def series(interval: float, stop_after: int, *, delay_first: bool) -> str:
-    """Return the arguments that make a call repeat, as JSON; empty without an interval."""
+    """Return the arguments that make a call repeat, as JSON. Without an interval, the object is empty."""
     if not interval:
         return "{}"
     said = {"_executeAsync": True, "_interval": interval, "_stopAfter": stop_after, "_delayFirst": delay_first}
@@ -162,7 +162,6 @@ class Model(asyncio.Protocol):
 
 
 async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float, more: str) -> None:
-    """Serve until cancelled."""
     times: Times = []
     loop = asyncio.get_running_loop()
     told = functools.partial(answers, tool_rounds=tool_rounds, chunks=chunks, more=more)

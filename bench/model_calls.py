@@ -33,7 +33,7 @@ Call = Callable[[tuple[Any, ...]], Awaitable[int]]
 
 
 def handwritten(client: openai.AsyncOpenAI) -> Call:
-    """Return a call that is written as in the client's documentation."""
+    """Return a function that makes a call as in the client's documentation."""
 
     async def call(messages: tuple[Any, ...]) -> int:
         stream = await client.chat.completions.create(
@@ -49,7 +49,7 @@ def handwritten(client: openai.AsyncOpenAI) -> Call:
 
 
 def bare(client: openai.AsyncOpenAI) -> Call:
-    """Return a call that uses only the client's byte stream."""
+    """Return a function that makes a call with only the client's byte stream."""
 
     async def call(messages: tuple[Any, ...]) -> int:
         body = {"model": "canned", "messages": messages, "tools": [_TOOL], "stream": True}
@@ -71,7 +71,7 @@ def bare(client: openai.AsyncOpenAI) -> Call:
 
 
 def pawl(model: OpenAiModel) -> Call:
-    """Return a call that is made in the same way as by agent-loop."""
+    """Return a function that makes a call in the same way as agent-loop."""
 
     async def call(messages: tuple[Any, ...]) -> int:
         request = ModelRequest(model="canned", messages=messages, tools=(_TOOL,))
@@ -82,7 +82,7 @@ def pawl(model: OpenAiModel) -> Call:
 
 
 async def cpu_microseconds(call: Call, messages: tuple[Any, ...], *, count: int, at_once: int) -> float:
-    """Return the average cost of `count` calls, of which `at_once` run concurrently."""
+    """Return the average CPU time of `count` calls in microseconds, with `at_once` of them running concurrently."""
 
     async def caller() -> None:
         for _ in range(count // at_once):
@@ -94,7 +94,7 @@ async def cpu_microseconds(call: Call, messages: tuple[Any, ...], *, count: int,
 
 
 async def measure(url: str, *, count: int, turns: int) -> None:
-    """Print the table."""
+    """Print a table of the CPU times."""
     async with (
         openai.AsyncOpenAI(base_url=url, api_key="none") as client,
         OpenAiModel(base_url=url, api_key="") as model,
@@ -112,7 +112,6 @@ async def measure(url: str, *, count: int, turns: int) -> None:
 
 
 def main() -> None:
-    """Start the server and measure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=320)
     parser.add_argument("--turns", type=int, default=5)

@@ -1,7 +1,7 @@
-"""P10: the effect of a store that offers 100 times its share on other stores.
+"""P10: the effect on other stores of a store that offers 100 times its usual load.
 
 Fifty stores together offer half of the peak load, each of them a fiftieth of that. Then one of them additionally offers
-100 times its share, so that the total load is one and a half times Pawl's capacity.
+100 times as much, so that the total load is one and a half times Pawl's capacity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOISY: Final = place(0).store
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure the runs of the quiet stores with and without the noisy one."""
+    """Measure the runs of the quiet stores with and without the noisy store."""
     seconds = options.seconds(40, 15)
     async with pawl(environment=DEFAULT_LIMITS, is_split=True) as (subject, _):
         await load.warm_up(subject.agents, place)
@@ -62,7 +62,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _quiet(subject: Pawl, rate: float, seconds: float) -> list[Outcome]:
-    """Offer runs of all stores; return the outcomes of the quiet stores."""
+    """Offer runs of all stores, and return the outcomes of the quiet stores."""
     found = await load.at_rate(rate, seconds, lambda number, due: load.play(subject.agents, place(number), due))
     return [outcome for outcome in found if outcome.place.store != _NOISY]
 

@@ -1,5 +1,3 @@
-"""Options of a benchmark."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,9 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`turns`, `runs`, `at_once` and `subjects` are for the comparison. `quick` selects the short form of everything.
+    """`turns`, `runs`, `at_once` and `subjects` are for the comparison.
 
-    `sync_milliseconds` is added to each sync on the slow disk of the comparison.
+    `quick` selects the short form of all benchmarks. `sync_milliseconds` is added to each sync on the slow disk of the
+    comparison.
     """
 
     subjects: tuple[str, ...]
@@ -22,7 +21,7 @@ class Options:
 
     @property
     def runs_alone(self) -> int:
-        """Return the number of sequential runs that a subject does per turn."""
+        """The number of sequential runs that a subject does per turn."""
         return max(5, self.runs // 4)
 
     def seconds(self, whole: float, short: float) -> float:

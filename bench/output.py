@@ -1,4 +1,4 @@
-"""P4: the number of events into which an answer is divided, and the delay of the first one. One run at a time."""
+"""P4: the number of events into which an answer is divided, and the delay of the first event, for one run at a time."""
 
 from __future__ import annotations
 

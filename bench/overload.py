@@ -1,8 +1,8 @@
-"""P10: three times as many runs as Pawl can do, from many stores: the refusals, and the time until Pawl recovers.
+"""P10: an overload from many stores with three times as many runs as Pawl can do.
 
-The limits on active runs are the defaults. Each store can queue the runs of ten seconds at its part of the peak rate.
-An operator would configure this, because longer waits do not help users. Clients and runs have separate processes
-(PAWL_ROLE).
+Measured are refusals and recovery time. The limits on active runs are the defaults. Each store can queue the runs of
+ten seconds at its part of the peak rate, as an operator would configure it, because longer waits do not help users.
+Clients and runs have separate processes (PAWL_ROLE).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _OPEN: Final = "SELECT count(*) FROM job_store.runs WHERE state < $1 AND store_i
 
 
 def place(number: int) -> Owner:
-    """Return the owner of the run with this number. Stores and their users take turns."""
+    """Return the owner of run `number`. Stores and their users take turns."""
     return Owner(store=f"store-{number % STORES}", user=f"user-{number // STORES % _USERS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """The result of an overload. `recovered` is None if Pawl did not recover within the time limit."""
+    """The result of an overload. `recovered_seconds` is None if Pawl did not recover within the time limit."""
 
     outcomes: Sequence[Outcome]
     completed_per_second: float

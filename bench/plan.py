@@ -30,9 +30,9 @@ _COMMITS: Final = 30_000
 class Cost:
     """The cost of one piece of work.
 
-    `cpu_ms` is in milliseconds of one core, by process. `commits` are operations of the ledger, and `events` are those
-    of the log. `database_bytes` is the size of rows and indexes that are kept. `wal_bytes` are written to PostgreSQL's
-    log.
+    `cpu_ms` is in milliseconds of one core, by process. `commits` are operations of the ledger, and `events` are
+    entries of the log. `database_bytes` is the size of rows and indexes that are kept. `wal_bytes` are written to
+    PostgreSQL's log.
     """
 
     cpu_ms: Mapping[str, float]
@@ -192,7 +192,6 @@ def shard_of(fleet: Fleet, mix: Mix) -> Shard:
 
 
 def fleet_table(fleets: Sequence[Fleet]) -> Table:
-    """Return the resources for each number of runs."""
     table = Table("", *(f"{fleet.active_runs:,} active runs" for fleet in fleets), title="What is needed")
     rows = {
         "rounds a second": [f"{fleet.rounds:,.1f}" for fleet in fleets],
@@ -240,7 +239,7 @@ def hottest_table(shard: Shard, commits: float, counts: Sequence[int], exponents
 
 
 def giant_table(shard: Shard, commits: float, count: int, seed: int) -> Table:
-    """Return the effect of one store that is as large as several average shards."""
+    """Return a table of what happens if one store is as large as several average shards."""
     table = Table(
         *("largest store, of a shard's share", "its commits/s", "hottest shard", "p99, ms", "next hottest", "p99, ms"),
         title=f"One store that outgrows its shard, of {count}; others with exponent 0.6, placed by directory",
@@ -260,7 +259,7 @@ def giant_table(shard: Shard, commits: float, count: int, seed: int) -> Table:
 
 
 def moves_table(counts: Sequence[tuple[int, int]], exponent: float) -> Table:
-    """Return the number of stores, and the amount of load, that move when shards are added."""
+    """Return a table of the stores and the load that move when shards are added."""
     table = Table(
         *("from", "to", "by hash: stores", "load", "hottest", "by directory: stores", "load", "hottest"),
         title=f"What moves when shards are added; exponent {exponent:g}; hottest: of the mean",
@@ -282,7 +281,6 @@ def moves_table(counts: Sequence[tuple[int, int]], exponent: float) -> Table:
 
 
 def main() -> None:
-    """Print the plan."""
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--exponents", type=float, nargs="+", default=[0.0, 0.6, 0.8, 1.0], help="of Zipf's law")

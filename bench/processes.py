@@ -9,17 +9,17 @@ import psutil
 
 
 def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time of each root and its descendants, including those that have ended."""
+    """Return the CPU time of each root and its descendants in seconds, including descendants that have ended."""
     return {name: sum(map(_cpu, _tree(pid))) for name, pid in roots.items()}
 
 
 def others_cpu_seconds() -> float:
-    """Return the CPU time that was used on the machine, except by this process and its descendants."""
+    """Return the CPU time in seconds that the machine used, except for this process and its descendants."""
     return machine_cpu_seconds() - cpu_seconds({"ours": os.getpid()})["ours"]
 
 
 def machine_cpu_seconds() -> float:
-    """Return the CPU time that all processes on the machine have used."""
+    """Return the CPU time in seconds that all processes on the machine have used."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
@@ -35,7 +35,7 @@ def resident_mib(roots: Mapping[str, int]) -> dict[str, float]:
 
 
 def proportional_mib(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the memory of each root and its descendants in MiB. Each process counts its part of a shared page."""
+    """Return the memory of each root and its descendants in MiB. Processes divide shared pages among them."""
     return {name: sum(map(_proportional, _tree(pid))) / 2**20 for name, pid in roots.items()}
 
 

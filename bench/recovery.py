@@ -1,9 +1,8 @@
 """`python -m bench.recovery`: the time until all runs continue after all processes were killed.
 
 `pawl up` with default settings and two replicas of each service works on 200 runs, half of them in a tool call and half
-in a model answer. Then SIGKILL ends the launcher and all its processes, including PostgreSQL and NATS, and `pawl up` is
-started again. The time is measured from this start until the last run has taken a step, which means that its next owner
-has committed to its log.
+in a model answer. Then SIGKILL ends the launcher and all its processes, including PostgreSQL and NATS, and `pawl up`
+starts again. The measured time ends when the next owner of every run has committed a step to the run's log.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _STREAMING = "count to 200 very slowly"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """The result. Seconds count from the second start of `pawl up`."""
+    """Times in seconds since the second start of `pawl up`."""
 
     runs: int
     processes_killed: int
@@ -71,7 +70,7 @@ async def measure(folder: Path, report: Callable[[str], None]) -> Recovery:
     """Measure in an empty folder.
 
     Raises:
-        TimeoutError: A process was not ready, or a run did not continue, within a minute and a half.
+        TimeoutError: a process was not ready, or a run did not continue, within a minute and a half.
     """
     async with _up(folder) as (process, endpoints), _agents(endpoints) as stubs:
         started = await _start_runs(stubs)
@@ -97,7 +96,7 @@ async def measure(folder: Path, report: Callable[[str], None]) -> Recovery:
 
 @asynccontextmanager
 async def _up(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, Endpoints]]:
-    """Run `pawl up` on a data folder; yield its endpoints when every process is ready."""
+    """Run `pawl up` on a data folder, and yield its endpoints when every process is ready."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
     environment |= {
         "PAWL_LOCAL_KEY": LOCAL_KEY,
@@ -164,7 +163,7 @@ async def _active(stubs: Sequence[Stub], started: _Active) -> _Active:
 
 
 async def _kill_everything(launcher_pid: int) -> int:
-    """Kill the launcher and all its processes at the same time; return the number of processes."""
+    """Kill the launcher and all its processes at the same time, and return the number of processes."""
     launcher = psutil.Process(launcher_pid)
     processes = [launcher, *launcher.children(recursive=True)]
     for process in processes:
@@ -186,7 +185,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 async def _step_time(stubs: Sequence[Stub], begin_time: float, active: _Active) -> float:
-    """Return the time at which the next owner of a run wrote to its log."""
+    """Return the time at which the next owner of a run first wrote to its log."""
     request = agent_pb2.WatchRunRequest(run_id=active.run.run_id, after_seq=active.run.last_seq)
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
@@ -213,7 +212,7 @@ async def _each(work: Callable[[A], Awaitable[B]], items: Sequence[A]) -> list[B
 
 
 def main() -> int:
-    """Measure in a temporary folder; return 1 if the last run took longer than the target."""
+    """Measure in a temporary folder. Returns 1 if the last run took longer than the target."""
     with tempfile.TemporaryDirectory(prefix="pawl-recovery-") as folder:
         found = asyncio.run(measure(Path(folder), print))
     print(msgspec.json.format(msgspec.json.encode(found)).decode())

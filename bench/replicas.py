@@ -43,7 +43,7 @@ async def _figures(subjects: Mapping[str, Pawl], options: Options, at_once: int)
 
 
 def _figure(way: str, at_once: int, slices: list[Slice], one: list[Slice]) -> Figure:
-    """Return the cost of one of the ways to run Pawl. Only two replicas of each service have a target."""
+    """Return the cost of one configuration. Only two replicas of each service have a target."""
     what = f"CPU a run with {way}, {at_once} concurrent, relative to one of each"
     times = shown(ratios(slices, one, CPU))
     detail = {"runs a second, times": shown(ratios(slices, one, RATE))["value"]} | cpu_by_process(slices)

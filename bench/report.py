@@ -60,9 +60,10 @@ def _sync_milliseconds() -> float:
 def write(
     found: Sequence[Figure | NotMeasured], machine: Machine, options: Options, *, whole: bool
 ) -> tuple[Path, ...]:
-    """Write all figures, and a chart if there are points to draw; return the files.
+    """Write all figures, and a chart if there are points to draw, and return the files.
 
-    Only the files of a `whole` measurement are named by the date alone, so that a partial one does not overwrite them.
+    Only the files of a `whole` measurement are named by the date alone, so that a partial measurement does not
+    overwrite them.
     """
     now = datetime.now(UTC)
     result = {
@@ -129,7 +130,7 @@ def measured(figure: Figure) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Return whether the target is met, by how much, and whether this is in doubt; empty without a target."""
+    """Return whether the target is met, by how much, and whether this is in doubt. Empty without a target."""
     if figure.met is None:
         return ""
     word = "met" if figure.met else "MISSED"
@@ -140,14 +141,13 @@ def verdict(figure: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with a readable number of digits."""
+    """Format a number with a readable number of digits."""
     if abs(value) >= _THOUSANDS_FROM or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004
 
 
 def caption(machine: Machine) -> str:
-    """Return a description of the machine in one line."""
     return (
         f"{machine['cores']} cores, Python {machine['python']}, Linux {machine['kernel']}, "
         f"fsync {machine['postgresql_fsync']}, a sync takes {machine['sync_milliseconds']} ms, "

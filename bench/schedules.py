@@ -1,8 +1,8 @@
 """P13: 100,000 schedules, 500 of which are due in the same second, with two replicas of agent-loop and of job-store.
 
-The delay of the last of their runs is measured, whether each run is created exactly once, and the duration of StartRun
-in the following five seconds compared with its normal duration. The worker, a separate process, is stopped during this
-time, because a small machine cannot do 500 concurrent runs even without schedules. The figures with the worker are also
+It measures the delay of the last run, whether each run is created exactly once, and the duration of StartRun in the
+following five seconds compared with its normal duration. The worker, a separate process, is stopped during this time,
+because a small machine cannot do 500 concurrent runs even without schedules. The figures with the worker are also
 shown. The due schedules belong to 500 users in 50 stores.
 """
 
@@ -91,7 +91,7 @@ class _Seen:
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Make many schedules due at the same time, repeatedly, while StartRun is called at a constant rate."""
+    """Repeatedly make many schedules due at the same time, while StartRun is called at a constant rate."""
     replicas = {"agent-loop": 3, "job-store": 2}
     async with pawl(environment=DEFAULT_LIMITS, is_split=True, replicas=replicas) as (subject, _):
         await load.warm_up(subject.agents, place)
@@ -170,7 +170,7 @@ async def _burst(subject: Pawl, seen: _Seen) -> None:
 
 
 async def _made(subject: Pawl, due: object) -> tuple[int, int, float]:
-    """Return the number of runs that the due schedules created, the number of their users, and the last delay."""
+    """Return how many runs the due schedules created, how many users they have, and the last delay in seconds."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         async with connect(subject.suite) as connection:
@@ -181,7 +181,7 @@ async def _made(subject: Pawl, due: object) -> tuple[int, int, float]:
 
 
 async def _rest(subject: Pawl) -> None:
-    """Wait until no run is active."""
+    """Wait until no run is active, but not forever."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         if not await subject.ask("SELECT count(*) FROM job_store.runs WHERE state < 10") or time.monotonic() > until:

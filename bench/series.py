@@ -63,7 +63,7 @@ SELECT (SELECT count(*) FROM job_store.calls WHERE run_id = $1)
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure all of these in sequence, each with a separate suite."""
+    """Measure all figures in sequence, each with a separate suite."""
     return [
         *await _lateness(options.count(120, 40)),
         *await _parked(options),
@@ -146,12 +146,12 @@ async def _parked(options: Options) -> list[Figure | NotMeasured]:
 
 
 def _over(none: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
-    """Return the usage of each process in excess of `none`."""
+    """Return how much more each process used than in `none`."""
     return {f"{name}, % of a core": each - none[name] for name, each in used.items()}
 
 
 async def _cpu(subject: Pawl, seconds: float) -> dict[str, float]:
-    """Return the CPU usage of each process over some seconds, in percent of a core."""
+    """Return the CPU usage of each process over `seconds`, in percent of a core."""
     before, began = cpu_seconds(subject.processes()), time.monotonic()
     await asyncio.sleep(seconds)
     took = time.monotonic() - began
@@ -198,7 +198,7 @@ async def _until(subject: Pawl, query: str, wanted: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """The state of a series after a number of iterations. `claims` are those since the previous sample."""
+    """The state of a series after a number of iterations. The claim times are those since the previous sample."""
 
     iterations: int
     rows: int
@@ -244,7 +244,7 @@ async def _long(seconds: float) -> list[Figure | NotMeasured]:
 
 
 async def _iterate(store: JobStore, seconds: float) -> Sequence[_Sample]:
-    """Make iterations for this many seconds, and take samples from time to time."""
+    """Make iterations for `seconds`, and take samples from time to time."""
     await _start(store)
     looks, claims, number = list[_Sample](), list[float](), 0
     began = time.monotonic()
@@ -266,7 +266,7 @@ async def _iterate(store: JobStore, seconds: float) -> Sequence[_Sample]:
 
 
 async def _start(store: JobStore) -> None:
-    """Let a run start the series, and end the run."""
+    """Let a run start the series, and end that run."""
     await store.submit("bench")
     (run,) = await store.claim()
     call = call_pb2.Call(

@@ -24,7 +24,7 @@ def zipf_weights(stores: int, exponent: float) -> list[float]:
 
 
 def with_largest(weights: Sequence[float], largest: float) -> list[float]:
-    """Return the weights with `largest` as the first one, and with the others scaled so that the sum is still 1."""
+    """Return the weights with `largest` as the first, and with the others scaled so that the sum is still 1."""
     factor = (1 - largest) / math.fsum(weights[1:])
     return [largest, *(weight * factor for weight in weights[1:])]
 
@@ -51,7 +51,7 @@ def preferences(store: int, shards: int, count: int) -> list[int]:
 
 
 def rendezvous(stores: int, shards: int) -> dict[int, int]:
-    """Place each store on the shard with the highest hash of the two, regardless of the store's size."""
+    """Place each store on the shard with the highest hash of store and shard, regardless of the store's size."""
     return {store: preferences(store, shards, 1)[0] for store in range(stores)}
 
 
@@ -66,7 +66,7 @@ def bounded(weights: Sequence[float], shards: int, *, slack: float) -> dict[int,
     """Place stores, the largest first, on the first of their two preferred shards that stays within the bound.
 
     The bound is the mean load of a shard times 1 + `slack`. A store that fits on neither shard goes to the emptiest
-    one. Therefore, the load of a shard exceeds neither the bound nor the mean plus its largest store, whichever is
+    shard. Therefore the load of a shard exceeds neither the bound nor the mean plus its largest store, whichever is
     more. The first choice is preferred to an emptier shard, because stores on it need no directory entry.
     """
     bound = (1 + slack) / shards

@@ -1,7 +1,7 @@
 """Measures subjects side by side: all stay up and take turns in short slices, so that other load affects all of them.
 
 A single slice means little. The ratio between two slices of the same turn means more, and its median over all turns is
-the figure. The spread is given by its quartiles.
+the figure. The spread is given by the quartiles of the ratios.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.subjects import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The result of a subject in a turn. `cpu` is by process and `client` of this process, both in ms per run.
+    """The result of a subject in a turn. `cpu` is by process and `client` is of this process, both in ms per run.
 
-    The driver program of a subject includes the client, so these subjects use almost no CPU time in this process.
+    If a subject has a driver program, that program includes the client, so `client` is almost 0.
     """
 
     cpu: Mapping[str, float]
@@ -32,7 +32,7 @@ class Slice:
 
     @property
     def cpu_milliseconds(self) -> float:
-        """The CPU time of all processes per run."""
+        """The CPU time of all processes, in milliseconds per run."""
         return sum(self.cpu.values())
 
 
@@ -44,8 +44,6 @@ RATE: Final[Value] = lambda one: one.runs_per_second  # noqa: E731
 
 
 class Shown(TypedDict):
-    """The measured part of a figure."""
-
     value: float
     spread: tuple[float, float]
 

@@ -43,7 +43,7 @@ _SPLIT: Final = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE
 
 
 class Subject(Protocol):
-    """A program that does runs. An async context manager."""
+    """A program that does runs; use as an async context manager."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Subject(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     async def run(self, count: int, at_once: int) -> list[float]:
-        """Do `count` runs, `at_once` concurrently; return their durations in seconds."""
+        """Do `count` runs, `at_once` concurrently, and return their durations in seconds."""
         ...
 
     def processes(self) -> Mapping[str, int]:
@@ -75,7 +75,7 @@ class Pawl:
         is_split: bool = False,
         stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES,
     ) -> None:
-        """Prepare Pawl. With `is_split`, clients and runs have separate agent-loops."""
+        """With `is_split`, clients and runs have separate agent-loops."""
         self.name = name
         self._start = start
         self._is_split = is_split

@@ -21,7 +21,7 @@ async def watch(pawl: Pawl, start: agent_pb2.StartRunRequest = START) -> Seen:
     """Do one run, and record the times at which its output arrives.
 
     Raises:
-        RuntimeError: The run did not complete.
+        RuntimeError: the run did not complete.
     """
     return await follow(pawl, (await pawl.agents.StartRun(start)).run.run_id)
 
@@ -30,7 +30,7 @@ async def follow(pawl: Pawl, run_id: str) -> Seen:
     """Watch a run to its end, and record the times at which its output arrives.
 
     Raises:
-        RuntimeError: The run did not complete.
+        RuntimeError: the run did not complete.
     """
     seen, state = Seen(), run_pb2.RUN_STATE_UNSPECIFIED
     async for answer in pawl.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id)):

@@ -1,4 +1,4 @@
-"""Short-lived certificate authorities, with files as operators have them."""
+"""Certificate authorities for tests, and the files that services read."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def of(folder: Path, name: str) -> Files:
 
 
 def write(folder: Path, name: str, *trusted: trustme.CA, names: tuple[str, ...] = (), expired: bool = False) -> Files:
-    """Write a certificate by the first authority for a service that trusts all authorities, replacing old files.
+    """Write the files of a service: a certificate from the first authority, its key, and all trusted authorities.
 
-    It names the service and this machine, or `names`.
+    Existing files are replaced. The certificate is valid for the service's name and this machine, or for `names`.
     """
     identities = names or (name, "localhost", "127.0.0.1")
     if expired:

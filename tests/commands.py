@@ -1,4 +1,4 @@
-"""Commands of `pawl`, each in its own process.
+"""Runs commands of `pawl`, each in its own process.
 
 Imports and the command tree dominate a short command, so one process loads both and forks each command.
 """
@@ -29,10 +29,10 @@ class Done:
 
 
 def pawl(*arguments: str, environment: Mapping[str, str], keyboard: str = "") -> Done:
-    """Run a command without a terminal, with exactly this environment.
+    """Run a command without a terminal, in exactly this environment.
 
     Raises:
-        TimeoutError: it did not end in time and was killed.
+        TimeoutError: the command did not end in time and was killed.
     """
     assert len(keyboard.encode()) <= _KEYBOARD_BYTES_MAX
     with tempfile.TemporaryDirectory(prefix="pawl-command-") as name:

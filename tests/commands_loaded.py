@@ -1,4 +1,4 @@
-"""Loads the program `pawl` and its commands once, because loading them is slow."""
+"""Loads the program `pawl` and its commands once, because loading is slow."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort slow tests to the front and mark tests of promises."""
+    """Sort slow tests to the front and mark tests whose docstring names a promise."""
     items.sort(key=_turn)
     for item in items:
         if _PROMISE.search(getattr(getattr(item, "function", None), "__doc__", None) or ""):
@@ -55,7 +55,7 @@ class _FolderScheduling(LoadFileScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """Keep the files of one suite in one worker, and distribute all others file by file."""
+    """Run all files of a shared suite in one worker, and distribute all other files one by one."""
     return _FolderScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -107,7 +107,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The URL of a real PostgreSQL; tests use `database_url`, which is their own."""
+    """The URL of a real PostgreSQL server. Tests use `database_url`, a database of their own."""
     with tempfile.TemporaryDirectory(prefix="pawl-postgres-") as folder, servers.postgres(Path(folder)) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""The error reasons that each method may return by contract: those in its comment and the common ones."""
+"""The error reasons that each method may return: those in its comment and those common to all methods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def common() -> frozenset[str]:
 
 @cache
 def errors() -> Mapping[str, str]:
-    """Return the comment of each method from `Errors:` on, by path (`/pawl.agent.v1.AgentService/StartRun`)."""
+    """Return the `Errors:` section of each method's comment.
+
+    Keys are method paths, such as `/pawl.agent.v1.AgentService/StartRun`.
+    """
     said: dict[str, str] = {}
     for file in sorted(PROTO.glob("pawl/**/*.proto")):
         written = file.read_text()

@@ -1,6 +1,6 @@
-"""Service databases for tests: one per service, emptied before each test.
+"""Databases for tests: one per service, emptied before each test.
 
-Emptying takes a tenth of the time of creating or cloning, and less on a connection that knows the tables.
+Emptying takes a tenth of the time that creating or cloning takes, and less on a connection that knows the tables.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ServiceDatabase:
 
 
 async def planned(connection: Connection, statement: str) -> Iterator[dict[str, Any]]:
-    """Return the plan nodes of a statement for any arguments, as `Database` prepares it."""
+    """Return the nodes of a statement's plan for unknown arguments, as `Database` prepares the statement."""
     arguments = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d+)", statement)), default=0))
     await connection.execute(f"PREPARE planned AS {statement}")
     explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE planned{arguments and f'({arguments})'}")

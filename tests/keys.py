@@ -1,4 +1,4 @@
-"""Keys of the suites and processes that tests start, and channels that send the local key."""
+"""Keys for the suites and processes that tests start, and channels that send the local key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def authenticator(
 
 
 def keyed_channel(address: str, *, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """Return a plain channel whose calls send the local key unless they have their own."""
+    """Return a plaintext channel. Its calls send the local key unless they have their own key."""
     return _KeyedChannel(grpc.aio.insecure_channel(address, options=options))
 
 

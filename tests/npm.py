@@ -1,4 +1,4 @@
-"""npm packages for tests, from a lock file, installed by the node that comes with Python."""
+"""Installs npm packages for tests from a lock file, with the node that comes with Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNREACHABLE: Final = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 
 
 def install(source: Path, folder: Path, *, timeout_seconds: float) -> None:
-    """Copy `source`, which has a package.json and its lock, to `folder` and install its packages.
+    """Copy `source`, which has a package.json and a lock file, to `folder` and install its packages.
 
     Skips the test if npm cannot reach a registry.
     """
@@ -27,7 +27,7 @@ def install(source: Path, folder: Path, *, timeout_seconds: float) -> None:
 
 
 def add(folder: Path, *packages: str, timeout_seconds: float) -> None:
-    """Install packages, each a name with its version or a file, in `folder`; skips as `install` does."""
+    """Install packages in `folder`. Each is a name with a version, or a file. Skips the test as `install` does."""
     _npm("install", folder, timeout_seconds, *packages)
 
 
@@ -49,7 +49,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def run(command: list[Path | str], folder: Path, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder`, with the node that comes with Python first in its PATH."""
+    """Run a command in `folder` with the node that comes with Python first in PATH."""
     return subprocess.run(
         command,
         cwd=folder,
@@ -62,5 +62,5 @@ def run(command: list[Path | str], folder: Path, timeout_seconds: float) -> subp
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of this process, with the node that comes with Python first in its PATH."""
+    """Return this process's environment, with the node that comes with Python first in PATH."""
     return os.environ | {"PATH": os.pathsep.join([str(NODE.parent), os.environ["PATH"]])} | more

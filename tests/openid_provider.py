@@ -56,7 +56,7 @@ def install(folder: Path) -> Path:
 async def provider(
     modules: Path, issuer: str, clients: Sequence[dict[str, Any]], *private: jwk.Key, token_seconds: int = 60
 ) -> AsyncIterator[None]:
-    """Run the provider for these clients; it signs with the first key."""
+    """Run the provider for these clients. It signs tokens with the first key."""
     keys = [{**each.as_dict(private=True), "use": "sig", "alg": "ES256"} for each in private]
     choices = {"KEYS": json.dumps({"keys": keys}), "CLIENTS": json.dumps(clients), "TOKEN_SECONDS": str(token_seconds)}
     process = await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ async def until(holds: Callable[[], object], *, patience_seconds: float = PATIEN
     """Poll a condition, which may be asynchronous, until it holds.
 
     Raises:
-        TimeoutError: it did not hold within `patience_seconds`.
+        TimeoutError: the condition did not hold within `patience_seconds`.
     """
     pause_seconds = 0.001
     async with asyncio.timeout(patience_seconds):

@@ -28,7 +28,7 @@ _POSTGRES_SETTINGS = "fsync = off\nsynchronous_commit = off\nfull_page_writes = 
 
 
 def postgres_server(data: Path) -> PostgresServer:
-    """Return the server with its data in the folder, without starting it."""
+    """Return the server for a data folder without starting it."""
     with warnings.catch_warnings():
         # Its import warns on machines without XDG_RUNTIME_DIR.
         warnings.simplefilter("ignore")
@@ -39,7 +39,7 @@ def postgres_server(data: Path) -> PostgresServer:
 
 @contextmanager
 def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
-    """Run a PostgreSQL with its data in `folder`, also as root; yield its URL.
+    """Run a PostgreSQL server with its data in `folder`, even as root, and yield its URL.
 
     By default it is fast but not crash-safe.
     """
@@ -61,9 +61,9 @@ def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
 
 
 class NatsServer:
-    """A nats-server process with JetStream that keeps its free port.
+    """A nats-server process with JetStream that keeps its port; use as a context manager.
 
-    A context manager; `stop` and `start` are for tests of outages.
+    `stop` and `start` simulate outages.
     """
 
     def __init__(self, folder: Path, settings: str = "") -> None:

@@ -1,4 +1,4 @@
-"""A service with changed constants: `python -m tests.service job_store '{"crashes_max": 4}'`."""
+"""Runs a service with changed constants: `python -m tests.service job_store '{"crashes_max": 4}'`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def for_each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Run a test for each row, like `pytest.mark.parametrize` but as one test; a failure names its row."""
+    """Run a test for each row, like `pytest.mark.parametrize` but as one test. A failure names its row."""
     keys = [names] if isinstance(names, str) else list(names)
     table = [dict(zip(keys, [row] if isinstance(names, str) else row, strict=True)) for row in rows]
 
@@ -52,7 +52,10 @@ def not_refused(error: type[Exception], call: Callable[[T], Any], rows: Iterable
 def not_explained(
     error: type[Exception], call: Callable[[T], Any], rows: Mapping[T, str] | Iterable[tuple[T, str]]
 ) -> list[tuple[T, str, str | None]]:
-    """Return the rows for which a call does not raise the error or has another message, with that message."""
+    """Return each row for which the call does not raise `error` with the expected message.
+
+    Rows end with the actual message, or None if nothing was raised.
+    """
     pairs = rows.items() if isinstance(rows, Mapping) else rows
     results = [(row, says, refusal(error, lambda row=row: call(row))) for row, says in pairs]  # type: ignore[misc]
     return [(row, says, found) for row, says, found in results if found is None or not re.search(says, found)]

@@ -1,7 +1,7 @@
 """Runs pytest for CI and retries failed tests: `python -m tests.twice ARGUMENTS`, with pytest's arguments.
 
 A test that passes alone is printed under "flaky" and does not fail CI. A test that fails twice does. Tests marked
-`promise` are not retried. If a worker process crashed, the whole run is repeated once.
+`promise` are not retried. If a worker process crashed, all tests run again once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the main process, which the workers report to."""
+    """Record results in the main process, to which the workers report."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
 

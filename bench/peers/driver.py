@@ -1,6 +1,6 @@
 """Drives a peer: reads the number of runs from standard input, and writes their durations to standard output.
 
-It uses only the standard library, because each of the peers that import it has a separate environment.
+It uses only the standard library, because each peer that imports it has a separate environment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def look_up(key: str) -> dict[str, str]:
 
 
 def options() -> argparse.Namespace:
-    """Return the options: the model's URL, a folder for data, and the URL of a database, if any."""
+    """Return the options: the model's URL, a folder for data, and the URL of a database, which may be empty."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Plays a chaos game: `python -m tests.chaos --seconds 600 --seed 7`."""
+"""Runs one chaos test: `python -m tests.chaos --seconds 600 --seed 7`."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def pages(send: Callable[[Any], Awaitable[Any]], request: Any, field: str)
 
 
 async def settled(*asks: Awaitable[object]) -> None:
-    """Wait for several requests; refusals are ignored."""
+    """Wait for several requests and ignore refusals."""
     for result in await asyncio.gather(*asks, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, Refused):
             raise result

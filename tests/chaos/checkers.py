@@ -1,4 +1,4 @@
-"""Checkers of a record. Each yields one description per violation, and is named after the promise."""
+"""Checkers of a record. Each is named after a promise and yields a description of each violation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIPED_SECONDS = 15.0
 
 
 def accepted_messages_are_kept(record: Record) -> Iterator[str]:
-    """I1: an acknowledged run exists with its message, unless the run was cancelled before its first round."""
+    """I1: an acknowledged run exists. Its message exists too, unless the run was cancelled before its first round."""
     texts = _user_texts(record)
     for operation in record.history.operations:
         for answer in record.history.taken(operation) if operation.kind in MESSAGES else []:
@@ -39,7 +39,7 @@ def accepted_messages_are_kept(record: Record) -> Iterator[str]:
 
 
 def requests_take_effect_once(record: Record) -> Iterator[str]:
-    """I2: a repeated request has one run and one message; a refused one has none."""
+    """I2: a repeated request creates one run and one message; a refused request creates none."""
     texts = _user_texts(record)
     owner_of: dict[str, str] = {}
     for operation in record.history.operations:
@@ -92,7 +92,7 @@ def _took_effect(operation: Operation, call: call_pb2.Call, state: str) -> bool:
 
 
 def one_decision_and_one_result_per_call(record: Record) -> Iterator[str]:
-    """I9, I11: of the results and decisions that clients send for a call, at most one is accepted."""
+    """I9, I11: at most one decision or result, and at most one resolution, is accepted for each call."""
     taken: dict[tuple[str, bool], set[str]] = defaultdict(set)
     for operation in record.history.operations:
         if operation.kind in {*_DECISIONS, Kind.RESULT, Kind.RESOLVE} and record.history.taken(operation):
@@ -113,10 +113,7 @@ def runs_end(record: Record) -> Iterator[str]:
 
 
 def runs_do_not_fail(record: Record) -> Iterator[str]:
-    """OPS-3: no transient fault fails a run; refused histories (I6) and internal errors never occur.
-
-    A job may fail with its call, which may have been rejected or have an unknown outcome.
-    """
+    """OPS-3, I6: no run fails, except a job whose own call did not succeed."""
     for run in record.runs.values():
         belongs_to_call = run.HasField("job") and run.failure.failure_class == run_pb2.FAILURE_CLASS_TOOL
         if run_state(run.state) == "FAILED" and not belongs_to_call:
@@ -129,7 +126,7 @@ def model_refuses_nothing(record: Record) -> Iterator[str]:
 
 
 def cancelled_runs_stay_cancelled(record: Record) -> Iterator[str]:
-    """I1, I12: after an acknowledged cancel, calls not yet started have no effect, except reads."""
+    """I1, I12: after an acknowledged cancel, no further call has an effect, except read-only calls."""
     began: dict[str, int] = {}
     stopped: dict[str, int] = {}
     for run_id, log in record.logs.items():
@@ -149,7 +146,7 @@ def cancelled_runs_stay_cancelled(record: Record) -> Iterator[str]:
 
 
 def terminal_states_are_final(record: Record) -> Iterator[str]:
-    """EVT-4: a terminal state shown to a client is final, and the only end in a log is its last entry."""
+    """EVT-4: a terminal state shown to a client never changes, and only the last entry of a log is terminal."""
     for answers in record.history.answers.values():
         for answer in answers:
             run = record.runs.get(answer.run_id)
@@ -162,7 +159,7 @@ def terminal_states_are_final(record: Record) -> Iterator[str]:
 
 
 def logs_have_no_gaps(record: Record) -> Iterator[str]:
-    """I7: events are numbered from 1 without repeats."""
+    """I7: events are numbered from 1 without gaps or repeats."""
     for run_id, log in record.logs.items():
         if [event.seq for event in log] != list(range(1, len(log) + 1)):
             yield f"the log of {run_id} is not numbered from 1 to {len(log)}"
@@ -189,7 +186,10 @@ def earlier_owners_stop_writing(record: Record) -> Iterator[str]:
 
 
 def effects_match_their_class(record: Record) -> Iterator[str]:
-    """I5: effects happen at most once where promised, with the recorded arguments, and always for successful calls."""
+    """I5: effects happen at most once where promised, with the recorded arguments.
+
+    Each successful call has had its effect.
+    """
     count = Counter(effect.key for effect in record.effects)
     found_out = {o.call_id for o in record.history.operations if o.kind is Kind.RESOLVE and record.history.taken(o)}
     for effect in record.effects:
@@ -225,7 +225,7 @@ def intent_before_effect(record: Record) -> Iterator[str]:
 
 
 def gated_effects_were_approved(record: Record) -> Iterator[str]:
-    """I9, I10: a gated effect has an approval of exactly these arguments by its owner, or a grant of its series."""
+    """I9, I10: the owner approved each gated effect with exactly these arguments, or granted its series."""
     approved: dict[str, list[Operation]] = defaultdict(list)
     for operation in record.history.operations:
         if operation.kind in {Kind.APPROVE, Kind.EDIT}:
@@ -241,7 +241,7 @@ def gated_effects_were_approved(record: Record) -> Iterator[str]:
 
 
 def grants_are_not_overused(record: Record) -> Iterator[str]:
-    """I9, I10: a grant of a series allows no more effects than granted."""
+    """I9, I10: no series has more effects than were granted."""
     granted: dict[tuple[str, str], int] = {}
     for operation in record.history.operations:
         answers = record.history.answers[operation.number]
@@ -277,11 +277,10 @@ def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
 
 
 def every_run_end_is_notified(record: Record) -> Iterator[str]:
-    """I15: each end is notified under one event id, unless the user caused it.
+    """I15: every end of a run is notified once, unless a newer message superseded the run.
 
-    The end of a job is reported by the turn that it starts, in which the model may stay silent. Notifications in
-    transit
-    during a wipe of NATS are lost by design.
+    A job, and a turn without text that a job started, ends without a notification. A wipe of NATS loses notifications
+    in transit by design.
     """
     wipes = [fault for fault in record.history.faults if fault.name == WIPE and not fault.skipped]
     told = {told.event_id for notifications in record.notifications.values() for told in notifications}
@@ -305,7 +304,10 @@ def _repeated(owner: tuple[str, str], notifications: list[notify_pb2.Notificatio
 
 
 def job_ends_are_reported(record: Record) -> Iterator[str]:
-    """ASYNC-5: each job end was answered by the model, dismissed by the user, or had no turn left to report it."""
+    """ASYNC-5: the model answers each notice of a job's end or stays silent, unless the user stopped a turn.
+
+    A notice is missing only if no turn was left to report it.
+    """
     for job in record.runs.values():
         conversation_id = job.reports_to_conversation_id
         if not conversation_id or job.stop_cause == run_pb2.STOP_CAUSE_MODEL:

@@ -1,6 +1,6 @@
-"""Sets the clock of a running process minutes forward, then back.
+"""Moves the clock of a running process forward by minutes, then backward.
 
-`shifted_clock.c` is compiled and preloaded, so that only the clock of one process changes.
+It compiles and preloads `shifted_clock.c`, so that only the clock of one process changes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ _PHASE_SECONDS = 3.0
 
 
 def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Compile the library; return the variables for the services, empty if that is not possible."""
+    """Compile the library and return the variables for each service.
+
+    Without a C compiler or Linux, return no variables.
+    """
     added = preload(folder)
     return dict.fromkeys(SERVICES, added) if added else {}
 
 
 def preload(folder: Path) -> Mapping[str, str] | None:
-    """Compile the library; return the variables for a process, None if that is not possible."""
+    """Compile the library and return the variables for a process, or None without a C compiler or Linux."""
     compiler = shutil.which("cc")
     library = folder / "shifted_clock.so"
     if compiler is None or sys.platform != "linux":
@@ -48,12 +51,12 @@ def put(folder: Path, pid: int | None, seconds: float) -> None:
 
 
 def why_not(world: World) -> str:
-    """Return the reason why no clock can be shifted; empty if one can."""
+    """Return why no clock can be shifted, or an empty string if clocks can be shifted."""
     return "" if _clocks(world.folder).exists() else "shifting the clock of a process needs Linux and a C compiler"
 
 
 async def shift(world: World) -> None:
-    """Set the clock of one replica of each service forward, back, and right again."""
+    """Shift the clock of one replica of each service forward, then backward, and reset it."""
     replicas = [(service, world.draw.randrange(REPLICAS)) for service in SERVICES]
     for seconds in (*_SHIFTS_SECONDS, 0):
         for service, replica in replicas:

@@ -1,4 +1,4 @@
-"""Phases of faults with quiet in between. After each, everything runs again and users get answers."""
+"""Phases of faults with quiet time in between. After each phase, all processes run again and users get answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Play = Callable[[World], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One fault. `why_not` explains why it cannot be played on this machine, if so."""
+    """One fault. `why_not` returns why this machine cannot play it, or an empty string."""
 
     name: str
     kind: str
@@ -57,7 +57,7 @@ def signal_all(services: tuple[str, ...], number: signal.Signals, *, embedded: t
 
 
 def freeze(service: str) -> Play:
-    """Return a fault that stops one replica until others have taken its leases, and then resumes it."""
+    """Return a fault that stops one replica until other replicas have taken its leases, and then resumes it."""
 
     async def play(world: World) -> None:
         replica = world.draw.randrange(REPLICAS)

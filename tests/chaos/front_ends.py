@@ -32,7 +32,7 @@ class _Sent:
 
 
 class FrontEnd:
-    """A client that can show panels. It keeps its id over reconnects and attaches to every open run of its user."""
+    """A client that can show panels. It keeps its id when it reconnects, and attaches to every open run of its user."""
 
     def __init__(self, caller: Caller, open_runs: Mapping[str, None]) -> None:
         self._caller = caller
@@ -57,12 +57,12 @@ class FrontEnd:
             await asyncio.gather(*self._working, return_exceptions=True)
 
     def calm_down(self) -> None:
-        """Behave correctly from now on. A last disconnect releases accepted calls that are not done."""
+        """Disconnect once more, which releases accepted calls that are not done, and behave correctly from then on."""
         self._calm = True
         self._vanish.set()
 
     async def ask(self, operation: Operation, **frame: object) -> types_pb2.Receipt:
-        """Send a frame, and again after each reconnect, until its receipt arrives.
+        """Send a frame again after each reconnect, until its receipt arrives.
 
         Raises:
             Refused: the receipt is an error.
@@ -116,7 +116,7 @@ class FrontEnd:
             await stream.write(await outgoing.get())
 
     async def _keep(self, outgoing: asyncio.Queue[session_pb2.SessionRequest]) -> None:
-        """Attach to new runs, and renew the leases."""
+        """Attach to new runs, and send heartbeats."""
         attached: set[str] = set()
         ticks = 0
         while True:
@@ -168,7 +168,7 @@ class FrontEnd:
             sent.receipt.set_result(receipt)
 
     async def _run(self, offer: session_pb2.Offer) -> None:
-        """Run a front-end tool at once, slowly, twice, outside the stream, after a disconnect, or not at all."""
+        """Run a front-end tool immediately, slowly, twice, over a unary call, after a disconnect, or never."""
         draw = self._draw
         manners = ("well",) if self._calm else ("well", "slowly", "twice", "elsewhere", "vanishing", "not")
         manner = draw.choices(manners, (45, 15, 15, 10, 10, 5)[: len(manners)])[0]

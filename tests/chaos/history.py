@@ -84,7 +84,7 @@ class Fault:
 
 @dataclass
 class History:
-    """All entries. With a path, each is also written there immediately as a line of JSON."""
+    """All entries. If there is a path, each entry is also appended to that file immediately, as a line of JSON."""
 
     path: Path | None = None
     operations: list[Operation] = field(default_factory=list)

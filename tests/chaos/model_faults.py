@@ -1,4 +1,4 @@
-"""Faults of the model server: each request of a phase fails once, and its next attempt is answered."""
+"""Faults of the model server: each request of a phase fails once, and its retry succeeds."""
 
 from __future__ import annotations
 

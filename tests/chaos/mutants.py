@@ -1,8 +1,7 @@
-"""Faults planted in a good record, each of which exactly one checker must find: `make mutants`.
+"""Faults planted in a good record: `make mutants`.
 
-A checker that no mutant triggers proves nothing. Checkers judge records, so a mutant is a wrong record, named after
-the checker that must find it. Likewise the faults must be strong enough: a failover is played against a suite
-without its fix (`unfixed`).
+A checker that no fault triggers proves nothing, so each fault is named after the only checker that may find it. The
+faults of the services must be strong enough too: `unfixed` plays a failover against services without its fix.
 """
 
 from __future__ import annotations
@@ -80,8 +79,6 @@ def _run(run_id: str, path: str, value: object) -> Mutant:
 
 
 def _notices(*told_of: Mapping[str, str]) -> Mutant:
-    """Return a mutant that replaces the notices in the conversation of the main run."""
-
     def plant(record: Record) -> None:
         logged = [event.message_added.message for event in record.logs[MAIN] if event.HasField("message_added")]
         for message in (*record.messages[f"conversation-{MAIN}"], *logged):
@@ -208,7 +205,7 @@ UNFIXED_SEEDS = (3, 4, 5, 6)
 
 
 def hunt(name: str) -> str:
-    """Return the report of a mutant's checker; empty if nothing, or if another checker reports something too."""
+    """Return what the checker of a mutant reports, or an empty string unless only this checker reports anything."""
     record = good_record(foreign_end=_FOREIGN_ENDS.get(name, "COMPLETED"))
     MUTANTS[name](record)
     violations = judge(record)
@@ -216,9 +213,9 @@ def hunt(name: str) -> str:
 
 
 def hunt_unfixed() -> str:
-    """Return the report of the checker after a failover to a suite without the fix; empty if nothing.
+    """Return a report of a failover against services without the fix, or an empty string if no checker finds the fault.
 
-    Several games are played, because the point at which the failover hits depends on the speed of the machine.
+    It plays several seeds, because the point at which the failover hits depends on the speed of the machine.
     """
     return next(filter(None, map(_play_unfixed, UNFIXED_SEEDS)), "")
 

@@ -88,7 +88,7 @@ def _until(game: Game, begun: float) -> Iterator[faults.Phase]:
 
 
 def too_little(record: Record, least: Mapping[Kind, int]) -> Iterator[str]:
-    """Yield a violation for each kind with too few successful operations, so that the game does not count."""
+    """Yield a violation for each kind of operation that succeeded less often than `least` requires."""
     for kind, count in least.items():
         taken = sum(bool(record.history.taken(o)) for o in record.history.operations if o.kind is kind)
         if taken < count:

@@ -1,4 +1,4 @@
-"""Prompts of users. The scripted model obeys literally, so a prompt is a plan."""
+"""Prompts of users. The scripted model obeys them literally, so a prompt is a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READS = "read_meter"
 
 
 def prompt(draw: random.Random, tag: str) -> str:
-    """Return a prompt of one to three stages. `tag` is in the arguments of every call, so that prompts are unique."""
+    """Return a prompt of one to three stages. Every call has `tag` in its arguments, so prompts are unique."""
     stages = [_stage(draw, f"{tag}-{number}") for number in range(draw.choice((1, 1, 2, 2, 3)))]
     return " then ".join(stages)
 

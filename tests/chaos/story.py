@@ -1,4 +1,4 @@
-"""A small, correct record: three runs of two users, written by hand."""
+"""A small record without violations, written by hand: three runs of two users."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Story:
         self.say(run_id, message_pb2.ROLE_ASSISTANT, text, first_output_seq=event.seq)
 
     def call(self, call_id: str, *states: str, result: str = "") -> None:
-        """Move the call through these states; the last one has its result."""
+        """Move the call through these states and store `result` with the last state."""
         call = self.record.calls.get(call_id) or _new_call(call_id)
         self.record.calls[call_id] = call
         for state in states:
@@ -198,7 +198,10 @@ def _new_call(call_id: str) -> call_pb2.Call:
 
 
 def good_record(foreign_end: str = "COMPLETED") -> Record:
-    """Return the record. `foreign_end` is the final state of another user's run; if empty, the run does not end."""
+    """Return a record without violations.
+
+    `foreign_end` is the final state of the other user's run, or empty if it is open.
+    """
     story = Story()
     story.start(MAIN)
     story.call(BUTTON, "RUNNING")

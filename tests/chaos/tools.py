@@ -1,4 +1,4 @@
-"""Back-end tools of all four effect classes, with effects recorded outside. Loaded into the registry."""
+"""Tools of all four effect classes, which record their effects in a file. The registry loads this module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def _file() -> EffectFile:
 
 
 async def _act(tool_name: str, tag: str, seconds: float, context: ToolContext) -> str:
-    """Do half of the work, cause the effect, do the rest: a crash may come before or after it."""
+    """Work for half of the time, cause the effect, and work for the rest.
+
+    A crash may come before or after the effect.
+    """
     file = _file()
     arguments: dict[str, Any] = {"tag": tag, "seconds": seconds}
     begun = effect(file, tool_name, context, arguments)

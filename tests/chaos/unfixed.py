@@ -1,4 +1,4 @@
-"""The suite without a fix, to check that the chaos tests find the fault.
+"""Services without one fix, to check that the chaos tests find the fault.
 
 `prepare` makes every service remove the fix at its start, before it imports anything of Pawl.
 """
@@ -26,7 +26,7 @@ def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
 
 
 def believe_read_only() -> None:
-    """Treat a read-only database as a fault of the program, without retries."""
+    """Make services treat a read-only database as an internal error and fail the run without retries."""
     module: Any = database
     module._UNFIT = ()
     module._UNUSABLE = database._UNREACHABLE

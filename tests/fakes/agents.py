@@ -1,4 +1,4 @@
-"""Agents of the in-memory ledger, with the real rules and servicer."""
+"""Agents in the in-memory ledger, with the real rules and servicer."""
 
 from __future__ import annotations
 

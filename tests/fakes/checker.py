@@ -1,5 +1,3 @@
-"""A fake checker of edited arguments and answers."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,9 +21,9 @@ _DIGEST = ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)
 
 
 class FakeChecker(RegistryClient):
-    """A registry that rejects arguments and answers that contain `bad`, and knows seven tools.
+    """Rejects arguments and answers that contain `bad`.
 
-    It offers five of them, one only to the role clerk.
+    It knows seven tools and offers five, one only to the role clerk.
     """
 
     is_away = False
@@ -64,7 +62,6 @@ class FakeChecker(RegistryClient):
         )
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
-        """Return the verdict on the call of a job; `denied`, `show`, `here` and `digest` have special ones."""
         assert run.job is not None
         self.jobs_of.append((run.reports_to_conversation_id, run.run_id))
         name, data = run.job.tool_name, run.job.arguments_json
@@ -91,7 +88,7 @@ class FakeChecker(RegistryClient):
         return 7
 
     async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
-        """Return the tools that come with a run; reject names of existing tools."""
+        """Return the run's own tools, or reject the name of an existing tool."""
         named = [tool_pb2.ToolDefinition.FromString(each) for each in definitions]
         for definition in named:
             if definition.name in self.taken:

@@ -1,4 +1,4 @@
-"""An IMAP server with one folder and the part of RFC 3501 that reads mails.
+"""An IMAP server with one folder. It implements the part of RFC 3501 for reading mail.
 
 Its responses were compared with Dovecot's.
 """
@@ -21,7 +21,8 @@ _EXAMINE: Final = re.compile(r'EXAMINE "?([^"]*)"?', re.IGNORECASE)
 class ImapServer:
     """A server on a free port; use as a context manager.
 
-    `says` has other responses to commands, by their first words. It hangs while `answers` is not set.
+    `says` overrides responses to commands, by their first words. The server does not respond while `answers` is not
+    set.
     """
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, username: str = "ann", password: str = "secret") -> None:

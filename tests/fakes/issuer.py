@@ -1,4 +1,4 @@
-"""An issuer of tokens: it creates keys, publishes them and signs any claims."""
+"""A token issuer: it creates keys, publishes them and signs any claims."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def token(
     header: dict[str, Any] | None = None,
     **more: Any,
 ) -> str:
-    """Return a signed token of CLAIMS and `more`; claims and headers with None are omitted."""
+    """Return a signed token.
+
+    Its claims are `claims`, or else CLAIMS updated with `more`; None omits a claim or header.
+    """
     private = private or key()
     head = {"alg": alg, "kid": private.kid, "typ": "at+jwt", **(header or {})}
     head = {name: value for name, value in head.items() if value is not None}

@@ -15,7 +15,7 @@ Take: TypeAlias = Callable[[Sequence[bytes], event_pb2.RunEvent], Awaitable[None
 
 
 class FakeLive(BusEvents):
-    """Live events. `connected = False` stops them; `lose` is a predicate for events to drop."""
+    """Live events. `connected = False` stops them, and `lose` selects events to drop."""
 
     connected = True
 

@@ -8,7 +8,7 @@ import itertools
 
 
 class ManualClock:
-    """Time passes only in `advance`, which wakes sleepers in order."""
+    """A clock on which time passes only in `advance`."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self._now = now
@@ -31,7 +31,7 @@ class ManualClock:
         await woken
 
     async def advance(self, seconds: float) -> None:
-        """Advance the clock by `seconds` and wake each sleeper at its time, in order."""
+        """Advance the clock by `seconds` and wake sleepers in the order of their times."""
         until = self._monotonic + seconds
         await _settle()
         while self._sleepers and self._sleepers[0][0] <= until:

@@ -1,4 +1,4 @@
-"""An MCP server over streamable HTTP with the newest protocol, based on the `mcp` package. The argument is its port."""
+"""An MCP server over streamable HTTP with the newest protocol, based on the `mcp` package. Its argument is the port."""
 
 from __future__ import annotations
 

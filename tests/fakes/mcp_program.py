@@ -19,7 +19,7 @@ def command(folder: Path) -> list[str]:
 
 
 def stdio_config(folder: Path, **more: Any) -> source_pb2.McpStdioConfig:
-    """Return the configuration of a source that starts the server, which writes only into its folder."""
+    """Return the configuration of a source that starts the server and lets it write only to `folder`."""
     paths = {"readable_paths": READABLE, "writable_paths": [str(folder)]}
     return source_pb2.McpStdioConfig(command=command(folder), **(paths | more))
 

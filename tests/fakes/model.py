@@ -1,4 +1,4 @@
-"""A scripted model that rejects histories a strict provider would reject."""
+"""A scripted model that rejects histories that a strict provider would reject."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def says(text: str, chunks: int = 1) -> Script:
 
 
 def calls(*asked: str, text: str = "") -> Script:
-    """Return an answer that calls tools, given as `name` or `name arguments`."""
+    """Return an answer that calls tools. Each is given as `name` or `name arguments`."""
     pieces: list[Piece] = [TextPiece(text=text)] if text else []
     for index, call in enumerate(asked):
         name, _, arguments = call.partition(" ")
@@ -52,7 +52,10 @@ _USAGE = UsageReport(input_tokens=10, output_tokens=5)
 
 @dataclass
 class FakeModel:
-    """Plays `scripts` in order, or with `by_round`, by the number of previous answers. The default is plain text."""
+    """Answers with `reply` if given, otherwise with `scripts` in order.
+
+    If `by_round` is set, the number of previous answers selects the script. Without a script, the answer is plain text.
+    """
 
     scripts: list[Script]
     by_round: bool = False

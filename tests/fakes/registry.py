@@ -1,4 +1,4 @@
-"""An in-memory registry with a journal and configurable tools, which counts effects."""
+"""An in-memory tool registry with a journal and configurable tools, which counts effects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOT_COMPLETED = CallResult(content_json=b'{"error":"nobody"}', is_error=True, er
 
 @dataclass
 class FakeRegistry:
-    """Has a verdict per tool. Executions take `seconds`, return `results` by tool and fail according to `failing`."""
+    """Has a verdict per tool. Executions take `seconds`, return `results` by tool, and fail according to `failing`."""
 
     verdicts: dict[str, Verdict]
     seconds: float = 1.0
@@ -134,7 +134,7 @@ class FakeRegistry:
         return tuple(verdicts)
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Accept any JSON object with at least as many members as `minProperties` in the schema."""
+        """Accept a JSON object that has at least as many members as `minProperties` in the schema."""
         self.outputs.append(output)
         if self.unchecked_outputs:
             self.unchecked_outputs -= 1

@@ -1,5 +1,6 @@
-"""A small AgentService: replicas that share one book and can break a stream at a chosen time. tests/system tests the
-same frames with real processes.
+"""A small AgentService whose replicas share their data and can break a stream at a chosen time.
+
+tests/system tests the same frames with real processes.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class Book:
 
 
 class Replica(agent_pb2_grpc.AgentServiceServicer):
-    """One replica. A frame of the kind `break_before_receipt` takes effect, and its stream ends without a receipt."""
+    """One replica.
+
+    It applies the next frame of the kind `break_before_receipt` and ends its stream without a receipt.
+    """
 
     def __init__(self, book: Book) -> None:
         self.book = book

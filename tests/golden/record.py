@@ -1,4 +1,4 @@
-"""Record the golden log again: `python -m tests.golden.record`. The tests that read it then show the differences."""
+"""Records the golden log again: `python -m tests.golden.record`. The tests that read it then show the differences."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _EDITED = {"to": ["bob@example.com"], "subject": "lunch", "body": "At one."}
 
 
 async def main() -> None:
-    """Record a run with a truncated answer, an edit, a question, a page tool and a takeover; then its gap."""
+    """Record a run with a truncated answer, an edit, a question, a page tool and a takeover.
+
+    Then trim the run and record the gap that replaces its events.
+    """
     with tempfile.TemporaryDirectory(prefix="pawl-golden-") as name:
         folder = Path(name)
         script = folder / "script.json"

@@ -1,4 +1,4 @@
-"""Measures what an idle process holds, and whether that grows."""
+"""Measures the resources of an idle process and whether they grow."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _NOISE: Final = {"tasks": 10, "descriptors": 10, "threads": 4, "objects": 1000, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Counts after some operations. `objects` are known to the garbage collector, `blocks` are all of Python's small
-    allocations.
+    """Counts after some operations.
+
+    The garbage collector tracks `objects`; `blocks` are all small allocations of Python.
     """
 
     operations: int
@@ -40,7 +41,7 @@ class Sample:
 
 
 async def take(operations: int, before: Sample | None) -> Sample:
-    """Take a sample once about as many tasks and descriptors are in use as in `before`, or after a minute."""
+    """Take a sample once tasks and descriptors are about as many as in `before`, or after a minute."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.collect()
@@ -70,7 +71,7 @@ async def take(operations: int, before: Sample | None) -> Sample:
 async def _close_connections() -> None:
     """Close the connections of every pool: each keeps up to 100 prepared statements, which vary with its work.
 
-    Idle services poll their databases now and then; this waits for a moment at which none does.
+    Idle services poll their databases, so this waits for a moment at which no connection is in use.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS_MAX
@@ -96,7 +97,7 @@ async def _close_connections() -> None:
 
 
 def _give_back() -> None:
-    """Make the C library return free memory, so that only used memory remains."""
+    """Make the C library return free memory, so that only used memory is measured."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -121,9 +122,9 @@ def slope(samples: Sequence[Sample], name: str) -> float:
 
 
 def growths(samples: Sequence[Sample], tolerance: Mapping[str, float]) -> list[str]:
-    """Return what grows by more than `tolerance` per operation, and in total by more than normal variation.
+    """Describe each count that grows by more than `tolerance` per operation and by more than noise in total.
 
-    An object leaked by each operation grows by one or more.
+    If each operation leaks an object, the count grows by at least one per operation.
     """
     found = []
     for name, allowed in tolerance.items():

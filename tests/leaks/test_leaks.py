@@ -1,5 +1,6 @@
-"""The short form: two cycles after the first, and 160 runs with 160 cancelled streams. `make leaks` plays the long
-form.
+"""The short form: two cycles after the first, with 160 runs and 160 cancelled streams.
+
+`make leaks` plays the long form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random ledger requests ("asks"): mostly valid, often not.
 
-An ask is a dict of strings and numbers. `Chooser` draws one from the model's state, so that valid, late, repeated and
-unauthorised requests all occur; `operations` translates it for the product.
+An ask is a dict of strings and numbers. `Chooser` draws one from the model's state, so valid, late, repeated and
+unauthorised requests all occur. `operations` translates it for the product.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Chooser:
         )
 
     def repeated_request(self) -> Row | None:
-        """Return a step that shows an edited or escalated approval request again; None if none is pending."""
+        """Return a step that shows an edited or escalated approval request again, or None if no request is pending."""
         call = self._gated()
         run = self.model.runs[call["store"], call["run"]] if call else None
         if call is None or run is None or not run["worker"]:
@@ -222,7 +222,7 @@ class Chooser:
         return ask | {"consumed": [reserved] if reserved in self.model.unread(run) else []}
 
     def delegating(self) -> Row | None:
-        """Return a step of the owner that delegates a call and waits for its child run; None if not possible."""
+        """Return a step that delegates a call and waits for its child run, or None if no call can be delegated."""
         every = [run for run in self.model.runs.values() if run["worker"] and run["state"] == "RUNNING"]
         free = [(run, f"{run['id']}_{name}") for run in every for name in CALLS if len(run["id"]) < _LONG]
         free = [(run, name) for run, name in free if (run["store"], name) not in self.model.calls]
@@ -295,7 +295,6 @@ class Chooser:
         )
 
     def sweep_crashed(self) -> Row:
-        """Return a sweep for runs that kill their workers."""
         return self._ask("sweep_crashed")
 
     def several(self) -> list[Row]:
@@ -303,7 +302,7 @@ class Chooser:
         return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
 
     def wait(self, seconds: float = 0.0) -> Row:
-        """Return a wait that is shorter than any lease, or longer."""
+        """Return a wait of `seconds`, or of a random time that may be shorter or longer than a lease."""
         return self._ask("wait", seconds=seconds or self.pick([1.0, 1.0, 20.0, 20.0, 100.0]))
 
     def cancel(self, run: Row) -> Row:
@@ -335,7 +334,7 @@ class Chooser:
         return things if self.pick([False] * 11 + [True]) else []
 
     def _call_of(self, run: Row) -> tuple[str, Row]:
-        """Return a call of a run, preferably an open one; sometimes an unknown one, or one of another run."""
+        """Return a call of the run, usually one that is open; sometimes an unknown call or a call of another run."""
         calls = [row for row in self.model.calls.values() if (row["store"], row["run"]) == (run["store"], run["id"])]
         calls.sort(key=lambda call: call["state"] in SETTLED)
         waiting = [call["id"] for call in calls if call["state"] in _COMMANDS]

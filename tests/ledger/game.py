@@ -1,4 +1,4 @@
-"""Plays asks against the model and one or several product stores, which must agree."""
+"""Plays asks against the model and one or several product stores, whose results must agree."""
 
 from __future__ import annotations
 
@@ -58,8 +58,6 @@ _CHECKERS = (
 
 
 class Game:
-    """Workers, clients and users of two stores that are independent of each other."""
-
     def __init__(self, model: Model, products: Sequence[Product], pick: Pick) -> None:
         self.model = model
         self.choose = Chooser(model, pick)
@@ -76,14 +74,14 @@ class Game:
         return answers[0]
 
     async def together(self, asks: Sequence[Row]) -> None:
-        """Play asks that share a transaction: the result equals some order of separate asks."""
+        """Play asks that share a transaction: the result equals that of separate asks in some order."""
         await self._tick()
         every = [await product.group(asks) for product in self._products]
         assert every.count(every[0]) == len(every), ("the stores differ", asks, every)
         await self.as_in_some_order(list(zip(asks, every[0], strict=True)))
 
     async def race(self, other: Product) -> None:
-        """Play asks concurrently on two replicas of a store: the result equals some order."""
+        """Play asks concurrently on two replicas of a store: the result equals that of separate asks in some order."""
         await self._tick()
         asks = self.choose.several(), self.choose.several()
         claims = [self.choose.claim(worker, 2) | {"partial": True} for worker in ("w1", "w2")]
@@ -166,7 +164,7 @@ class Game:
         await self.play(self.choose.send())
 
     async def approvals(self) -> None:
-        """Several people decide one call in turn, and its owner continues with their decisions."""
+        """Let several people decide one call, and let its owner continue with their decisions."""
         decide, show = self.choose.approval, self.choose.repeated_request
         for choose in (decide, show, show, decide, decide, show, decide):
             ask = choose()
@@ -204,7 +202,7 @@ class Game:
             await self.play(self.choose.claim("w1", 2))
 
     async def settle(self) -> None:
-        """I3: a correct owner can end its run. Sometimes it has not read its commands."""
+        """I3: a correct owner can end its run, unless it has not read its commands."""
         ask = self.choose.settling_commit()
         run = self.model.runs[ask["store"], ask["run"]]
         may_end = run["worker"] and run["state"] not in ENDED
@@ -232,7 +230,7 @@ class Game:
                     assert answer[0] == "ok", answer
 
     async def check_logs(self) -> None:
-        """I7, I12, I16, I17: the log checkers of the simulation hold for the logs."""
+        """I7, I12, I16, I17: the simulation's checkers of logs find nothing."""
         for product in self._products:
             tables = await product.store.tables()
             for store_id in map(StoreId, sorted(set(STORES))):
@@ -284,7 +282,10 @@ async def walk(stores: Sequence[Store], seed: int, steps: int) -> None:
 
 
 def first_difference(seeds: Iterable[int]) -> str:
-    """Play on the simulated store; return the first difference between product and model, or an empty string."""
+    """Play on the simulated store.
+
+    Return the first difference between product and model, or an empty string if none is found.
+    """
     for seed in seeds:
         try:
             asyncio.run(walk([MemoryStore(LIMITS[seed % len(LIMITS)])], seed, _STEPS))
@@ -294,7 +295,7 @@ def first_difference(seeds: Iterable[int]) -> str:
 
 
 def _differing(shown: Row, wanted: Row) -> list[tuple[Any, ...]]:
-    """Return table, key, product value and model value of each row that differs."""
+    """Return the table, key, product value and model value of each row that differs."""
     return [
         (name, key, shown[name].get(key), wanted[name].get(key))
         for name in wanted
@@ -304,7 +305,7 @@ def _differing(shown: Row, wanted: Row) -> list[tuple[Any, ...]]:
 
 
 def _check_reasons(tables: Tables, now: datetime) -> None:
-    """Fail unless each run that makes no progress has a reason (I3)."""
+    """I3: fail unless each run that makes no progress has a reason."""
     for run in tables.runs.values():
         conversation = tables.conversations[ConversationKey(run.store_id, run.conversation_id)]
         line = [each for each in (conversation.active_run_id, *conversation.queue) if each]
@@ -332,7 +333,10 @@ def _part(tables: Tables, store_id: str) -> Tables:
 def _orders(
     model: Model, answered: Sequence[tuple[Row, tuple[Any, ...]]], differences: list[AssertionError]
 ) -> Iterator[Model]:
-    """Yield the model after each order of asks that gives these answers; explain why other orders do not."""
+    """Yield the model after each order of the asks that produces these answers.
+
+    Add the reason why another order does not to `differences`.
+    """
     if not answered:
         yield model
     for place, (ask, answer) in enumerate(answered):
@@ -346,7 +350,7 @@ def _orders(
 
 
 def agree(ask: Row, wanted: tuple[Any, ...], answer: tuple[Any, ...]) -> None:
-    """Fail unless the product's answer is the model's, or one of the reasons that it allows."""
+    """Fail unless the product gives the model's answer, or one of the reasons that the model allows."""
     if wanted[0] == "refused":
         assert answer[0] == "refused", (ask, wanted, answer)
         assert answer[1] in wanted[1], (ask, wanted, answer)

@@ -1,4 +1,4 @@
-"""The game on the simulated store driven by Hypothesis, which shrinks failures."""
+"""The asks on the simulated store, driven by Hypothesis, which shrinks failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ledger.stores import MemoryStore
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Random asks; product and model must always agree."""
+    """Plays random asks; the product and the model must always agree."""
 
     def __init__(self) -> None:
         super().__init__()

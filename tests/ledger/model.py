@@ -1,9 +1,9 @@
-"""A reference model of the ledger in plain dicts, written from docs/design/architecture.md and the comments of
-pawl.job.v1.
+"""A reference model of the ledger in plain dicts.
 
-It shares no code with the product and prefers simplicity over speed: states are strings, times are numbers. An ask is
-a dict (see `commands.py`). The answer is a tuple that starts with "ok", "receipt", or "refused" and every documented
-reason; the documents do not order reasons that apply together.
+It was written from docs/design/architecture.md and the comments of pawl.job.v1, and shares no code with the product. It
+prefers simplicity over speed: states are strings, times are numbers. An ask is a dict (see `commands.py`). An answer is
+a tuple that starts with "ok" or "receipt", or with "refused" and all documented reasons, because the documents do not
+order reasons that apply together.
 """
 
 from __future__ import annotations
@@ -243,7 +243,10 @@ class Model:
         return run
 
     def share(self, ask: Row) -> tuple[Any, ...]:
-        """Set and return the sharing of a conversation. Runs of writers stop when they lose write access."""
+        """Set and return the sharing of a conversation.
+
+        Users who lose write access lose their queued and active runs.
+        """
         found = self.conversations.get((ask["store"], ask["conversation"]))
         if found is None or found["user"] != ask["user"]:
             raise Refusal("CONVERSATION_NOT_FOUND")
@@ -266,7 +269,7 @@ class Model:
         run["log"].append("message.added")
 
     def wake(self, run: Row) -> None:
-        """Make a run claimable if it has no worker, has its turn and is not quarantined."""
+        """Make a run claimable if it is free, its turn has come and it is not quarantined."""
         is_due = run["claim_at"] is not None and run["claim_at"] <= self.now
         is_free = not run["worker"] and run["attention"] != "QUARANTINED"
         if is_free and run["had_turn"] and not is_due:
@@ -309,7 +312,7 @@ class Model:
             self.stop(following, "SUPERSEDED")
 
     def _report(self, run: Row) -> None:
-        """Report the end to the calling run, unless the call was cancelled."""
+        """Report the end of the run to the run that called it, unless the call was cancelled."""
         parent, name = run["parent"]
         call = self.calls.get((run["store"], name))
         if call is not None and call["state"] == "DELEGATED":
@@ -332,13 +335,13 @@ class Model:
         return {name: command for name, command in run["commands"].items() if command["unread"]}
 
     def post(self, run: Row, name: str, kind: str, **more: Any) -> None:
-        """Store a command with its receipt; an accepted one is unread."""
+        """Store a command with its receipt. An accepted command is unread."""
         row: Row = {"kind": kind, "call": "", "outcome": "ACCEPTED", "reason": "", "unread": True, "fingerprint": ""}
         row["user"] = run["user"]
         run["commands"][name] = row | more
 
     def post_idle(self, run: Row, name: str, kind: str, **more: Any) -> None:
-        """Store the receipt of a command that changed nothing, unless the run has too many of them."""
+        """Store the receipt of a command that changed nothing, unless the run already has too many such receipts."""
         if run["idle_receipts"] < self.limits["receipts"]:
             run["idle_receipts"] += 1
             self.post(run, name, kind, unread=False, **more)

@@ -1,4 +1,4 @@
-"""The reference model of commits by the owner of a run: atomic, and fenced by the epoch."""
+"""The reference model of commits by the owner of a run. A commit is atomic and needs the current epoch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _against_delegations(model: Model, run: Row, ask: Row) -> set[str]:
 
 
 def _against_child(call: Row | None, call_change: Row) -> set[str]:
-    """TOOL-7: a call names its child run from its delegation on, and is settled after that run has ended."""
+    """TOOL-7: a call names its child run from its delegation on, and is settled only after that run has ended."""
     continues = call and call["state"] == "DELEGATED" and not call["reserved"]
     return _broken(
         (call_change["state"] in _WITH_CHILD and not call_change["child"], _INVALID),
@@ -154,7 +154,7 @@ def _may_change_request(call: Row, call_change: Row) -> bool:
 
 
 def _passes_the_gate(call: Row, call_change: Row) -> bool:
-    """I9, I10: a gated call equals what was shown until it is approved, then what was approved."""
+    """I9, I10: until a gated call is approved, it equals the call that was shown; then it equals the approved call."""
     if call_change["state"] == "AWAITING_APPROVAL":
         return True  # It is shown next, and needs its own decision.
     if not call["digest"]:

@@ -11,7 +11,10 @@ from tests.simulation.reference import ENDED, SETTLED
 
 
 def is_pending(model: Model, call: Row) -> bool:
-    """Return whether a call waits for a person. In a quarantined run, calls in doubt do."""
+    """Return whether a call waits for a person.
+
+    In a quarantined run, a running call with an unknown outcome waits too.
+    """
     run = model.runs[call["store"], call["run"]]
     if call["reserved"] or run["state"] in ENDED or model.is_stopping(run):
         return False
@@ -55,7 +58,7 @@ def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def renew_offers(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Return the calls that the client holds."""
+    """Renew and return the calls that the client holds."""
     held = _held_by(model, ask, "")
     for call in held:
         call["held_for"], call["held_until"] = ask["seconds"], model.after(ask["seconds"])
@@ -63,12 +66,12 @@ def renew_offers(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def release_offers(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Return the number of calls that were released."""
+    """Release and count the calls that the client holds."""
     return _release(model, _held_by(model, ask, ask["run"]))
 
 
 def sweep_offers(model: Model, _: Row) -> tuple[Any, ...]:
-    """Return the number of calls whose client has vanished."""
+    """Release and count the calls whose client has vanished."""
     return _release(model, [call for call in _held(model) if not is_held(model, call)])
 
 
@@ -126,7 +129,7 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def _judge_room(model: Model, run: Row, ask: Row) -> None:
-    """Refuse unsolicited commands if too many are pending; they may be sent again later."""
+    """Refuse an unsolicited command if too many are pending; it may be sent again later."""
     if ask["kind"] == "steer":
         model.judge_room(run, ask)
         model.enter(run, ask)
@@ -204,9 +207,10 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
 
 
 def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
-    """D6: with several approvals, people who started or steered the run may not decide, and nobody decides twice.
+    """D6: if a call needs several approvals, people who started or steered its run may not decide.
 
-    The same holds for a credential, whichever person it names. The creator of a key counts as acting with it.
+    Nobody decides twice, and neither does a credential, whichever user it names. The creator of a key counts as acting
+    with it.
     """
     if call["state"] == "ASKED":
         return None
@@ -229,7 +233,7 @@ def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
 
 
 def _counts_only(call: Row | None, ask: Row) -> bool:
-    """Return whether a decision is an approval before the last one needed."""
+    """Return whether a decision is an approval that still leaves other approvals missing."""
     if call is None or ask["kind"] != "decide" or (call["state"], ask["decision"]) != ("AWAITING_APPROVAL", "APPROVE"):
         return False
     return len(call["approvers"]) + 1 < int(call["required"])

@@ -1,4 +1,4 @@
-"""The reference model of workers and time: which runs a worker may claim, and which runs kill their workers."""
+"""The reference model of workers and time: which runs a worker may claim, and which runs crash their workers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GRACE_SECONDS = 5.0
 
 
 def claim(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Check that the worker may have the `given` runs and that no further run was claimable.
+    """Check that the worker may have the `given` runs and that no other run was claimable.
 
-    With `partial`, runs locked by concurrent writers may be skipped.
+    With `partial`, runs that concurrent writers have locked may be skipped.
     """
     given: list[Key] = ask["given"]
     due = {key: run for key, run in model.runs.items() if _is_due(model, run)}
@@ -49,7 +49,7 @@ def claim(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def is_active(run: Row) -> bool:
-    """Return whether a run uses a slot: a worker has it or died with it, or it makes progress."""
+    """Return whether a run uses a slot: it is running or being cancelled, or has a worker, alive or dead."""
     return bool(run["worker"]) or run["state"] in {"RUNNING", "CANCELLING"}
 
 
@@ -60,7 +60,7 @@ def _is_due(model: Model, run: Row) -> bool:
 
 
 def _crashes(run: Row) -> int:
-    """Return the number of crashes. If a worker holds a run that is due, it has died."""
+    """Return the number of crashes. If a run that is due has a worker, that worker has died and counts too."""
     return int(run["crashes"]) + bool(run["worker"])
 
 
@@ -74,7 +74,10 @@ def _last_chances(model: Model, worker: str) -> int:
 
 
 def _judge_limits(model: Model, worker: str, given: list[Key], was_active: set[Key]) -> None:
-    """LOOP-14: an inactive run starts only with a free slot. I20: one last chance per worker."""
+    """LOOP-14: an inactive run starts only with a free slot.
+
+    I20: a worker holds at most one run that is on its last attempt.
+    """
     for key in given:
         run = model.runs[key]
         if key not in was_active:
@@ -92,14 +95,14 @@ def _fits(model: Model, worker: str, run: Row, was_active: bool) -> bool:
 
 
 def _judge_fairness(given: list[Key], fits: set[Key]) -> None:
-    """No store gets a second run before every store with due runs got one."""
+    """No store gets a second run before each store with due runs has got one."""
     got = {store: sum(key[0] == store for key in given) for store, _ in (*given, *fits)}
     for store in {key[0] for key in fits}:
         assert max(got.values()) <= got[store] + 1, ("a store got a second run before another got its first", got)
 
 
 def renew(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Return the runs that the worker holds, and those with unread commands."""
+    """Renew and return the runs that the worker holds, and those with unread commands."""
     held = {key: run for key, run in model.runs.items() if run["worker"] == ask["worker"]}
     for run in held.values():
         run["claim_at"] = model.after(ask["seconds"])

@@ -1,4 +1,4 @@
-"""The product behind the interface of the model: the same asks, answers and view."""
+"""The product behind the model's interface: the same asks, answers and view."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MANY = 100
 
 
 class _Ids:
-    """Ids derived from the tag of an ask: the same for every repetition and every order."""
+    """Ids derived from the tag of an ask. They are the same for every repetition and every order."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
@@ -114,7 +114,7 @@ class Product:
 
 
 def _sorted(keys: tuple[T, ...]) -> tuple[T, ...]:
-    """Sort keys, whose order is unspecified but determines the order of event ids."""
+    """Sort keys whose order is unspecified, because it would determine the order of event ids."""
     return tuple(sorted(keys))  # type: ignore[type-var]  # keys of rows
 
 
@@ -145,7 +145,7 @@ def _answer(answer: object) -> tuple[Any, ...]:
 
 
 def view_of_model(model: Model) -> Row:
-    """Return the rows that the product shows too, with times in seconds from now."""
+    """Return the rows of the model that the product also shows, with times in seconds from now."""
 
     def left(time: int | None) -> float | None:
         return None if time is None else (time - model.now) / 1000

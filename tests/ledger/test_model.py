@@ -1,4 +1,4 @@
-"""The ledger against its reference model: any asks, in any order (I1 to I4, I6, I7, I9 to I13, I16)."""
+"""The ledger against its reference model: any asks in any order (I1 to I4, I6, I7, I9 to I13, I16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record test coverage, then plant faults and count those that the tests find."""
+"""Records test coverage, or plants faults and counts those that the tests find."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def record(folder: Path, arguments: Sequence[str]) -> None:
 
 
 def run(folder: Path, seed: int, each: int) -> None:
-    """Plant `each` faults in every service, one at a time, and write which tests found them."""
+    """Plant `each` faults in every service, one at a time, and append which tests found them to `faults.jsonl`."""
     data = coverage.CoverageData(str(folder / "parts" / "data"))
     data.read()
     seconds = _durations(folder / "junit.xml")
@@ -86,7 +86,7 @@ def run(folder: Path, seed: int, each: int) -> None:
 
 
 def _durations(report: Path) -> dict[str, float]:
-    """Return the duration of each test in seconds, by class and name, as JUnit writes them."""
+    """Return the duration of each test in seconds, by class and name, as in the JUnit report."""
     cases = ET.parse(report).iter("testcase")  # noqa: S314  # pytest wrote it
     return {f"{case.get('classname')}::{case.get('name')}": float(case.get("time", "0")) for case in cases}
 
@@ -109,7 +109,7 @@ def _drawn(seed: int, each: int) -> Iterator[tuple[Path, faults.Fault]]:
 def _tests_of(data: coverage.CoverageData, seconds: Mapping[str, float], path: Path, line: int) -> list[str]:
     """Return the tests that ran the line, fastest first, within _TESTS_MAX and _TESTS_SECONDS_MAX.
 
-    If a process started by a test ran the line, return the file of the test, or its folder if a fixture started it.
+    For a line that ran in a process of a test, return the file of the test. For a fixture's process, return the folder.
     """
     costs: dict[str, float] = {}
     for context in data.contexts_by_lineno(str(path)).get(line, []):

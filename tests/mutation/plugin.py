@@ -14,7 +14,7 @@ _VARIABLES = ("COVERAGE_PROCESS_START", "PYTEST_CURRENT_TEST")
 
 
 def pytest_configure() -> None:
-    """Pass the variables of coverage to every child process, whatever its environment."""
+    """Pass coverage's environment variables to every child process, even one with its own environment."""
     start, start_async = subprocess.Popen.__init__, asyncio.create_subprocess_exec
 
     def popen(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +35,7 @@ def _measured(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    """Name the test whose lines are recorded."""
+    """Record lines under the name of the current test."""
     recorder = coverage.Coverage.current()
     if recorder is not None:
         recorder.switch_context(item.nodeid)

@@ -14,7 +14,7 @@ from tests import contract
 
 @pytest.fixture(autouse=True)
 def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which a method returns a reason that neither its comment nor error.proto names."""
+    """Fail a test if a method returns a reason that neither its comment nor error.proto names."""
     refusal = Method._refusal
     undocumented: set[str] = set()
 
@@ -31,7 +31,7 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _is_credential_error(error: PawlError) -> bool:
-    """Return whether the error comes from a credential without permission, which every method shares."""
+    """Return whether any method may return this error because the credential lacks a permission."""
     return error.reason == "PERMISSION_DENIED" and error.message.startswith(
         ("this method ", "this requires one of the roles ", "this requires the ", "the metadata ")
     )

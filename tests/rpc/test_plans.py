@@ -126,7 +126,7 @@ def new_database_url(postgres_url: str, service: Service) -> Iterator[str]:
 @pytest.mark.parametrize("rows", [0, 20_000], ids=["a new database", "many rows"])
 @pytest.mark.parametrize("service", [JOB_STORE, TOOL_REGISTRY, NOTIFIER], ids=lambda service: service.schema)
 async def test_no_query_scans_all_of_a_stores_rows(new_database_url: str, service: Service, rows: int) -> None:
-    """Without statistics, an index that starts with the store looks as good as the right one."""
+    """Without statistics, PostgreSQL may prefer an index that only selects the store."""
     whole: list[str] = []
     async with Database(new_database_url, application_name="test") as database, database.acquire() as connection:
         # PostgreSQL would otherwise analyze them during the test on a busy machine.
@@ -158,7 +158,7 @@ def _reads_everything(service: Service, indexes: Mapping[str, Mapping[str, Any]]
 
 
 def _statements(service: Service) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each complete statement among the constants of the stores."""
+    """Yield the name and text of each complete statement among the constants of the store modules."""
     statement = re.compile(
         rf"\s*(WITH|SELECT|UPDATE|DELETE)\b.*\b{service.schema}\.({'|'.join(service.tables)})\b", re.DOTALL
     )

@@ -1,1 +1,4 @@
-"""A deterministic simulation of agent-loop and job-store: their rules and use cases are real, all else is simulated."""
+"""A deterministic simulation of agent-loop and job-store.
+
+Their rules and use cases are real; everything else is simulated.
+"""

@@ -14,7 +14,7 @@ _DEPTH_MAX = 2
 
 
 def delegated_calls_match_their_child_runs(record: Record) -> Iterator[str]:
-    """Each delegated call and its child run name each other."""
+    """Each delegated call names its child run, and the child run names the call."""
     for call_id, call in record.calls.items():
         run = record.runs.get(call.child_run_id)
         if call.child_run_id and (run is None or run.parent_call_id != call_id or run.parent_run_id != call.run_id):
@@ -77,7 +77,7 @@ def child_ends_are_reported_once(record: Record) -> Iterator[str]:
 
 
 def ancestor_rules_apply(record: Record) -> Iterator[str]:
-    """Each call is judged by the rules of every run and conversation above it."""
+    """Each call is judged by the rules of all runs and conversations above it."""
     for effect in record.history.effects:
         missing = set(_led_to(record, effect.run_id)) - effect.ruled_by
         if missing:

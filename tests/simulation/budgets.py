@@ -12,8 +12,8 @@ from tests.simulation.record import Record
 def budgets_are_exceeded_by_at_most_one_call(record: Record) -> Iterator[str]:
     """I18: no model call starts once earlier calls have used up the budget.
 
-    Output tokens count once the next request shows that the answer arrived. A crash may lose an answer: then only its
-    prompt counts.
+    Output tokens count once the next request shows that the answer arrived. If a crash loses an answer, only its prompt
+    counts.
     """
     for run_id, calls in _by_run(record).items():
         tokens_max = record.runs[run_id].options.limits.total_tokens_max

@@ -1,4 +1,4 @@
-"""A simulated NATS: messages may be lost, duplicated, delayed, reordered, or undelivered during an outage."""
+"""A simulated NATS: messages may be lost, duplicated, delayed or reordered, and an outage drops them."""
 
 from __future__ import annotations
 

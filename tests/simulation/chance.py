@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 class Chance:
     """Random decisions of one seed.
 
-    Each seed has its own kinds and rates of faults. A seed with a single kind of fault reaches deeper states than a
-    seed
-    with a little of everything.
+    Each seed has its own kinds and rates of faults, because a seed with a single kind reaches deeper states than a seed
+    with a little of each.
     """
 
     seed: int
@@ -27,7 +26,7 @@ class Chance:
         return random.Random(f"{self.seed}/{'/'.join(map(str, names))}")
 
     def strikes(self, draw: random.Random, kind: str, rate: float) -> bool:
-        """Return whether a fault of `kind` happens now, and count it. Always false once `calm` is set."""
+        """Return whether a fault of `kind` happens now, and count it. No fault happens once `calm` is set."""
         drawn = draw.random()
         if self.calm or drawn >= rate * self._rate(kind):
             return False

@@ -211,7 +211,7 @@ class AgentLoop:
         )
 
     async def serve(self) -> None:
-        """Serve until `stop`, then release the runs."""
+        """Serve until `stop` is set, then release the runs."""
         worker = self.worker
         await worker.listen(self._bus)
         async with self.clients.watches, Background() as background:

@@ -14,7 +14,7 @@ _READ_ONLY_SECONDS = (0.5, 2.0, 5.0, 15.0)
 
 
 class DatabaseTrouble:
-    """Causes database faults for a while, then leaves a working server. The clock is not set back."""
+    """Causes database faults for a while, then leaves a working server. Its clock is not set back."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -47,7 +47,7 @@ class DatabaseTrouble:
 
 
 def time_limits_use_real_time(record: Record) -> Iterator[str]:
-    """LOOP-9: no run exceeds a time limit because the database clock jumped."""
+    """LOOP-9: no run fails by a time limit before that time has really passed, even if the database clock jumps."""
     for run_id, run in record.runs.items():
         limits, log = run.options.limits, record.logs[run_id]
         most = {"RUN_TIMEOUT": limits.run_timeout_seconds, "ROUND_TIMEOUT": limits.round_timeout_seconds}

@@ -1,4 +1,7 @@
-"""Front-end clients and watchers: sessions that break, reconnect and repeat frames, and readers that join anywhere."""
+"""Front-end clients and watchers.
+
+Sessions break, reconnect and repeat frames, and readers join at any seq.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +167,7 @@ class FrontEnd:
 
 
 class Reader:
-    """Watches the runs of a user from varying seqs and disconnects at random."""
+    """Watches the runs of a user from different seqs and disconnects at random."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -213,7 +216,7 @@ class Reader:
 
 
 def skip(user: User, watcher: str, run_id: str, position: int, gap: Gap) -> int:
-    """EVT-1, checked as it happens: a gap starts where the watcher is and covers only removed events."""
+    """EVT-1, checked immediately: a gap starts after the watcher's position and covers only removed events."""
     trimmed = user.world.tables.trimmed.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), 0)
     if gap.from_seq != position + 1 or gap.to_seq > trimmed:
         text = f"{watcher} at seq {position} of {run_id} got a gap {gap.from_seq} to {gap.to_seq} of {trimmed}"
@@ -222,7 +225,7 @@ def skip(user: User, watcher: str, run_id: str, position: int, gap: Gap) -> int:
 
 
 def see(user: User, watcher: str, run_id: str, event: RunEvent) -> None:
-    """I8, checked as it happens: events are in the ledger before anyone sees them."""
+    """I8, checked immediately: events are in the ledger before any watcher sees them."""
     payload = event.SerializeToString()
     log = user.world.tables.events.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), [])
     if event.seq > len(log):

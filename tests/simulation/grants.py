@@ -1,4 +1,4 @@
-"""Grants of series in some seeds, with changing tool versions, rules and approval counts; and their checkers."""
+"""Grants of series in some seeds, while tool versions, rules and required approvals change; and their checkers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def are_given(chance: Chance) -> bool:
 def grant_decision(
     chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, kind: DecisionKind
 ) -> GrantDecision | None:
-    """Return the grant for a call of a series, or None to decide about the call alone."""
+    """Return the grant for a call of a series, or None if the decision is only about this call."""
     draw = chance.stream("grant", command_id)
     if not are_given(chance) or not approval.series.digest or kind is DecisionKind.REJECT or draw.random() > _GRANTS:
         return None
@@ -86,7 +86,7 @@ class Deployment:
         self._draw = world.chance.stream("deployment")
 
     async def live(self) -> None:
-        """Raise the required approvals once during series. Old and new processes run in parallel for a while."""
+        """Raise the number of required approvals once. Old and new processes run in parallel for a while."""
         if not are_given(self._world.chance) or self._draw.random() > _RAISES:
             return
         await asyncio.sleep(_RAISED_WITHIN_SECONDS * self._draw.random())

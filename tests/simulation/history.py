@@ -1,4 +1,4 @@
-"""The events of a simulation, as seen from outside the services. The checkers judge them."""
+"""What happened in a simulation, as seen from outside the services. The checkers judge it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Message:
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """A command that was sent; `outcomes` are the outcomes in all receipts."""
+    """A command with the outcomes of all its receipts."""
 
     user_id: str
     command_id: str
@@ -72,9 +72,9 @@ class Effect:
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """A served model call and its usage. `whole` is true if the client read the whole answer.
+    """A model call and its usage. `whole` is true if the client read the whole answer.
 
-    `told` lists the job notices in its messages: run and iteration, 0 for the end of the job.
+    `told` lists the job notices in its messages as pairs of run and iteration; iteration 0 is the end of the job.
     """
 
     plan: str
@@ -103,7 +103,7 @@ class Delivered:
 
 @dataclass
 class History:
-    """The collected history, and a trace hash that proves that a seed replays."""
+    """The collected history, and a hash of its trace that shows whether two runs of a seed are equal."""
 
     messages: list[Message] = field(default_factory=list)
     commands: list[Sent] = field(default_factory=list)

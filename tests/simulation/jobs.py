@@ -39,7 +39,7 @@ def detached_calls_have_their_job(record: Ledger) -> Iterator[str]:
 
 
 def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
-    """ASYNC-5: each notice enters its conversation once and in order; the last one reports the end correctly."""
+    """ASYNC-5: each notice enters its conversation once and in order, and the last notice reports the end correctly."""
     for conversation_id in record.messages:
         said: dict[str, list[int]] = defaultdict(list)
         for _, notice in entered(record, conversation_id):
@@ -72,8 +72,9 @@ def notices_stay_with_their_user(record: Record) -> Iterator[str]:
 
 
 def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
-    """ASYNC-5: the model answered each job end, or the user stopped the turn or lost write access; otherwise it is
-    pending.
+    """ASYNC-5: each job end is pending, answered by the model, or dismissed.
+
+    It is dismissed if the model stopped the job, or the user stopped the turn or lost write access.
     """
     for job in record.runs.values():
         if not job.reports_to_conversation_id:
@@ -118,7 +119,7 @@ def turns_keep_their_minimum_interval(record: Record) -> Iterator[str]:
 
 
 def turns_never_wait_for_people(record: Ledger) -> Iterator[str]:
-    """ASYNC-5: turns never wait for people, because no user started them."""
+    """ASYNC-5: a turn never waits for people, because no user started it."""
     for run_id, run in record.runs.items():
         if not is_turn(run):
             continue
@@ -129,7 +130,7 @@ def turns_never_wait_for_people(record: Ledger) -> Iterator[str]:
 
 
 def series_keep_their_interval(record: Ledger) -> Iterator[str]:
-    """ASYNC-3: iterations do not overlap, start early, exceed one per interval, or exceed the requested number."""
+    """ASYNC-3: iterations neither overlap nor start early, and their number does not exceed the request."""
     for run_id, run in record.runs.items():
         if not run.reports_to_conversation_id:
             continue
@@ -169,7 +170,7 @@ def paused_jobs_start_nothing(record: Record) -> Iterator[str]:
 
 
 def trimming_keeps_the_last_iterations(record: Record) -> Iterator[str]:
-    """ASYNC-3: trimming removes only old settled iterations and keeps the calls and events of the rest."""
+    """ASYNC-3: trimming removes only old settled iterations, and keeps the calls and events of the others."""
     for row in record.tables.runs.values():
         gone = sorted(call.round for call in record.tables.gone.values() if call.run_id == row.run_id)
         kept = [call.round for call in record.tables.calls_of(row.key)]
@@ -188,7 +189,7 @@ def trimming_keeps_the_last_iterations(record: Record) -> Iterator[str]:
 
 
 def monitors_fire_on_edges(record: Ledger) -> Iterator[str]:
-    """ASYNC-4: a monitor fires each time its condition becomes true, at most as often as allowed, after its pause."""
+    """ASYNC-4: a monitor fires each time its condition becomes true after its pause, at most as often as allowed."""
     for run_id, run in record.runs.items():
         if not run.reports_to_conversation_id or not run.job.HasField("when") or not run.output_text:
             continue
@@ -232,7 +233,7 @@ def _third_failures(record: Ledger, run: run_pb2.Run) -> list[int]:
 
 
 def _is_judged(run: run_pb2.Run, call: call_pb2.Call) -> bool:
-    """Return whether the condition of a job can be evaluated on a result: an expression needs text."""
+    """Return whether the condition of a job can be evaluated on a result; an expression needs a text."""
     has_text = run.job.when.condition.expression == WATCHED and call.result.content_json.startswith(b'"')
     return call_state(call.state) == "SUCCEEDED" and (has_text or run.job.when.condition.changed)
 
@@ -274,7 +275,7 @@ def entered(record: Ledger, conversation_id: str) -> Iterator[tuple[int, dict[st
 
 
 def is_turn(run: run_pb2.Run) -> bool:
-    """Return whether notices, not a message, started the run."""
+    """Return whether job notices started the run, not a message."""
     return run.generation > 0 and not run.reports_to_conversation_id
 
 
@@ -317,7 +318,7 @@ def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
 
 
 def _was_dismissed(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:
-    """Return whether the user stopped the turn, could not write, or the model stopped the job."""
+    """Return whether the model stopped the job, the user stopped the turn, or the user lost write access."""
     if job.stop_cause == run_pb2.STOP_CAUSE_MODEL and run_state(job.state) == "CANCELLED":
         return True
     if conversation_id in record.history.made_private and job.user_id != _owner(record, conversation_id):

@@ -1,4 +1,4 @@
-"""A model that answers by the seed, fails in every way a stream can, and rejects invalid histories like a provider."""
+"""A model whose answers depend on the seed. It fails in every way that a stream can, and rejects invalid histories."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REPORTS_USAGE = 0.7
 
 
 class SimulatedModel:
-    """A `ModelPort`: one server that all agent-loops share and that never crashes."""
+    """A `ModelPort` for one server that all agent-loops share and that never crashes."""
 
     def __init__(self, chance: Chance, history: History) -> None:
         self._chance = chance
@@ -126,7 +126,7 @@ def _position(request: ModelRequest) -> tuple[str, int]:
 
 
 def notices_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the job notices in the texts: run and iteration, 0 for the end of the job."""
+    """Return the job notices in the texts as pairs of run and iteration; iteration 0 is the end of the job."""
     lines = (line for text in texts for line in _NOTICES.findall(text))
     notices = (notice for line in lines for notice in msgspec.json.decode(line))
     return tuple((notice["job_id"], notice.get("iteration", 0)) for notice in notices)
@@ -160,7 +160,7 @@ class BackgroundRequests:
 
 
 def _watch(draw: random.Random) -> dict[str, object]:
-    """Return the condition to monitor, if any; see `jobs.monitors_fire_on_edges`."""
+    """Return the arguments that start a monitor, which may be empty; see `jobs.monitors_fire_on_edges`."""
     if draw.random() < 0.5:
         return {"_reports": "none"} if draw.random() < 0.3 else {}
     limits: dict[str, object] = {"pause": draw.choice([0, 0, 1.7, 4.3]), "times": draw.choice([1, 2, 3, 1000])}

@@ -1,6 +1,4 @@
-"""Calls between processes: they may fail before, during or after the work, be delayed, duplicated, reordered or cut
-off.
-"""
+"""Calls between processes: they may fail before, during or after the work, or be delayed, repeated or reordered."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ class Network:
         """Call `work` on `target` and return its result.
 
         Raises:
-            DependencyUnavailable: the target was unreachable, or its answer was lost.
-            DeadlineExceeded: no answer arrived in time; the work may continue.
+            DependencyUnavailable: the target was unreachable, or its response was lost.
+            DeadlineExceeded: no response arrived in time; the work may continue.
             Internal: the target failed before or after the work.
             PawlError: the error that the work raised.
         """

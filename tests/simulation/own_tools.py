@@ -19,7 +19,7 @@ _BRINGS = 0.25
 
 
 def drawn(draw: random.Random, own_client_id: str) -> SessionTools:
-    """Return the tools of a run: usually none, else a tool of any client, of the user's client, or of an absent one."""
+    """Return the tools of a run: usually none, otherwise one for any client, the user's client or an absent client."""
     if draw.random() >= _BRINGS:
         return NO_SESSION
     client_id = draw.choice(["", own_client_id, own_client_id, ABSENT_CLIENT])
@@ -27,7 +27,7 @@ def drawn(draw: random.Random, own_client_id: str) -> SessionTools:
 
 
 def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
-    """FE-2: a run keeps the tools that came with it, also after crashes, and no other run has them."""
+    """FE-2: a run keeps the tools that came with it, even after crashes, and no other run has them."""
     for message in record.history.messages:
         run = record.runs.get(message.run_ids[0]) if message.run_ids and not message.steered else None
         if run is not None and list(run.own_tools.names) != [OWN] * message.tool_count:
@@ -43,7 +43,7 @@ def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
 
 
 def own_calls_stay_with_their_client(record: Record) -> Iterator[str]:
-    """FE-2: calls of a tool that belongs to a client are offered only to this client."""
+    """FE-2: calls of a tool that belongs to a client are offered only to that client."""
     for run_id, log in record.logs.items():
         client_id = record.runs[run_id].own_tools.client_id
         for event in log if client_id else ():

@@ -1,4 +1,4 @@
-"""Users: they send messages, decide, answer, change their minds and repeat requests; and other users who interfere."""
+"""Users who send messages, decide, answer, change their minds and repeat requests, and other users who interfere."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, 
 
 
 class User:
-    """A person with one conversation. Without `front_end`, front-end calls are answered by plain requests."""
+    """A person with one conversation. Without `front_end`, they send results of front-end calls as unary requests."""
 
     def __init__(self, world: World, name: str, *, front_end: bool) -> None:
         self.world = world
@@ -195,7 +195,7 @@ class User:
             await self._respond(self.caller, run, call, f"cmd_{self.name}_{self._next()}")
 
     def _answers_itself(self, call: call_pb2.Call) -> bool:
-        """Return whether the user sends the result without a stream, even if a front end may do so too."""
+        """Return whether the user sends the result without a stream, even if a front end may also send one."""
         if not self._has_front_end:
             return True
         is_unclaimed = self.world.chance.calm and not call.offer.client_id
@@ -282,7 +282,7 @@ class User:
         )
 
     async def _pay(self, run: run_pb2.Run) -> None:
-        """Top up a run, mostly when it waits for tokens; some users refuse."""
+        """Top up a run, usually because it waits for tokens. Some users refuse."""
         waits = run_pb2.WAIT_KIND_BUDGET in run.waits
         if not run.token_budget or self.budget_draw.random() > (0.4 if waits else self._generosity):
             return
@@ -309,7 +309,7 @@ class User:
         )
 
     async def _pause_or_resume(self, job_id: str) -> None:
-        """Pause a job now and then, sometimes twice, and resume it by the end of the simulation."""
+        """Pause or resume a job at random. Once the simulation is calm, only resume it."""
         resumes = job_id in self.paused
         if self.breaks.random() > (0.3 if resumes else 0.15) and not (resumes and self.world.chance.calm):
             return

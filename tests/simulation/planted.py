@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """Replaces `text` with `instead` in `module`, which `checker` must find.
+    """Replaces `text` in `module` by `instead`, a fault that `checker` must find.
 
-    `seed` found it last time and is tried first, then `seeds` others.
+    `seed` found it last time and is tried first, followed by `seeds` other seeds.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Processes on one virtual event loop; each can be frozen, resumed and killed at any await.
+"""Processes on one virtual event loop. Each can be frozen, resumed and killed at any await.
 
-Each callback runs in a context that names its process. The callbacks of a stopped process are queued. A frozen process
-therefore does nothing, and a killed one runs no `finally`. At the end of a simulation the killed processes are
-resumed once, only to be cancelled.
+Each callback runs in a context that names its process. The callbacks of a stopped process are queued, so a frozen
+process does nothing and a killed process runs no `finally`. At the end of a simulation the killed processes are resumed
+once, only to be cancelled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Process:
-    """A process that is frozen and killed as a whole."""
+    """A process that can be frozen and killed as a whole."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """True if its callbacks are queued."""
+        """Whether the callbacks of the process are queued."""
         return self.frozen or not self.alive
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
@@ -53,7 +53,7 @@ class Process:
             self._run_kept()
 
     def kill(self) -> None:
-        """Stop the process permanently, and notify clients that wait for its answers."""
+        """Stop the process permanently, and notify clients that wait for its responses."""
         self.alive = False
         waiting, self.on_kill = list(self.on_kill), {}
         for tell in waiting:
@@ -74,7 +74,7 @@ class Process:
 
 
 class _Task(asyncio.Task[T]):
-    """A task hashed by number, not by address: task groups cancel their tasks in set order."""
+    """A task that is hashed by a number instead of its address, because task groups cancel tasks in set order."""
 
     def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number

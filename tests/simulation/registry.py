@@ -1,7 +1,6 @@
-"""A tool registry with the promises of docs/guides/tools.md that crashes during effects and counts them.
+"""A tool registry that keeps the promises of docs/guides/tools.md, crashes during effects and counts them.
 
-The journal survives the process, like the database of the real registry. The real registry's own rule decides about
-retries.
+Its journal survives a crash, like the database of the real registry. The real registry's rule decides about retries.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class Server:
         )
 
     async def _read(self, context: CallContext, call: ProposedCall) -> ExecutionResult | None:
-        """Run a read-only call; return None if it takes too long."""
+        """Run a read-only call and return its result, or None if it takes too long."""
         execution = Execution(
             call_id=call.call_id,
             tool_name=call.tool_name,
@@ -162,7 +161,7 @@ class Server:
         self._journal.history.decided.update((result.call_id, result.state.name, result.user_id) for result in results)
 
     def _is_granted(self, series: Series, context: CallContext, call: Execution | ProposedCall) -> bool:
-        """Return whether a grant covers exactly this call, and count the call once."""
+        """Return whether a grant covers exactly this call, and count each call once."""
         digest = _series_digest(series, context.run_id, call.tool_name, call.arguments_json, self.version)
         if series.digest != digest or self._journal.requires_approval or _is_over(series):
             return False
@@ -323,7 +322,7 @@ def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
 
 
 def _result(execution: Execution) -> ExecutionResult:
-    """Return one of two successful results, so that monitors can tell them apart."""
+    """Return one of two successful results that monitors can tell apart, the same for each attempt."""
     outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same for each attempt
     content = msgspec.json.encode(f"{execution.tool_name} {outcome}")
     return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))
@@ -335,7 +334,7 @@ def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes
 
 
 def _series_digest(series: Series, run_id: str, tool_name: str, arguments_json: bytes, version: int) -> str:
-    """Return the digest that a grant covers, by the real registry's rule; `version` is the one in force."""
+    """Return the digest that a grant covers, by the real registry's rule, at the current tool `version`."""
     said = Series(
         interval_seconds=series.interval_seconds, iterations_max=series.iterations_max, end_time=series.end_time
     )

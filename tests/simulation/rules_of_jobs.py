@@ -16,7 +16,7 @@ _OPEN_MAX = 10
 
 
 def miscounted(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
-    """Return an error if the count of open jobs of a conversation is wrong (ASYNC-7)."""
+    """Return an error if the number of open jobs of a conversation is wrong, otherwise an empty string (ASYNC-7)."""
     jobs = (run for run in runs if run.reports_to == conversation.conversation_id)
     count = Counter(run.user_id for run in jobs if not run.state.is_terminal)
     noted = Counter(each.user_id for each in conversation.background.open_jobs)
@@ -26,7 +26,7 @@ def miscounted(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
 
 
 def jobs_with_several_notices(conversation: ConversationRow) -> str:
-    """Return the jobs with several pending iteration notices; only the newest may be pending (ASYNC-5)."""
+    """Return an error if a job has several pending iteration notices, otherwise an empty string (ASYNC-5)."""
     notices = conversation.background.notices
     waiting = Counter(each.run_id for each in notices if each.occasion and not each.entered_by)
     jobs = [run_id for run_id, count in waiting.items() if count > 1]
@@ -34,7 +34,7 @@ def jobs_with_several_notices(conversation: ConversationRow) -> str:
 
 
 def concurrent_runs(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
-    """Return the active runs of a conversation if there are several (LOOP-13)."""
+    """Return an error if a conversation has several active runs or records another one, else "" (LOOP-13)."""
     active = [
         run.run_id
         for run in runs
@@ -61,7 +61,7 @@ def unstarted_turn(unit: UnitOfWork, operation: Any) -> RunRow | None:
 
 
 def delayed_message(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
-    """Return a description of how an unstarted turn delayed a user message; empty if it did not (ASYNC-5)."""
+    """Return an error if a turn that has not started delayed a user's message, otherwise an empty string (ASYNC-5)."""
     if isinstance(outcome, ConversationBusy) and not unit.conversation_of(turn).queue:
         return f"a message was refused for {turn.run_id}, which had not started"
     after = unit.runs.get(turn.key)

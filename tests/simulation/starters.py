@@ -13,7 +13,7 @@ from pawl.values import Overlap
 
 
 class Fired(NamedTuple):
-    """A run that an event started, and the previous run of its lane, which was open if `is_busy`."""
+    """A run that an event started. `beside` is the previous run of its lane, which was still open if `is_busy`."""
 
     event_id: str
     run_id: str

@@ -1,4 +1,4 @@
-"""Users who send many messages to a run that does not read them, so that its inbox nears its limits."""
+"""Users who send many messages to a run that does not read them, so that its inbox reaches its limits."""
 
 from __future__ import annotations
 

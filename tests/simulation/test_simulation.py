@@ -1,4 +1,4 @@
-"""The simulation finds no violation (I1 to I12, I16, I17) and replays exactly."""
+"""The simulation finds no violation (I1 to I12, I16, I17) and can be repeated exactly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_simulation_finds_no_violation(first: int, count: int) -> None:
 
 
 def test_seed_reproduces_a_simulation_exactly() -> None:
-    """This also holds in a process with another PYTHONHASHSEED and other object addresses."""
+    """The processes differ in PYTHONHASHSEED and in the addresses of their objects."""
     first = _run("tests.simulation", "--seed", "3", "--trace")
     second = _run("tests.simulation", "--seed", "3", "--trace", hash_seed="1", allocator="malloc")
     assert first == second
@@ -43,7 +43,7 @@ def test_seed_reproduces_a_simulation_exactly() -> None:
 
 
 def test_planted_faults_are_found() -> None:
-    """The test plays two of them; `make mutants` plays all."""
+    """The test plays two of the planted faults; `make mutants` plays all."""
     found = _run("tests.simulation.mutants", "requests_are_forgotten", "any_user_may_decide")
     assert found.count(": seed ") == 2, found
 

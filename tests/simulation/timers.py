@@ -1,6 +1,7 @@
-"""Users with schedules in some seeds, and the checkers of their fires.
+"""Users with schedules in some seeds, and the checkers of their firings.
 
-Schedules use intervals or cron, some with jitter, a start or an end. They are paused once the simulation calms down.
+Schedules use intervals or cron expressions, some with jitter, a start or an end. They are paused once the simulation
+calms down.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Timer:
             await self._pause(name)
 
     def _times(self) -> dict[str, Any]:
-        """Return the times of a schedule; half are plain intervals."""
+        """Return the times of a schedule. Half of the schedules have plain intervals."""
         times: dict[str, Any] = {"interval_seconds": self._draw.choice([4, 7, 30])}
         draw, now = self._timings, asyncio.get_running_loop().time()
         if draw.random() < 0.5:
@@ -130,7 +131,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fired:
-    """A fire, the schedule before it, and how often the due times had been reset by then."""
+    """A firing, the schedule before it, and how often the due times had been reset before it."""
 
     before: ScheduleRow
     fire: FireRow
@@ -162,9 +163,9 @@ def _is_due_anew(change: ScheduleChange) -> bool:
 
 
 def each_due_time_fires_once(record: Record) -> Iterator[str]:
-    """Each due time fires once, perhaps after waiting, and each request starts one run.
+    """Each due time fires once, perhaps after waiting, and each request starts at most one run.
 
-    After a reset a due time may repeat if the database clock was set back.
+    After a reset, a due time may repeat if the database clock was set back.
     """
     for key, fired in _fired(record).items():
         times = [(one.fire.outcome is FireOutcome.WAITING, one.era, one.fire.due_time) for one in fired]
@@ -181,7 +182,7 @@ def each_due_time_fires_once(record: Record) -> Iterator[str]:
 
 
 def each_fire_has_its_run(record: Record) -> Iterator[str]:
-    """The runs of schedules are exactly those that fires name."""
+    """The runs with a schedule label are exactly the runs that firings name."""
     named = {one.fire.run_id for fired in _fired(record).values() for one in fired if one.fire.run_id}
     made = {row.run_id for row in record.tables.runs.values() if "schedule" in row.labels}
     if named != made:
@@ -189,7 +190,7 @@ def each_fire_has_its_run(record: Record) -> Iterator[str]:
 
 
 def fires_do_not_overlap(record: Record) -> Iterator[str]:
-    """With SKIP and QUEUE, no run starts while the previous one is open."""
+    """With SKIP and QUEUE, no run starts while the previous run of the schedule is open."""
     for key, fired in _fired(record).items():
         for one in fired:
             apart = one.before.definition.overlap in {Overlap.SKIP, Overlap.QUEUE}
@@ -198,7 +199,7 @@ def fires_do_not_overlap(record: Record) -> Iterator[str]:
 
 
 def no_due_time_is_lost(record: Record) -> Iterator[str]:
-    """Due times fire without gaps, except during a pause and before the last hundred."""
+    """Due times fire without gaps, except during a pause. After a long delay, only the last hundred fire."""
     coming: dict[ScheduleKey, datetime | None] = {}
     changes = record.tables.schedule_changes
     # Schedules are paused once the simulation is calm, when nothing delays a firing.
@@ -257,7 +258,7 @@ def _before_end(definition: Definition, due: datetime) -> datetime | None:
 
 
 def jitter_is_bounded_and_constant(record: Record) -> Iterator[str]:
-    """The jitter of a schedule is constant and within its bound."""
+    """The jitter of a schedule does not change and is within its limit."""
     known: dict[tuple[ScheduleKey, int], timedelta] = {}
     for change in record.tables.schedule_changes:
         row = change.after

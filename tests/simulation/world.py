@@ -1,4 +1,4 @@
-"""All processes of one simulation, and the faults that hit them."""
+"""All processes of one simulation, and the faults that affect them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class World:
         process.spawn(agent.serve())
 
     def replace_agent(self, agent: AgentLoop) -> None:
-        """Send SIGTERM to an agent-loop and start another; the old one releases its runs and exits."""
+        """Send SIGTERM to an agent-loop and start another. The old process releases its runs and exits."""
         self.history.tell(f"stop {agent.process.name}")
         agent.stop.set()
         self.start_agent()
@@ -96,17 +96,17 @@ class World:
         process.kill()
 
     def some_agent(self, draw: random.Random) -> AgentLoop:
-        """Return an agent-loop as a load balancer would choose it: a running one, if any."""
+        """Return an agent-loop as a load balancer would choose it, preferably one that is running."""
         alive = [agent for agent in self.agents if agent.process.alive]
         return draw.choice(alive or self.agents)
 
     async def insist(
         self, network: Network, draw: random.Random, what: str, work: Callable[[AgentLoop], Awaitable[T]]
     ) -> T:
-        """Repeat a request to any agent-loop until one answers.
+        """Repeat a request to any agent-loop until one of them answers.
 
         Raises:
-            PawlError: The error that an agent-loop returned.
+            PawlError: the error that an agent-loop returned.
         """
         while True:
             agent = self.some_agent(draw)

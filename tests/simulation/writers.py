@@ -1,4 +1,4 @@
-"""Users who write to another user's conversation, whose owner shares it and makes it private again."""
+"""Users who write to another user's conversation, whose owner repeatedly shares it and makes it private."""
 
 from __future__ import annotations
 

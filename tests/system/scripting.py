@@ -1,4 +1,4 @@
-"""A client of the scripted model server of a suite."""
+"""A client of the suite's scripted model server."""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ class Talk:
         return await self.job(job_id, lambda job: job.state >= COMPLETED)
 
     async def turns(self) -> list[list[dict[str, object]]]:
-        """Return the job notices of each turn, in order; empty until the model has answered."""
+        """Return the job notices of each turn, in order, or nothing if the model has not answered the last notice."""
         messages = [message async for message in self._pawl.messages(self.conversation_id)]
         if not messages or messages[-1].role != message_pb2.ROLE_ASSISTANT:
             return []
         return [json.loads(message.notices_json) for message in messages if message.notices_json]
 
     async def reported(self, count: int) -> list[dict[str, object]]:
-        """Return the job notices in order, once there are this many and each is answered."""
+        """Return the job notices in order, once there are at least `count` notices and the model has answered."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found := [notice for turn in await self.turns() for notice in turn]) < count:
                 await asyncio.sleep(0.1)
@@ -71,7 +71,7 @@ class Talk:
 
 
 def is_end(notice: dict[str, object]) -> bool:
-    """Return whether a notice reports the end of a job, not an iteration."""
+    """Return whether a notice reports the end of a job instead of an iteration."""
     return "iteration" not in notice
 
 

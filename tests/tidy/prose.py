@@ -1,6 +1,6 @@
 """Print the passages with the most phrases to avoid in plain English: `python -m tests.tidy.prose [PATH ...]`.
 
-A report for writers, which fails nothing. A passage is a docstring, comment, message, test name, paragraph of a
+This is a report for writers, not a test. A passage is a docstring, comment, message, test name, paragraph of a
 document, proto comment or text of the web pages. `--each` prints the density of each kind in each folder instead.
 """
 

@@ -78,7 +78,7 @@ def test_methods_with_request_id_or_page_token_document_the_errors() -> None:
         assert "string page_token = " not in fields or "INVALID_PAGE_TOKEN" in documented[path], path
 
 
-def test_documented_reasons_exist() -> None:
+def test_documented_reasons_are_found() -> None:
     assert contract.common() >= {"UNAUTHENTICATED", "INVALID_FIELD", "INTERNAL"}
     assert "REQUEST_ID_REUSED" in contract.documented()["/pawl.agent.v1.AgentService/StartRun"]
     assert "SEQ_BEYOND_END" in contract.documented()["/pawl.agent.v1.AgentService/WatchSteps"], "as WatchRun"

@@ -20,7 +20,7 @@ def normal(distribution: str) -> str:
 
 
 def imported(folder: str) -> set[str]:
-    """Return the top-level modules that the code of a folder imports, anywhere in a file."""
+    """Return the modules that the files of a folder import, and the names that they import from modules."""
     modules = set()
     for path in tree.python(folder):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -68,7 +68,7 @@ def test_lock_files_agree_and_pin_every_dependency_with_hashes() -> None:
 
 
 def locked(path: Path) -> dict[str, str]:
-    """Return the pins of a lock file by distribution; fails for one without a hash."""
+    """Return the pinned version of each distribution in a lock file, and fail if a hash is missing."""
     pins = {}
     for entry in re.findall(r"^[^\s#].*(?:\n .*)*", path.read_text(), re.MULTILINE):
         pin = re.match(r"([\w.-]+)==(\S+)", entry)

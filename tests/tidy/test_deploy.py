@@ -55,7 +55,6 @@ def members(network: str) -> set[str]:
 
 
 def test_containers_share_networks_only_as_needed() -> None:
-    """OPS-1: only the containers that need a network share it."""
     for name, part in PARTS.items():
         assert part.get("networks"), f"{name} would be on the network of every container"
     inner = {network for network, options in NETWORKS.items() if options and options.get("internal")}

@@ -1,4 +1,4 @@
-"""The import rules of pyproject.toml work: each is broken on purpose in a copy of the source tree.
+"""The import rules of pyproject.toml work: in a copy of the source tree, each rule is violated on purpose.
 
 SQL belongs in the `store` module of a feature and in schema.sql (docs/design/decisions).
 """

@@ -23,7 +23,7 @@ def test_every_target_that_is_not_a_file_is_phony() -> None:
 
 
 def test_each_test_is_run_by_exactly_one_of_two_targets() -> None:
-    """Only the mark `long` excludes a test; CI runs `make test` and the long tests marked `ci`."""
+    """The mark `long` selects the target. CI runs `make test` and the long tests with the mark `ci`."""
     recipes = dict(re.findall(r"^(test[a-z-]*):.*\n\t@(.*)$", MAKEFILE, re.MULTILINE))
     marks = {"test": "not long", "test-long": "long", "test-ci": "ci"}
     assert {target: recipes[target] for target in marks} == {

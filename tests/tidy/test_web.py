@@ -22,7 +22,7 @@ def lines(folder: Path) -> int:
 
 
 def test_console_imports_the_client_as_a_package() -> None:
-    """The client has no special features for the console: any other page can do the same."""
+    """The client has no special features for the console, so any other page can do the same."""
     imported = re.compile(r'from "[^"]*client/(?:gen|src|dist)')
     console = typescript(tree.ROOT / "web/console")
     assert console

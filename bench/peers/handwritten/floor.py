@@ -1,4 +1,4 @@
-"""The floor: the same loop on bare sockets, without a client library or durability. It survives no failure."""
+"""A lower bound: the same loop on bare sockets, without a client library or durability. It survives no failure."""
 
 from __future__ import annotations
 

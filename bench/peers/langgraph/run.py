@@ -1,6 +1,6 @@
 """LangGraph: an agent with a checkpointer, as in its documentation. Each step is durable before the next ("sync").
 
-With `--database`, the checkpoints are in PostgreSQL, otherwise in SQLite.
+The checkpoints are in PostgreSQL with `--database`, otherwise in SQLite.
 """
 
 from __future__ import annotations

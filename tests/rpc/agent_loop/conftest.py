@@ -217,7 +217,7 @@ def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
 
 @pytest.fixture
 def api(channel: grpc.aio.Channel) -> Any:
-    """Call the method that takes this request type; for a stream, await the first response."""
+    """Call the method that takes this request type. For a stream, return its first response."""
     services = AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, JobServiceStub, OperatorServiceStub
     stubs = [service(channel) for service in services]
 

@@ -1,4 +1,4 @@
-"""The in-memory ledger as the client side sees it: job-store's rules over the rows of the simulation.
+"""The in-memory ledger as clients see it: job-store's rules over the rows of the simulation.
 
 A test plays the worker with `append`, `offer`, `settle` and `finish`.
 """
@@ -85,7 +85,7 @@ class StoredRun:
 
 
 class PlayedLedger(PublicLedger):
-    """A ledger; use as an async context manager. `down = True` makes every method unavailable."""
+    """The in-memory ledger; use as an async context manager. `down = True` makes every method unavailable."""
 
     def __init__(self, clock: ManualClock, live: FakeLive) -> None:
         channel: Any = Channel(self._call)
@@ -122,7 +122,6 @@ class PlayedLedger(PublicLedger):
         }
 
     def people(self, run_id: str) -> tuple[str, ...]:
-        """Return the people who started the run, in addition to its user and delegate."""
         return self._row(run_id).people
 
     def last_seq(self) -> int:
@@ -203,7 +202,7 @@ class PlayedLedger(PublicLedger):
         spec: call_pb2.Call | None = None,
         **fields: Any,
     ) -> None:
-        """Add a call of the model; the ledger ignores `spec`."""
+        """Add a call of the model. The ledger stores `spec` without reading it."""
         run = self._row(run_id)
         is_offered = state == call_pb2.CALL_STATE_OFFERED
         call = CallRow(

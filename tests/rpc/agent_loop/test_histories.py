@@ -1,4 +1,4 @@
-"""A run loaded with a kept history has the same state as one loaded whole, on a real job-store and database."""
+"""A run loaded with a kept history has the same state as one loaded completely, on a real job-store and database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEGABYTE = '"' + "x" * 1_000_000 + '"'
 
 
 class Worker:
-    """A worker that keeps histories, and compares each load with that of a client that has kept none."""
+    """A worker that keeps histories. It compares each load with that of a client that has kept no history."""
 
     def __init__(self, channel: Any, replica: Replica) -> None:
         self.now = 0.0
@@ -98,7 +98,10 @@ async def worker(replica: Replica, tmp_path: Path) -> AsyncIterator[Worker]:
 
 
 class Game:
-    """Random moves in conversations of two users and their forks. `kept` counts messages that were not loaded again."""
+    """Random actions in conversations of two users and their forks.
+
+    `kept` counts messages that were not loaded again.
+    """
 
     def __init__(self, worker: Worker, seed: int) -> None:
         self._worker = worker
@@ -184,7 +187,6 @@ class Game:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_continued_history_equals_the_history_loaded_whole(worker: Worker, seed: int) -> None:
-    """This holds after appends, late results, refused images, summaries, retention, other users, forks and erasure."""
     game = Game(worker, seed)
     for _ in range(60):
         await game.play()
@@ -201,7 +203,7 @@ async def test_results_left_out_of_a_whole_history_are_left_out_of_a_continued_o
 
 
 async def test_history_of_a_restored_database_is_loaded_again(worker: Worker) -> None:
-    """Its messages have the numbers that others had before the restore."""
+    """The new messages have numbers that other messages had before the restore."""
     for _ in range(3):
         await worker.converse(conversation_id="c")
     await worker.replica.database.execute("DELETE FROM job_store.messages WHERE number > 3")

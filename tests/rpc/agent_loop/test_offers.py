@@ -94,7 +94,7 @@ async def test_only_the_clients_tools_and_versions_are_offered(
 
 
 async def test_replayed_events_do_not_offer_calls(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """Replayed events show past calls; only calls that are pending now are offered."""
+    """Replayed events show past calls, but only pending calls are offered."""
     await ledger.offer("call_1")
     await ledger.settle("call_1")
     await ledger.offer("call_2")

@@ -53,7 +53,7 @@ async def test_admin_sees_all_users_pending_approvals(
 async def test_stream_reports_a_complete_snapshot_and_sends_heartbeats(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
-    """An empty response is a heartbeat; nothing is sent twice."""
+    """An empty response is a heartbeat, and no item is sent twice."""
     await ledger.add_run()
     names = [f"call_{number:02}" for number in range(11)]
     for name in names:
@@ -108,7 +108,7 @@ MINE, STORE_WIDE = ListPendingCallsRequest(), ListPendingCallsRequest(of_all_use
 
 
 class Ledger(PlayedLedger):
-    """Returns the calls in `waiting` for each user once `gate` is open, and counts its requests."""
+    """Returns each user's calls in `waiting` while `gate` is set, and counts its requests."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[str]] = {"me": ["call_1"], "you": ["call_2"]}
@@ -195,7 +195,7 @@ async def _world() -> AsyncIterator[World]:
 
 
 async def test_five_hundred_watchers_of_one_user_cost_one_poll_a_second() -> None:
-    """This also holds for different credentials, because these do not change what a user sees."""
+    """Even watchers with different credentials share polls, because a credential does not change what a user sees."""
     async with _world() as world:
         tabs = [world.open(replace(CALLER, credential_id=CredentialId(f"key_{number}"))) for number in range(500)]
         await world.settle()
@@ -210,7 +210,6 @@ async def test_five_hundred_watchers_of_one_user_cost_one_poll_a_second() -> Non
 
 
 async def test_watchers_with_different_views_use_separate_polls() -> None:
-    """A poll is not shared with another user, other permissions or another filter."""
     async with _world() as world:
         mine, yours = world.open(CALLER), world.open(OTHER)
         world.open(ADMIN_CALLER)
@@ -223,9 +222,9 @@ async def test_watchers_with_different_views_use_separate_polls() -> None:
 
 
 async def test_watcher_that_joins_during_a_poll_waits_for_the_next() -> None:
-    """The first snapshot includes every item that existed before the watch.
+    """Its first snapshot must include every item that existed before the watch started.
 
-    Watchers that join during a poll share the next.
+    Watchers that join during one poll share the next poll.
     """
     async with _world() as world:
         world.ledger.gate.clear()

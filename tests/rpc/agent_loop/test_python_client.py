@@ -1,5 +1,3 @@
-"""The Python client against a real server that stops and restarts."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +24,7 @@ KEY = "key-of-me-0123456789"
 
 
 class Endpoint:
-    """agent-loop at one address, where it can stop and restart."""
+    """An agent-loop that can stop and restart at one address."""
 
     def __init__(self, ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -105,7 +103,7 @@ async def test_closed_client_leaves_no_thread_and_raises(endpoint: Endpoint) -> 
 
 
 async def test_conversation_runs_are_yielded_once_as_they_start(endpoint: Endpoint, ledger: PlayedLedger) -> None:
-    """ASYNC-5: open runs come first; runs that had already ended are omitted."""
+    """ASYNC-5: open runs come first, and runs that had already ended are omitted."""
     await ledger.add_run("run_1")
     await ledger.finish("run_1")
     await ledger.add_run("run_2")

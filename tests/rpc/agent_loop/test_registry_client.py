@@ -247,7 +247,7 @@ async def test_execution_returns_its_progress_and_its_result(registry: RegistryC
 
 
 async def test_leaving_an_execution_cancels_its_rpc(registry: RegistryClient, service: FakeService) -> None:
-    """C11: a timeout must cancel the call, not only free its slot."""
+    """C11: otherwise the tool would continue after a timeout."""
     endless = Execution(
         call_id=CallId("endless"),
         tool_name="look",
@@ -284,7 +284,6 @@ async def test_output_schema_is_always_checked(channel: grpc.aio.Channel) -> Non
 
 
 async def test_edit_is_checked_with_its_runs_permissions(channel: grpc.aio.Channel, service: FakeService) -> None:
-    """An editor decides for the user of the run: their roles are not combined."""
     options = run_pb2.RunOptions(approvals_required=2)
     whose: dict[str, Any] = {"conversation_id": "c", "user_id": "u", "user_roles": ["member"]}
     run = run_pb2.Run(store_id="s", run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)

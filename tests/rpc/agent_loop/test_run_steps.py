@@ -73,7 +73,7 @@ async def test_reasoning_is_streamed_live_and_resumes_after_a_reconnect(
 
 
 async def changed(stream: object) -> steps_pb2.WatchStepsResponse:
-    """Return the next response that is not a heartbeat."""
+    """Return the next response that contains changes."""
     async with asyncio.timeout(60):
         while True:
             response = await stream.read()  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""The worker's side of the ledger over gRPC, with the real drive, job-store and database.
+"""The worker's side of the ledger over gRPC, with the real loop, job-store and database.
 
-The same run over the in-memory ledger must leave the same log, which validates the fake.
+The same run must leave the same log in the in-memory ledger, which validates that fake.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TICK_SECONDS = 2e-6
 
 
 def world() -> World:
-    """A world whose model gives the same answers with every ledger."""
+    """A world whose model gives the same answers whichever ledger it uses."""
     found = World(
         VERDICTS,
         [
@@ -147,7 +147,7 @@ async def test_run_completes_with_the_same_log_as_in_memory(replica: Replica, cl
 
 
 async def test_next_worker_reads_exactly_what_the_last_one_wrote(replica: Replica, client: WorkerLedgerClient) -> None:
-    """A run survives the round trip through the ledger without loss (C9)."""
+    """C9: the state of a run survives the round trip through the ledger."""
     options = RunOptions(instructions="Be brief.", temperature=0.5, tool_names=("write", "look", "mail", "show"))
     key = await submit(replica, options)
     found = world()
@@ -179,7 +179,7 @@ async def test_next_worker_reads_exactly_what_the_last_one_wrote(replica: Replic
 
 
 async def test_call_is_read_by_id_and_only_for_its_user(replica: Replica, client: WorkerLedgerClient) -> None:
-    """A program may name calls that the claim did not load."""
+    """A program may name calls that were not loaded with the claim."""
     await submit(replica)
     drive = Drive(await claim(client), dataclasses.replace(world().dependencies, ledger=client))
     await drive.run()
@@ -243,9 +243,9 @@ def message(
 async def test_run_and_decisions_record_separate_credentials(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
-    """HITL-4: both are stored in the ledger and sent to the loop.
+    """HITL-4: the ledger stores both and sends them to the loop.
 
-    A run has the credential that started it, not those of messages that joined it.
+    A run keeps the credential that started it, even when messages with other credentials join it.
     """
     public, worker = clients
     mine = dataclasses.replace(MEMBER, credential_id=CredentialId("key_1"), delegate_user_id=UserId("shop"))
@@ -264,7 +264,7 @@ async def test_run_and_decisions_record_separate_credentials(
 async def test_repeated_or_joining_messages_never_widen_a_runs_roles(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
-    """I2: a key that gets another role between two attempts starts no second run."""
+    """I2: if the roles of a key change between two attempts, the second attempt starts no run."""
     public, worker = clients
     first = (await public.submit_message(message(MEMBER, "r1"))).run
     again = (await public.submit_message(message(ADMIN, "r1"))).run

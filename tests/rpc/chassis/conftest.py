@@ -1,4 +1,4 @@
-"""A server with a small service of all four RPC kinds on a Unix socket."""
+"""Servers with a small service of all four RPC kinds on a Unix socket."""
 
 from __future__ import annotations
 

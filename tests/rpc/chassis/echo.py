@@ -26,7 +26,7 @@ ECHO_METHODS: Final = [f"/{SERVICE}/{name}" for name in ("Unary", "Generate", "W
 
 
 class EchoServicer:
-    """Echoes the request, unless its text requests something else."""
+    """Echoes the request, unless its text is the name of another behaviour."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -149,7 +149,7 @@ def add_echo_to_server(servicer: EchoServicer, server: grpc.aio.Server) -> None:
 
 
 class EchoStub:
-    """A client like generated stubs; `raw` sends bytes unchanged."""
+    """A client like the generated stubs. With `raw`, it sends bytes unchanged."""
 
     def __init__(self, channel: grpc.aio.Channel, *, raw: bool = False) -> None:
         coding: Any = {

@@ -1,4 +1,4 @@
-"""The database roles of the containers: each service can do its work and touch nothing else."""
+"""The database roles of the containers: each service can do its work and access nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 def make_roles(database_url: str) -> None:
-    """Run the script that creates the roles in the container."""
+    """Run the script that creates the roles in the PostgreSQL container."""
     url = urlsplit(database_url)
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
     made = subprocess.run(
@@ -79,7 +79,7 @@ def url_as(url: str, role: str) -> str:
 
 
 async def start(schema: str, url: str, owner_url: str | None) -> list[str]:
-    """Prepare the database as a service does at its start; return the warnings in its log."""
+    """Prepare the database as a service does at its start, and return the logged warnings."""
     settings = ServiceSettings(
         database_url=SecretStr(url),
         database_owner_url=SecretStr(owner_url) if owner_url else None,
@@ -105,7 +105,7 @@ async def refused(connection: Connection, *statements: str) -> None:
 
 
 async def test_each_database_role_can_use_only_its_own_schema(roles: str) -> None:
-    """OPS-1: in other schemas, it cannot even read."""
+    """OPS-1: a role cannot even read other schemas."""
     await start_all(roles)
     admin = await asyncpg.connect(roles)
     tables = {schema: [row["relname"] for row in await admin.fetch(TABLES, schema)] for schema in SCHEMAS}
@@ -131,7 +131,7 @@ async def test_each_database_role_can_use_only_its_own_schema(roles: str) -> Non
 
 
 async def test_no_role_creates_objects(roles: str) -> None:
-    """OPS-1: the services' roles own no tables and cannot change a schema."""
+    """OPS-1: the roles of the services own no tables and cannot change a schema."""
     await start_all(roles)
     for role in SCHEMAS:
         connection = await asyncpg.connect(url_as(roles, role))
@@ -209,7 +209,7 @@ async def test_audit_entries_cannot_be_changed_or_deleted(roles: str) -> None:
 
 
 async def test_key_events_cannot_be_changed_and_old_ones_are_deleted(roles: str) -> None:
-    """OPS-1: job-store's role inserts and reads events, and can delete only old ones."""
+    """OPS-1: job-store's role can insert and read key events, but can delete only old ones."""
     await start_all(roles)
     connection = await asyncpg.connect(url_as(roles, "job_store"))
     columns = "kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id"

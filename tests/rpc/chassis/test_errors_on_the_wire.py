@@ -1,4 +1,4 @@
-"""Errors of failed calls for every RPC kind, and release of their slots."""
+"""Errors of failed calls for every RPC kind, and the release of their slots."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
 
 
 async def test_uncaught_exception_text_is_not_sent(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
-    """I22: an exception's text may contain secrets; the client gets an id that is in the log."""
+    """I22: an exception's text may contain secrets, so the client only gets an id to find in the log."""
     async with serve() as server, open_channel(server.address) as channel:
         for kind in KINDS:
             for how in ("crash", "crash-group", "timeout"):
@@ -75,7 +75,7 @@ async def test_uncaught_exception_text_is_not_sent(serve: Serve, capfd: pytest.C
 
 
 async def test_deadline_cancels_the_handler_before_the_client_times_out(serve: Serve, servicer: EchoServicer) -> None:
-    """The work is cancelled while the client still waits for the error (LOOP-6, C11)."""
+    """LOOP-6, C11: the handler is cancelled while the client still waits for the error."""
     async with echoing(serve()) as stub:
         await stub.call("unary", "connect first")
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""Calls that agent-loop forwards: the user they act for and who may set it."""
+"""Calls that agent-loop forwards: the user they act for, and which services may set that user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOB = user_principal(StoreId("acme"), UserId("bob"), frozenset({"member"}))
 
 
 class Backend:
-    """Reads conversations whose titles name the user of the call."""
+    """Returns conversations whose titles name the user of the call."""
 
     async def GetConversation(self, request: pb.GetConversationRequest, _: object) -> pb.GetConversationResponse:
         if not request.conversation_id:
@@ -40,7 +40,7 @@ class Backend:
 
 
 class Front:
-    """Imports conversations and forwards everything else."""
+    """Handles imports itself; all other calls are forwarded."""
 
     async def ImportConversation(self, request: Any, _: object) -> pb.ImportConversationResponse:
         return pb.ImportConversationResponse(conversation=conversation_pb2.Conversation(title="imported"))
@@ -103,7 +103,7 @@ async def test_forwarded_call_acts_for_the_user_and_users_cannot_name_a_caller(
 
 
 async def test_agent_loop_must_name_a_user_and_no_other_service_may(backend: grpc.aio.Channel, tmp_path: Path) -> None:
-    """I13: all other calls are rejected."""
+    """I13: all other combinations are rejected."""
     request = pb.GetConversationRequest(conversation_id="c1")
     named = for_user(ANN)
     garbage = ((named[0][0], b"{}"),)

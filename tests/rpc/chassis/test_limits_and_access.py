@@ -46,7 +46,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 
 async def test_calls_need_a_key_with_permission(serve: Serve, servicer: EchoServicer) -> None:
-    """OPS-1: this also holds on this machine, where sandboxed programs run too."""
+    """OPS-1: local callers need a key too, because sandboxed programs run on the same machine."""
     local = authenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
     rows: list[tuple[Any, type[Exception]]]
     unknown: list[Any] = [(), bearer("another-key-0123456789"), (("authorization", USER_KEY),), (("pawl-user", "me"),)]
@@ -63,7 +63,7 @@ async def test_calls_need_a_key_with_permission(serve: Serve, servicer: EchoServ
 
 
 async def test_requests_without_a_known_key_are_rejected_before_they_arrive(serve: Serve) -> None:
-    """A partly received request would be held in memory."""
+    """Otherwise partly received requests would occupy memory."""
     async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
         for method in ("Unary", "Generate"):
             begin: Any = channel.stream_stream(f"/{SERVICE}/{method}")
@@ -77,7 +77,7 @@ async def _never() -> AsyncIterator[bytes]:
 
 
 async def test_call_with_two_credentials_is_rejected(serve: Serve) -> None:
-    """With two values, a proxy may have trusted the other one."""
+    """A proxy may have checked only one of them."""
     async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
         once = (*bearer(USER_KEY), ("pawl-store", "acme"), ("pawl-user", "ann"))
         for pair in once:
@@ -189,7 +189,7 @@ async def test_request_id_is_kept_or_created_and_returned(serve: Serve) -> None:
 
 
 async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Metrics) -> None:
-    """OPS-2: unknown methods are counted together."""
+    """OPS-2: unknown methods are counted under one name."""
     async with echoing(serve()) as stub:
         await stub.call("unary", "hello")
         await asyncio.gather(stub.call("talk", "crash"), stub.missing(StringValue()), return_exceptions=True)
@@ -205,7 +205,7 @@ async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Me
 
 
 async def test_each_call_logs_one_line_without_its_content(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
-    """OPS-2: calls between services are not logged unless they fail."""
+    """OPS-2: calls between services are logged at debug level unless they fail."""
 
     def lines() -> list[tuple[bool, bool]]:
         found = [line for line in "".join(capfd.readouterr()).splitlines() if "rpc.served" in line]
@@ -266,7 +266,7 @@ async def test_revoking_a_key_ends_its_calls(serve: Serve, servicer: EchoService
 
 
 async def test_delegate_calls_end_when_their_key_changes_identity(serve: Serve, servicer: EchoServicer) -> None:
-    """HITL-4: later actions would be attributed to the previous identity."""
+    """HITL-4: later actions would be attributed to the delegate's previous identity."""
     known, roles = Known(), ("delegate", "member")
     known.users = {key: known.of("shop", *roles) for key in (ANN, BOB)}
     acting = (("pawl-user", "cyd"),)
@@ -300,7 +300,7 @@ async def test_revoking_a_service_key_ends_its_batched_stream(serve: Serve, serv
 
 
 async def test_no_call_fails_while_a_service_key_rotates(serve: Serve, servicer: EchoServicer) -> None:
-    """Calls start with the current key, in batches and alone; running calls finish with the old one."""
+    """New calls use the current key, both in batches and alone; running calls finish with the old key."""
     known, shown = Known(), SERVICE_OF_CALLERS
     async with (
         serve(authenticator=known, service_only=True) as server,
@@ -327,7 +327,7 @@ async def test_no_call_fails_while_a_service_key_rotates(serve: Serve, servicer:
 
 
 class Failing(KeyAuthenticator):
-    """Knows only one service and records whether it could look up each key."""
+    """Rejects every key and records whether it was allowed to look the key up."""
 
     def __init__(self, looks: list[bool], service: str = "gateway") -> None:
         super().__init__(services=lambda: {digest_of(SERVICE_KEY): service_principal(service)})
@@ -361,7 +361,7 @@ async def test_key_lookups_are_bounded_and_known_callers_are_admitted(
     asked, answered, many = asyncio.Semaphore(0), asyncio.Event(), 100
 
     class Slow(KeyAuthenticator):
-        """Knows bob and is slow for all others."""
+        """Authenticates bob immediately and all others slowly."""
 
         async def authenticate(
             self, metadata: Mapping[str, str], *, may_look_up: Callable[[], bool] = lambda: True, **_: Any

@@ -1,4 +1,4 @@
-"""The local key of a suite is sent to that suite and to no other listener. OPS-1."""
+"""OPS-1: the local key of a suite is sent only to that suite."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = ("authorization", "Bearer the-key-of-the-folder")
 
 
 def table(*listeners: tuple[str, str, int]) -> str:
-    """Return /proc/net/tcp with these local addresses, states and users."""
+    """Return the content of /proc/net/tcp with these local addresses, states and users."""
     return HEADER + "".join(
         f"   {number}: {address} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 1 1\n"
         for number, (address, state, user) in enumerate(listeners)
@@ -56,7 +56,7 @@ def test_socket_owners_include_every_user_able_to_accept_the_connection() -> Non
 
 
 class OtherListener:
-    """A listener that records received data and never responds."""
+    """A listener that records the keys it receives and never responds."""
 
     def __init__(self) -> None:
         self.shown: list[set[tuple[str, str]]] = []
@@ -165,7 +165,7 @@ async def test_key_is_not_sent_after_the_suite_has_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """OPS-1 applies even if the address file is left behind because the suite was killed."""
+    """OPS-1: the address file may remain after the suite was killed."""
     monkeypatch.setenv("PAWL_DATA", str(tmp_path))
     monkeypatch.delenv("PAWL_API_KEY", raising=False)
     ended = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220  # it ends at once

@@ -50,7 +50,7 @@ class Replicas:
         self._serving = serving
 
     async def used(self) -> set[str]:
-        """Make a call; return the addresses of the servers that have a batch stream now."""
+        """Make a call and return the addresses of the servers that then have a batch stream."""
         assert await self.stub.call("unary", "hello") == ["hello"]
         return {address for address, server in self.servers.items() if server._batches._streams}
 
@@ -81,7 +81,7 @@ async def two(serve: Serve, **options: object) -> AsyncIterator[Replicas]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevent a busy machine from making replicas look silent."""
+    """Keep replicas from appearing silent on a busy machine."""
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 60.0)
     monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 60.0)
 
@@ -162,7 +162,7 @@ async def test_overloaded_replica_gets_no_calls_for_a_while(
 
 
 class Response:
-    """A response whose release can be observed."""
+    """A response that the test can reference weakly."""
 
     def __init__(self, raw: bytes) -> None:
         self.value = StringValue.FromString(raw).value
@@ -177,7 +177,7 @@ def generate(channel: grpc.aio.Channel) -> Any:
 
 
 async def test_waiting_stream_does_not_keep_a_response_in_memory(servicer: EchoServicer, serve: Serve) -> None:
-    """Thousands of streams may wait for hours after a page of a log."""
+    """Thousands of streams may wait for hours after reading a page of a log."""
     there: weakref.WeakSet[Response] = weakref.WeakSet()
     seen: list[str] = []
 
@@ -208,7 +208,7 @@ async def served(serve: Serve) -> Any:
 
 
 def calls_alone(metrics: Metrics) -> float:
-    """Return the number of open batch streams; 1 while all calls share one."""
+    """Return the number of open batch streams, which is 1 while all calls share one stream."""
     return (
         metrics.registry.get_sample_value("pawl_test_rpc_in_flight", {"method": "/pawl.batch.v1.BatchService/Batch"})
         or 0.0
@@ -253,7 +253,7 @@ async def test_undecodable_request_does_not_affect_others(serve: Serve) -> None:
 
 
 async def test_only_services_may_send_batches(serve: Serve) -> None:
-    """OPS-1: the caller would otherwise be the service that sends the batch."""
+    """OPS-1: a forwarded call takes its identity from the sender of the batch."""
     for key, error in ((USER_KEY, PermissionDenied), (None, Unauthenticated)):
         async with (
             serve(authenticator=keys(), service_only=True) as server,
@@ -278,8 +278,9 @@ async def test_cancelled_call_ends_at_the_server(served: EchoStub, servicer: Ech
         assert await served.call("unary", "hello") == ["hello"]
 
 
-async def test_flow_control_stops_a_flood_to_a_stalled_reader(served: EchoStub, servicer: EchoServicer) -> None:
-    """Nothing accumulates for a slow reader, and other calls continue."""
+async def test_cancelled_flood_ends_at_the_server_and_other_calls_continue(
+    served: EchoStub, servicer: EchoServicer
+) -> None:
     responses = served.generate(StringValue(value="flood"))
     for _ in range(300):
         await anext(responses)
@@ -372,7 +373,7 @@ async def is_answered(stub: EchoStub) -> bool:
 async def test_silent_connection_is_closed(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NOTE-1, EVT-3: the keepalive options of the service apply, 40 times as fast; proxies allow 60 s of silence."""
+    """NOTE-1, EVT-3: proxies allow 60 s of silence; the test runs the service's keepalive 40 times as fast."""
     assert dict(rpc_limits.KEEPALIVE)["grpc.keepalive_time_ms"] <= 25_000
     fast = [(name, value // 40 if name.endswith("_ms") else value) for name, value in rpc_limits.KEEPALIVE]
     monkeypatch.setattr(rpc_server, "KEEPALIVE", fast)
@@ -410,9 +411,7 @@ async def test_silent_connection_is_closed(
 
 
 async def test_retryable_public_calls_are_not_delayed_by_a_silent_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that only read or have an id, and unaccepted streams, move to another replica; other calls are sent once
-    and wait.
-    """
+    """Reads, calls with a request id and unaccepted streams move to another replica. Other calls are sent only once."""
     monkeypatch.setattr(rpc_client, "_SILENT_SECONDS", 0.5)
     taken: list[tuple[bool, str]] = []
 

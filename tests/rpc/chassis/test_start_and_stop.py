@@ -33,14 +33,14 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_port_in_use_is_reported_in_one_clear_sentence(serve: Serve) -> None:
-    """Two processes on one port would each get half of the calls."""
+    """If two processes shared a port, each would get half of the calls."""
     async with serve(listen="127.0.0.1:0") as server:
         with pytest.raises(StartError, match="the port is in use"):
             await serve(listen=server.address).__aenter__()
 
 
 async def test_reflection_describes_the_services_and_error_details(serve: Serve) -> None:
-    """Newer clients use v1 only and need google.rpc.ErrorInfo to show why a call failed."""
+    """Newer clients support only v1, and need google.rpc.ErrorInfo to show why a call failed."""
     service = "grpc.reflection.v1.ServerReflection"
     symbols = (service, "grpc.health.v1.Health", "google.rpc.ErrorInfo")
     requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
@@ -60,7 +60,7 @@ async def test_reflection_describes_the_services_and_error_details(serve: Serve)
 
 
 async def test_health_depends_only_on_required_dependencies_and_reports_the_rest(serve: Serve) -> None:
-    """A replica that has lost its own database is not usable."""
+    """A replica without its database is not usable, but one without NATS is."""
     broken = {"database": False, "nats": False}
 
     async def check(name: str) -> None:
@@ -107,7 +107,7 @@ async def test_health_is_not_serving_before_the_server_stops(serve: Serve, servi
 
 
 async def test_stop_moves_streams_to_another_replica_immediately(serve: Serve, servicer: EchoServicer) -> None:
-    """OPS-5: watches and sessions have no natural end."""
+    """OPS-5: otherwise watches and sessions would never end."""
     serving = serve(drain_seconds=20)
     server = await serving.__aenter__()
     async with open_channel(server.address) as channel:
@@ -158,7 +158,7 @@ def start(**variables: str) -> subprocess.Popen[str]:
 
 
 async def test_service_starts_serves_and_stops(database_url: str, nats_url: str, tmp_path: Path) -> None:
-    """OPS-2, OPS-5: it reports its health and metrics, and SIGTERM stops it."""
+    """OPS-2, OPS-5: the service reports health and metrics, and SIGTERM stops it."""
     address_file = tmp_path / "addresses.json"
     process = start(
         PAWL_DATABASE_URL=database_url,
@@ -190,7 +190,7 @@ async def test_service_starts_serves_and_stops(database_url: str, nats_url: str,
 
 
 def test_service_rejects_a_database_that_may_lose_acknowledged_writes(database_url: str) -> None:
-    """I1: it ends with one sentence and the exit code for errors that a retry cannot fix."""
+    """I1: the service logs one sentence and exits with the code for errors that a restart cannot fix."""
     process = start(PAWL_DATABASE_URL=database_url)
     _, log = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -1,4 +1,4 @@
-"""Listeners and channels with TLS: authentication on both sides and certificate rotation."""
+"""Listeners and channels with TLS: mutual authentication and certificate rotation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,6 @@ async def test_service_authenticates_with_its_key_and_certificate(
 async def test_service_key_is_useless_without_its_certificate(
     serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """The error is the same as for an unknown key, on the users' port and with another certificate."""
     other = certificates.tls_of(certificates.write(tmp_path, "notifier", authority), clock)
     async with serving(service_only=True) as server:
         trusted = tmp_path / "job-store-authority.pem"
@@ -221,7 +220,7 @@ async def test_no_call_fails_while_certificates_and_authority_rotate(
 def test_web_pages_use_the_current_certificate(
     tmp_path: Path, authority: trustme.CA, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """A client without TLS gets nothing and disturbs no other."""
+    """A client that does not use TLS gets no response and does not affect other clients."""
     files, clock = certificates.write(tmp_path, "job-store", authority), ManualClock()
     trusting = ssl.create_default_context(cafile=files.authority)
     unseen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Versions of agents over real gRPC and a real database."""
+"""Versions of agents over gRPC, with a real database."""
 
 from __future__ import annotations
 
@@ -161,7 +161,6 @@ def budget(tokens: int) -> pb.PutAgentRequest:
 
 
 async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[agent_pb2.AgentUsage]:
-    """Return the usage of an agent, which need not exist."""
     found = await PostgresUsage(replica.database).of_agent(StoreId("acme"), name, days=days)
     return list(found)
 

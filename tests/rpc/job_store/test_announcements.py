@@ -35,7 +35,7 @@ class Received(NamedTuple):
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[servers.NatsServer]:
-    """A nats-server of this test, which may stop and wipe it."""
+    """A nats-server that only this test uses and may stop or wipe."""
     folder = tmp_path / "nats"
     folder.mkdir()
     with servers.NatsServer(folder) as server:
@@ -79,7 +79,7 @@ async def outbox_is_empty(database: Database) -> bool:
 
 
 async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: servers.NatsServer, listener: Bus) -> None:
-    """EVT-1, I8: live events equal the log, byte for byte."""
+    """EVT-1, I8: live events equal the logged events byte for byte."""
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
     received = await receive(listener, "pawl.v1.acme.run.*.events")
@@ -116,7 +116,7 @@ async def test_workers_are_woken_for_work_and_for_commands(
 async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """NOTE-2: they have the same order and ids, including messages that were never read."""
+    """NOTE-2: they keep their order and ids, even if no consumer ever read the deleted messages."""
     user = User((await start(nats_url=nats.url)).stub)
     owner = await user.start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="done")
@@ -138,7 +138,7 @@ async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
 async def test_events_that_nats_missed_or_lost_are_resent(
     start: StartReplica, nats: servers.NatsServer, database: Database, tmp_path: Path
 ) -> None:
-    """A NATS outage delays events but loses none.
+    """A NATS outage only delays events.
 
     NATS acknowledges before it syncs, so a power cut can lose the last messages.
     """
@@ -199,7 +199,7 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
 async def test_oversized_lifecycle_event_is_shortened_or_dropped_without_blocking(
     start: StartReplica, database: Database, tmp_path: Path, payload_bytes_max: int, told: list[int]
 ) -> None:
-    """I20: a message that NATS rejects must not block itself or later ones forever."""
+    """I20: a message that NATS rejects must not block later messages."""
     with servers.NatsServer(tmp_path, f"max_payload = {payload_bytes_max}") as nats:
         replica = await start(nats_url=nats.url)
         owner = await User(replica.stub).start()
@@ -256,7 +256,7 @@ async def test_inbox_watchers_are_notified_only_of_each_change(
         return len([message for message in live if b"fence" in message.data])
 
     async def check_published(*expected: str) -> None:
-        """Check the messages since the last call, up to an event that is written now and published last."""
+        """Check which messages arrived since the last call, before an event that is published now."""
         before = fences()
         await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="fence"))])
         await until(lambda: fences() > before and len(received) >= len(expected))

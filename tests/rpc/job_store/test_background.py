@@ -1,4 +1,4 @@
-"""Jobs on a real database: their state, slots and notices to their conversation."""
+"""Jobs on a real database: their state, their slots, and the notices in their conversation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
 
 
 async def test_notice_content_is_visible_only_to_its_user(replica: Replica) -> None:
-    """ASYNC-5: in a conversation shared for writing, other users see only that there is a notice."""
+    """ASYNC-5: in a conversation shared for writing, other users see the notice without its content."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     conversation_id = await start_jobs(ann, "mine")
     talk = Shared(ann=ann, bob=bob, conversation_id=conversation_id)
@@ -111,7 +111,7 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
 
 
 async def test_queue_of_user_started_jobs_is_bounded(start: StartReplica) -> None:
-    """ASYNC-7: the limit is exact across job stores and conversations; messages of users are not rejected."""
+    """ASYNC-7: the limit is exact over all replicas and conversations, and does not apply to users' messages."""
     slots = SlotLimits(per_store=20, per_user=20, background_per_store=2)
     users = [User((await start(slots=slots, store_queue_max=5)).stub, user_id=f"user{number}") for number in (0, 1)]
 
@@ -136,7 +136,6 @@ async def test_queue_of_user_started_jobs_is_bounded(start: StartReplica) -> Non
 
 
 async def test_stores_running_jobs_are_listed_for_all_users(user: User) -> None:
-    """Ended jobs, stopped jobs and other runs are omitted."""
     bob = User(user.stub, user_id="bob")
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
         await start_jobs(who, name)
@@ -216,7 +215,10 @@ async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Re
 
 
 async def test_jobs_do_not_use_slots_for_interactive_runs(start: StartReplica) -> None:
-    """LOOP-14: a user with two slots has both beside their jobs; stores and workers have separate job limits."""
+    """LOOP-14: a user with two slots can use both in addition to jobs.
+
+    Stores and workers have separate limits for jobs.
+    """
     replica: Replica = await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))
     user = User(replica.stub)
     owner = await user.start()

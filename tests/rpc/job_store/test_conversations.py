@@ -28,7 +28,7 @@ async def get(user: User, **fields: Any) -> Any:
 
 
 async def listed(user: User, **fields: Any) -> list[str]:
-    """Return the ids on all pages, which have two items each."""
+    """Return the ids on all pages of two items each."""
     pages = await user.pages("ListConversations", "conversations", page_size=2, **fields)
     assert {len(page) for page in pages[:-1]} <= {2}
     return [conversation.conversation_id for page in pages for conversation in page]
@@ -39,12 +39,12 @@ async def update(user: User, conversation_id: str, **fields: Any) -> Any:
 
 
 async def two(start: StartReplica) -> list[User]:
-    """Return one user at each of two replicas; neither fills the queue of the store."""
+    """Return the same user as a client of two replicas whose store queues never fill."""
     return [User((await start(store_queue_max=100_000)).stub) for _ in range(2)]
 
 
 async def index_all(database: Database) -> int:
-    """Run the indexer until it is done; return the number of rounds."""
+    """Index until nothing is left, and return the number of rounds."""
     index, rounds = PostgresSearchIndex(database), 0
     while await index.index_new(conversations_max=20):
         rounds += 1
@@ -59,7 +59,7 @@ async def answered(user: User, question: str, answer: str, **fields: Any) -> str
 
 
 async def test_concurrent_messages_with_a_new_key_share_one_conversation(start: StartReplica) -> None:
-    """I2: each message has a run, and one of them creates the conversation."""
+    """I2: each message starts one run, and one of the messages creates the conversation."""
     users = await two(start)
     for key in ("ticket 42", "é" * 100):
         answers = await asyncio.gather(*(users[number % 2].submit(conversation_key=key) for number in range(5)))
@@ -82,7 +82,6 @@ async def test_conversation_key_is_per_user_and_stored_as_a_hash(user: User, dat
 
 
 async def test_conversations_are_listed_by_latest_activity(user: User) -> None:
-    """Conversations of other users are omitted."""
     await User(user.stub, user_id="bob").submit(conversation_id="bobs")
     for number in range(5):
         await user.submit(conversation_id=f"c{number}")
@@ -318,7 +317,6 @@ async def test_only_writers_may_have_rules_in_a_shared_conversation(shared: Shar
 
 
 async def test_writers_jobs_are_stopped_when_write_sharing_ends(shared: Shared) -> None:
-    """Both a running and a queued job are stopped; the conversation's owner keeps her job."""
     job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
     for user, run_id in ((shared.bob, "run_begun"), (shared.bob, "run_waits"), (shared.ann, "run_mine")):
         message = pb.SubmitMessageRequest(

@@ -1,4 +1,4 @@
-"""Delegated runs, over the wire and in PostgreSQL (TOOL-7)."""
+"""Delegated runs over gRPC and in PostgreSQL (TOOL-7)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_run_shows_what_its_descendants_wait_for(user: User, owner: Owner)
 
 
 async def test_ending_and_cancelling_runs_on_two_replicas_does_not_deadlock(start: StartReplica) -> None:
-    """Callers and their child runs are locked in one order."""
+    """Transactions lock calling runs and their child runs in the same order."""
     one, two = await start(), await start()
     users = (User(one.stub), User(two.stub))
     for number in range(8):

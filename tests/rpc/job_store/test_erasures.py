@@ -29,7 +29,7 @@ SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
 
 
 class Log(JetStreamErasures):
-    """The list of erased conversations and the number of lifecycle purges."""
+    """A list of erased conversations in memory, and the runs whose lifecycle events were purged."""
 
     def __init__(self) -> None:
         self.entries: set[tuple[StoreId, ConversationId]] = set()
@@ -72,7 +72,7 @@ async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") ->
 
 
 async def sweep_all(sweep: Erasing) -> None:
-    """Sweep as often as erasing a conversation and one child needs."""
+    """Sweep often enough to erase a conversation and one child conversation."""
     for _ in range(6):
         await sweep.sweep()
 
@@ -88,7 +88,7 @@ def key_of(conversation_id: str) -> ErasureKey:
 
 
 async def full_run(user: User) -> tuple[str, str]:
-    """Return an ended run with the marker in every field, and its conversation."""
+    """Return the ids of a conversation and its ended run, whose text fields contain the marker."""
     owner = await user.start(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     await user.send(owner.run_id, steer=ledger_pb2.SteerCommand(text=f"{MARKER} steer"))
@@ -154,7 +154,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
 
 
 async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(replica: Replica, user: User) -> None:
-    """I13: for other users, it is not found before and after."""
+    """I13: for other users, the conversation does not exist before the erasure either."""
     conversation_id, run_id = await full_run(user)
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
@@ -315,7 +315,7 @@ async def test_child_conversation_can_be_erased_after_its_call_was_deleted(repli
 
 
 async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(replica: Replica, user: User) -> None:
-    """I22: for a rule of one run, the registry does not know the conversation."""
+    """I22: the registry does not know to which conversation a rule for one run belongs."""
     conversation_id, run_id = await full_run(user)
     owner = await user.start("on", conversation_id=conversation_id)
     short = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="short", summarised_to_number=3)

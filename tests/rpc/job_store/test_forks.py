@@ -1,4 +1,4 @@
-"""Forks on PostgreSQL: content, continuation and retention of their past."""
+"""Forks on PostgreSQL: their content, their continuation, and retention of the messages that they share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def fork(user: User, conversation_id: str, number: int = 0, **fields: Any)
 
 
 async def texts(user: User, conversation_id: str, page_size: int = 2) -> list[tuple[int, str]]:
-    """Return the number and text of all messages, page by page."""
+    """Return the number and text of each message, read page by page."""
     pages = await user.pages("ListMessages", "messages", conversation_id=conversation_id, page_size=page_size)
     return [(message.number, message.text) for page in pages for message in page]
 
@@ -77,7 +77,7 @@ async def loaded(user: User, conversation_id: str) -> pb.LoadRunResponse:
 
 
 async def age(database: Database, *conversation_ids: str) -> None:
-    """Make conversations inactive for 31 days and run retention."""
+    """Make conversations look inactive for 31 days and run retention."""
     statement = """
         UPDATE job_store.conversations SET update_time = update_time - interval '31 days'
         WHERE conversation_id = ANY ($1)
@@ -150,7 +150,7 @@ async def test_original_is_kept_while_a_fork_shows_it(user: User, database: Data
 
 
 async def test_erased_messages_disappear_from_forks(replica: Replica, user: User) -> None:
-    """I22: this includes forks of forks. Messages written in the forks stay, and the next model sees only those."""
+    """I22: forks of forks lose them too. Messages written in a fork stay, and the model sees only those."""
     await ended_run(user, "c1", "zanzibar", "a0")
     one = (await fork(user, "c1")).conversation_id
     await ended_run(user, one, "q1", "a1")
@@ -236,7 +236,6 @@ async def test_imported_conversation_can_be_continued(user: User, database: Data
 
 
 async def test_imported_runs_are_not_listed_pending_or_announced(user: User, database: Database) -> None:
-    """Their calls are found under the run of their messages."""
     made = await imported(user, past_of(user))
     (run_id,) = {
         message.run_id for message in (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages
@@ -260,7 +259,7 @@ async def test_imported_runs_are_not_listed_pending_or_announced(user: User, dat
 
 
 async def test_import_is_idempotent_by_its_request_id(user: User, database: Database) -> None:
-    """I2: this holds even if its calls have different ids the second time."""
+    """I2: a repeated import has no effect, even if its calls have different ids."""
     made = await asyncio.gather(*(imported(user, past_of(user, f"x{number}", request_id="r1")) for number in range(4)))
     assert len({each.conversation_id for each in made}) == 1
     assert [await count(database, table) for table in ("conversations", "calls", "runs")] == [1, 1, 1]

@@ -1,4 +1,7 @@
-"""Mailboxes of triggers over real gRPC and a real database: one process reads each, and each e-mail fires once."""
+"""Mailboxes of triggers over gRPC, with a real database.
+
+Only one process reads each mailbox, and each e-mail fires its trigger only once.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,6 @@ async def test_one_process_reads_a_mailbox_until_its_lease_ends(box: Box) -> Non
 
 
 async def test_each_process_leases_at_most_its_limit_of_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With enough processes, all mailboxes are read, and none moves to another process."""
     monkeypatch.setattr(store, "LEASED_MAX", 2)
     for number in range(5):
         box.act_as("admin", f"store-{number}")
@@ -130,7 +132,7 @@ async def test_each_process_leases_at_most_its_limit_of_mailboxes(box: Box, monk
 
 
 async def test_each_email_fires_once_even_if_delivered_repeatedly(box: Box) -> None:
-    """The firing and the position are one transaction: a process that lost the response delivers the e-mail again."""
+    """The firing and the position are stored in one transaction, so a repeated delivery has no effect."""
     mailbox = await box.made()
     first = await box.deliver_mail(mailbox, 11)
     assert (first.fire.outcome, first.fire.event_id, first.duplicate) == (STARTED, "f0.7.11", False)
@@ -185,7 +187,7 @@ async def test_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself(b
     assert (resumed.HasField("unreachable_time"), resumed.unreachable_reason) == (False, "")
 
 
-async def test_the_12_hours_restart_after_a_gap_in_reports(box: Box) -> None:
+async def test_a_gap_in_reports_restarts_the_12_hours_before_a_pause(box: Box) -> None:
     """Two failures far apart do not pause a trigger if no process read its mailbox in between."""
     mailbox = await box.made()
     elapse = """
@@ -219,7 +221,7 @@ async def test_new_folder_resets_the_position_and_the_same_folder_keeps_it(box: 
 
 
 async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
-    """The password belongs to the store: a former admin must not be able to use it."""
+    """The password belongs to the store, so a former admin must not be able to use it."""
     await box.make()
     await box.pause()
     box.act_as("member")

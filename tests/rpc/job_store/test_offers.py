@@ -41,7 +41,7 @@ async def end_leases(database: Database) -> None:
 
 
 async def test_call_taken_by_a_client_starts_executing(user: User) -> None:
-    """The start is reported once per lease. The duration counts from the lease that returns the result."""
+    """Each lease reports one start. The call's duration counts from the lease that returns the result."""
     owner = await offered(user)
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab", "session_id": "ses_1"}
     await user.lease(owner.run_id, "call_1", "tab")
@@ -75,7 +75,7 @@ async def test_call_taken_by_a_client_starts_executing(user: User) -> None:
 
 
 async def test_lost_session_keeps_calls_that_its_client_resumed_elsewhere(user: User) -> None:
-    """FE-2: a client reconnects to another replica before the first replica notices the disconnect."""
+    """FE-2: a client may reconnect to another replica before the first replica notices the disconnect."""
     owner = await offered(user, "call_1", "call_2")
     for call_id in ("call_1", "call_2"):
         await user.lease(owner.run_id, call_id, "tab", session_id="lost")
@@ -93,7 +93,7 @@ async def test_lost_session_keeps_calls_that_its_client_resumed_elsewhere(user: 
 
 
 async def test_calls_of_a_vanished_client_are_offered_again(user: User, replica: Replica, database: Database) -> None:
-    """FE-2: all watchers are notified."""
+    """FE-2: an event notifies all watchers."""
     owner = await offered(user)
     await user.lease(owner.run_id, "call_1", "tab")
     assert await replica.ledger.offer_again() == 0

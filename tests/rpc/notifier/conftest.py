@@ -1,4 +1,4 @@
-"""A notifier over real gRPC and a real database, without NATS: inboxes and both loops."""
+"""A notifier over gRPC, with a real database and without NATS: inboxes and both loops."""
 
 from __future__ import annotations
 
@@ -86,20 +86,20 @@ async def receiver() -> AsyncIterator[WebServer]:
 
 @pytest.fixture
 def egress(receiver: WebServer) -> GuardedEgress:
-    """An egress that resolves three names to the receiver and nothing else."""
+    """An egress that resolves only the receiver's three names."""
     rules = read_rules(["example.com"], [f"{host}:{receiver.port}" for host in ("127.0.0.1", *HOSTS)])
     names = Names({host: ["127.0.0.1"] for host in HOSTS})
     return GuardedEgress({"*": rules}, lookups=Lookups(names), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 class Repository(PostgresChannels, PostgresDeliveries):
-    """The repository of channels and deliveries."""
+    """The stores of channels and deliveries in one object."""
 
 
 def wired(
     database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None, gone_keys: Collection[str] = ()
 ) -> Notifier:
-    """Return a replica whose loops are not running yet."""
+    """Return a replica whose loops are not yet running."""
     ids = IdSource(SystemClock())
     return wire(
         store=PostgresStore(database),

@@ -1,5 +1,3 @@
-"""Actions of a user on channels, and their state."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Channels of a user and notification preferences, which are private (NOTE-1)."""
+"""A user's channels and notification preferences, which only that user can see (NOTE-1)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def made_test(number: int = 0) -> OwnDelivery:
     return OwnDelivery(delivery_id=DeliveryId(f"dlv_test{number}"), channel_id=HOOK, create_time=NOW, secret=b"s")
 
 
-async def test_failing_channels_get_one_attempt_at_a_time_and_light_users_go_first(
+async def test_failing_channels_get_one_attempt_at_a_time_and_users_take_turns(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await hook(repository, "hook_dead", host="dead.test")
@@ -98,7 +98,7 @@ async def test_failing_channels_get_one_attempt_at_a_time_and_light_users_go_fir
     assert len(found) == 17, "at most the limit of attempts per webhook"
 
 
-async def test_test_deliveries_never_mark_a_channel_as_failing_notify_or_pile_up(
+async def test_failed_test_deliveries_do_not_affect_the_channel_and_are_limited(
     repository: Repository, database: Database
 ) -> None:
     await hook(repository)
@@ -168,7 +168,7 @@ async def test_channel_deleted_during_a_delivery_gets_no_more_deliveries(
 async def test_stopping_notifier_releases_its_deliveries(
     repository: Repository, draft: Drafts, database: Database, receiver: WebServer, egress: GuardedEgress
 ) -> None:
-    """Another replica continues immediately, and no failed attempt is counted."""
+    """Another replica continues immediately, and the interrupted attempt does not count as failed."""
     receiver.answer = lambda _: Reply(waits=True)
     await hook(repository, host=f"127.0.0.1:{receiver.port}", scheme="http")
     await PostgresStore(database).add([draft("a")])
@@ -183,7 +183,7 @@ async def test_stopping_notifier_releases_its_deliveries(
 async def test_unattempted_delivery_counts_as_late_unless_its_channel_is_failing(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
-    """OPS-2: on a failing channel, waiting deliveries do not count as late."""
+    """OPS-2: on a failing channel, no waiting delivery counts as late."""
     await hook(repository)
     await store.add([draft("a"), draft("b")])
     late = "UPDATE notifier.webhook_deliveries SET due_time = now() - interval '9 min'"
@@ -246,7 +246,7 @@ async def test_pending_request_is_not_delivered_once_it_is_settled(
 async def test_notification_seen_by_its_user_is_not_delivered_but_stays_in_the_inbox(
     desk: Desk, store: PostgresStore, draft: Drafts
 ) -> None:
-    """NOTE-1: what counts is that the user has seen it, not that a stream was open."""
+    """NOTE-1: an open stream alone does not count; the user must have seen the notification."""
     later, _ = await desk.hook(after_seconds=600)
     at_once, _ = await desk.hook()
     for metadata in (BOB, ANN_ELSEWHERE):

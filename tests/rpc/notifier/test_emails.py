@@ -1,4 +1,4 @@
-"""Emails over a real SMTP server, and confirmation of addresses (NOTE-1)."""
+"""E-mails over a real SMTP server, and confirmation of addresses (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def confirm(
 
 
 async def confirmed(desk: Desk, box: Postbox, **fields: Any) -> str:
-    """Return the id of an email channel without delay whose address is confirmed."""
+    """Return the id of an e-mail channel with a confirmed address and without a delay."""
     made = (await created(desk.stub, ADDRESS, **({"after_seconds": 0} | fields))).channel
     await has_arrived(box, 1)
     await confirm(desk.stub, made.channel_id, box.codes()[-1])
@@ -115,7 +115,7 @@ async def test_notification_is_sent_once_and_threaded_by_conversation(
     assert sum("It is 391." in text for text in box.texts()) == 1
 
 
-async def test_temporary_rejection_is_retried_and_a_permanent_one_is_dead(
+async def test_temporary_rejection_is_retried_and_a_permanent_one_is_final(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -179,7 +179,7 @@ async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox,
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD", "there is nothing to confirm"
 
 
-async def test_daily_number_of_addresses_for_codes_is_limited_per_user_and_store(
+async def test_addresses_that_get_codes_are_limited_daily_per_user_and_store(
     desk: Desk, database: Database, store: PostgresStore
 ) -> None:
     sent = "INSERT INTO notifier.codes_sent SELECT 'x' || n || '@example.org', 'acme', $1 FROM generate_series(1, $2) n"
@@ -235,7 +235,7 @@ async def test_hourly_email_limit_delays_additional_emails(
 class TestWithoutMailServer:
     @pytest.fixture
     def mail_server(self) -> None:
-        """Provide no mail server."""
+        """Override the fixture: there is no mail server."""
 
     async def test_email_channel_is_rejected(self, desk: Desk) -> None:
         assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD"
@@ -291,7 +291,7 @@ async def test_unsubscribe_link_disables_the_channel_and_is_announced(
 async def test_token_for_another_store_channel_or_address_has_no_effect(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
-    """Unknown and foreign tokens get the same error."""
+    """All invalid tokens get the same error."""
     channel_id = await confirmed(desk, box)
     hook_id, _ = await desk.hook()
     token = await unsubscribe_token(desk, box, store, draft, "a")

@@ -40,8 +40,6 @@ def definition(
 
 
 class AttachedWorker:
-    """One stream of a worker. Frames are kept until the test asks for their kind."""
-
     def __init__(self, call: Any) -> None:
         self.call = call
 
@@ -49,7 +47,6 @@ class AttachedWorker:
         await self.call.write(Request(**frame))
 
     async def next(self) -> Any:
-        """Return the next frame of the registry; heartbeats are skipped unless requested by name."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             response = await self.call.read()
         assert response is not grpc.aio.EOF

@@ -1,5 +1,3 @@
-"""One database for all tests of the registry."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator

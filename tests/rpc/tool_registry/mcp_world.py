@@ -1,5 +1,3 @@
-"""A registry with MCP servers, for tests."""
-
 from __future__ import annotations
 
 import json
@@ -116,7 +114,7 @@ UNKNOWN = "UNKNOWN OUTCOME_UNKNOWN"
 
 
 def answer(question: execution_pb2.ExecutionResult, text: str | None) -> execution_pb2.Answer:
-    """Return the answer of a person to a question; None declines."""
+    """Return a person's answer to a question; None declines it."""
     return execution_pb2.Answer(question=question.question.question, answer=text or "", declined=text is None)
 
 
@@ -130,7 +128,7 @@ def failure(result: execution_pb2.ExecutionResult) -> str:
 async def mcp_registry(
     database_url: str, folder: Path, *, secrets: Mapping[str, Mapping[str, str]] | None = None, **options: Any
 ) -> AsyncIterator[McpRegistry]:
-    """Run a registry with MCP sources; HTTP servers are reached through `egress`, if given."""
+    """Run a registry with MCP sources. It reaches HTTP servers through `egress`, if that option is given."""
     made: list[McpConnector] = []
     idle_seconds = options.pop("idle_seconds", 300.0)
     egress: GuardedEgress | None = options.pop("egress", None)

@@ -1,4 +1,4 @@
-"""Tools with their own process that misbehave in ways no process survives."""
+"""Tools that run in their own process, and break that process in various ways."""
 
 from __future__ import annotations
 

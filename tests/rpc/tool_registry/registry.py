@@ -1,4 +1,4 @@
-"""A registry for tests: real gRPC, a real database and tools of the test."""
+"""A registry for tests, with gRPC, a real database and tools of the test."""
 
 from __future__ import annotations
 
@@ -103,8 +103,9 @@ ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 
 class Ledger(LedgerReads):
-    """A ledger with the run `run` of ann of acme, its approved call `approved` of pay, and the agents clerk and
-    counter. `completed_calls` has the completed calls that it was notified of, `stopped` the runs that take no results.
+    """A ledger with a run and an approved call of ann in acme, and the agents clerk and counter.
+
+    `completed_calls` are the completions that it was notified of, and `stopped` are runs that accept no results.
     """
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ def context(
     agent: str = "default",
     above: Sequence[str] = (),
 ) -> execution_pb2.CallContext:
-    """Return the user, run and agent of a call; `above` are the agents of the ancestor runs."""
+    """Return the context of a call. `above` are the agents of the ancestor runs."""
     return execution_pb2.CallContext(
         store_id=store,
         user_id=user,
@@ -189,7 +190,7 @@ class Registry:
     async def check(
         self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, **who: Any
     ) -> execution_pb2.Verdict:
-        """Check one call; `arguments` are raw bytes or a value."""
+        """Check one call. `arguments` are raw bytes or a value."""
         names = [entry.definition.name for entry in await self.catalog.visible(ANN)]
         one = proposed(call, tool, arguments, tool_version=version)
         (verdict,) = await self.verdicts(one, who=context(**who), known_tool_names=names)
@@ -216,7 +217,7 @@ class Registry:
         )
 
     async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
-        """Run one call to its end and return the result, which must come last and once."""
+        """Run one call to its end and return its result, which must be the only one and the last response."""
         responses = [response async for response in self.stream(tool, arguments, **more)]
         kinds = [response.WhichOneof("kind") for response in responses]
         assert kinds.count("result") == 1
@@ -227,9 +228,9 @@ class Registry:
     async def run_out_of_time(
         self, tool: str, arguments: Any = None, *, call: str = "call"
     ) -> tuple[str, execution_pb2.ExecutionResult]:
-        """Run a call that starts and times out; return its result and id.
+        """Run a call that starts and times out, and return its id and result.
 
-        On a busy machine a call may time out before it starts; then retry with a longer timeout.
+        On a busy machine a call may time out before it starts; if so, the next try has a longer timeout.
         """
         for tries in itertools.count():
             name = f"{call}_{tries}"
@@ -252,7 +253,7 @@ class Registry:
 def proposed(
     call: str, tool: str, arguments: Any = None, *, tool_version: int = 1, **more: Any
 ) -> execution_pb2.ProposedCall:
-    """Return a call as a model writes it; `arguments` are raw bytes or a value."""
+    """Return a call as a model writes it. `arguments` are raw bytes or a value."""
     return execution_pb2.ProposedCall(
         call_id=call, tool_name=tool, tool_version=tool_version, arguments_json=as_json(arguments), **more
     )
@@ -327,7 +328,7 @@ async def running(
     store_calls_per_minute: int = 0,
     wrap_journal: Callable[[PostgresExecutionJournal], Any] = lambda journal: journal,
 ) -> AsyncIterator[Registry]:
-    """Run a registry with these tools; several on one database are replicas."""
+    """Run a registry with these tools. Several registries on one database are replicas."""
     options = options or ExecutorOptions(grace_seconds=drain_seconds, renew_seconds=0.2)
     clock, stop, metrics = SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
     instance_id = (ids := IdSource(clock)).new(name)

@@ -1,4 +1,4 @@
-"""Running tools that ask their user a question."""
+"""Tools that ask their user a question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EFFECTS = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.AT_MOST_ON
 
 
 def answers(*given: str | None) -> list[execution_pb2.Answer]:
-    """Return answers to the questions of the tools below; None declines."""
+    """Return answers to the questions of the tools below; None declines a question."""
     asked = ("Which colour?", "Which size?")
     return [
         execution_pb2.Answer(question=question, answer=answer or "", declined=answer is None)

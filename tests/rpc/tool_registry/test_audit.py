@@ -186,7 +186,7 @@ def returned(call: str, **changes: Any) -> execution_pb2.RecordResultsRequest:
 
 
 async def test_front_end_results_are_counted_once(registry: Registry, database_url: str) -> None:
-    """TOOL-6: this holds even if they are reported several times concurrently."""
+    """TOOL-6: the same holds if a result is reported several times concurrently."""
     await registry.check("look", call="c0")
     for _ in range(2):  # Reported again after a crash
         tellings = [
@@ -288,7 +288,6 @@ async def chain_of_five(registry: Registry) -> Head:
 
 
 async def test_tampering_is_found_at_the_first_bad_entry(registry: Registry, database_url: str) -> None:
-    """I21: every kind of tampering is found."""
     await chain_of_five(registry)
     tables = ("audit", "audit_heads")
     for table in tables:
@@ -306,7 +305,7 @@ async def test_tampering_is_found_at_the_first_bad_entry(registry: Registry, dat
 
 
 async def rewrite(database_url: str, from_seq: int, *, most: int = 100) -> None:
-    """Change an entry and recompute `most` hashes after it, as an informed attacker would."""
+    """Change an entry and recompute up to `most` hashes from there on, as an informed attacker would."""
     async with Database(database_url, application_name="test") as database:
         entries = await PostgresAuditLog(database).page(ANN.store_id, after_seq=None, up_to_seq=100, rows_max=100)
         prev = entries[from_seq - 2].hash
@@ -338,7 +337,7 @@ async def test_saved_head_reveals_a_rebuilt_chain(registry: Registry, database_u
 
 
 async def test_call_runs_only_after_its_audit_entry_is_written(database_url: str, tmp_path: Path) -> None:
-    """Without the entry, there is no verdict and no effect, so the call can be repeated."""
+    """Without the entry there is no verdict and no effect, so the call can be repeated."""
     world = World()
     async with running(database_url, tmp_path, [*world.tools(), look]) as registry:
         await registry.check("pay", call="c1")

@@ -1,4 +1,4 @@
-"""The built-in tools over the wire: time, tasks, mail, stored results. TOOL-7, LOOP-8, LOOP-9."""
+"""The built-in tools over gRPC: time, tasks, mail, stored results (TOOL-7, LOOP-8, LOOP-9)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock)
 
 
 class Ledger(LedgerServiceServicer):
-    """Has a call of ann's conversation in acme, and one of a job that reports to it."""
+    """Has calls of ann's conversation in acme, and a call of a job that reports to it."""
 
     def __init__(self, content_json: bytes) -> None:
         self._content_json = content_json
@@ -142,7 +142,7 @@ async def test_truncated_result_is_read_in_pieces(database_url: str, tmp_path: P
 
 
 async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(planning: Registry) -> None:
-    """LOOP-9, I13: plans belong to their user and store."""
+    """LOOP-9, I13: other users and stores never see these plans."""
     made = await asyncio.gather(
         *(planning.run("create_task", {"title": f"t{n}", "project": "New"}, call=f"c{n}") for n in range(6))
     )
@@ -173,7 +173,7 @@ async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(pl
 async def test_edited_email_is_sent_once_after_approval(
     database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
 ) -> None:
-    """HITL-2, HITL-3: send_email is sensitive; AT_MOST_ONCE: a repeated call does not send it again."""
+    """HITL-2, HITL-3: send_email is sensitive and AT_MOST_ONCE, so a repeated call does not send it again."""
     box, url = postbox
     many = [f"{name}@example.com" for name in ("ann", "bo", "cy", "nobody")]
     async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:

@@ -1,4 +1,4 @@
-"""Verdicts on the calls of a batch. TOOL-5, HITL-1, HITL-2, HITL-3, D8."""
+"""Verdicts on the calls of a batch (TOOL-5, HITL-1, HITL-2, HITL-3, D8)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_gated_and_bulk_calls_show_their_reason_and_preview(registry: Regi
 
 
 async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(registry: Registry) -> None:
-    """HITL-1, TOOL-7: it includes the question or the task."""
+    """HITL-1, TOOL-7: the verdict includes the question or the task."""
     asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
     verdict = await registry.check("ask_user", asked | {"kind": "permission"})
     assert verdict.disposition == ASK
@@ -136,7 +136,7 @@ async def test_front_end_call_is_offered_or_approved_first(registry: Registry) -
 
 
 async def test_refused_call_has_reasons_for_both_program_and_model(registry: Registry) -> None:
-    """LOOP-7: refusals are error results for the model and do not fail the request or other calls."""
+    """LOOP-7: a refusal is an error result for the model, and does not fail the request or its other calls."""
     rows: list[tuple[str, Any, int, str, str]] = [
         ("wriet", {}, 0, "TOOL_NOT_FOUND", "did you mean 'write'?"),
         ("write", {"path": "a"}, 0, "TOOL_NOT_FOUND", "no tool"),
@@ -157,7 +157,7 @@ async def test_refused_call_has_reasons_for_both_program_and_model(registry: Reg
 
 
 async def test_arguments_of_an_older_version_must_fit_the_newest_function(database_url: str, tmp_path: Path) -> None:
-    """TOOL-1: a run keeps its version, but only the newest function can run."""
+    """TOOL-1: a run keeps its version of the definition, but only the newest function can run."""
 
     @tool(name="write", category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT)
     def write_again(path: str, size: int) -> str:
@@ -174,7 +174,7 @@ async def test_arguments_of_an_older_version_must_fit_the_newest_function(databa
 
 
 async def test_gate_of_the_newest_version_applies_to_every_version(database_url: str, tmp_path: Path) -> None:
-    """I10: in doubt, the call is gated."""
+    """I10: a call needs approval if the newest version of its tool does."""
 
     @tool(name="invite", category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT)
     def invite_carefully(names: str) -> str:
@@ -217,7 +217,6 @@ async def test_all_problems_in_an_invalid_answer_are_reported(registry: Registry
 
 
 async def test_slow_schema_check_fails_without_blocking_others(registry: Registry) -> None:
-    """Neither a schema nor the output of a model can block the registry."""
     checking = asyncio.ensure_future(checked(registry, json.dumps({"a": [-1] * 20_000}), COSTLY))
     listed = 0
     while not (await asyncio.wait({checking}, timeout=0.1))[0]:

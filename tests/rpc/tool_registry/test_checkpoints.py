@@ -1,4 +1,4 @@
-"""A registry process that ends, and checkpoints from which calls resume. I5, OPS-5, TOOL-9, decision 14."""
+"""Registry processes that crash or stop, and checkpoints from which calls resume (I5, OPS-5, TOOL-9, decision 14)."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def count_apart(path: str, context: ToolContext) -> int:
 async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(
     database_url: str, tmp_path: Path, name: str, end: signal.Signals
 ) -> None:
-    """The registry crashes, or a deploy does not wait for the call."""
+    """The registry crashes, or stops without waiting for the call."""
     (tmp_path / "slow_tools.py").write_text(STEPS)
     steps = tmp_path / "steps"
 
@@ -246,7 +246,7 @@ async def test_checkpoints_expire_and_are_deleted_with_their_conversation(databa
 
 
 async def test_invalid_checkpoint_is_rejected_and_secrets_are_not_stored(database_url: str, tmp_path: Path) -> None:
-    """A checkpoint that is too large only with its secrets could be stored but never read again."""
+    """The size limit also applies after the redaction of secrets, which may lengthen a checkpoint."""
     kept = {
         "large": ("x" * 16_384, "over the limit of 16384"),
         "nan": (float("nan"), "must be JSON"),

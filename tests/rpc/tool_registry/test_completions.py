@@ -1,4 +1,4 @@
-"""Calls completed from outside: they use no resources while they wait and end exactly once. I5."""
+"""Calls that are completed from outside: they use no resources while they wait, and end exactly once (I5)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def refused(registry: Registry, token: str, *rest: Any, **end: Any) -> Awaitable
 
 
 async def until_notified(registry: Registry, call: str = "call") -> None:
-    """Wait until the run of a call was notified of its completion."""
+    """Wait until the ledger was notified that the call is complete."""
 
     await until(lambda: ("run", call) in registry.ledger.completed_calls)
 

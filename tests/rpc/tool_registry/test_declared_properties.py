@@ -1,4 +1,4 @@
-"""TOOL-2, TOOL-6: declared properties of a tool are enforced. One group of tests per property."""
+"""TOOL-2, TOOL-6: the registry enforces the declared properties of tools. Each property has its own group of tests."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Tools:
         return [rare, kept, *(self.counted(name, options) for name, options in counted.items())]
 
     def counted(self, name: str, options: dict[str, Any]) -> Tool[..., Any]:
-        """Return a tool that only counts; it is read-only unless its options change that."""
+        """Return a tool that only counts its calls. It is read-only unless `options` change that."""
 
         async def count() -> str:
             self.ran[name] += 1
@@ -163,7 +163,7 @@ async def test_cache_returns_the_result_for_the_same_arguments_user_and_store(re
 
 
 async def test_caller_restriction_hides_the_tool_from_others(registry: Registry) -> None:
-    """TOOL-6: agent-loop cannot resolve, check or execute it, and users cannot get or list it."""
+    """TOOL-6: agent-loop cannot resolve, check or execute the tool for other users, and they cannot get or list it."""
     for user, roles, known in (
         ("ann", (), {"for_ann"}),
         ("bob", (), set()),
@@ -196,7 +196,7 @@ async def test_caller_restriction_hides_the_tool_from_others(registry: Registry)
 
 
 async def test_duplicate_write_in_a_batch_is_rejected(registry: Registry) -> None:
-    """A repetition of a call of an earlier batch may be intended."""
+    """A later batch may repeat a call on purpose."""
     calls: list[tuple[str, Any]] = [
         ("rare", {"n": 1}),
         ("rare", {"n": 2}),

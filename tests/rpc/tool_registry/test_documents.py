@@ -1,4 +1,4 @@
-"""Documents: stored over DocumentService, listed, read and searched by the model's tools. TOOL-7, I13."""
+"""Documents: stored with DocumentService, and listed, read and searched with the model's tools (TOOL-7, I13)."""
 
 from __future__ import annotations
 

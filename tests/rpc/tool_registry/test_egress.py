@@ -1,4 +1,4 @@
-"""Outgoing requests of tools reach allowed targets only, once. SEC, TOOL-7."""
+"""Outgoing requests of tools reach only allowed targets, and are sent only once (SEC, TOOL-7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data that the registry keeps of an erased conversation: ids and a chain whose digests reveal nothing."""
+"""What the registry keeps of an erased conversation: ids, and an audit chain whose digests reveal nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def everything(database: Database) -> str:
 async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
     database_url: str, tmp_path: Path
 ) -> None:
-    """TOOL-6: no table contains its arguments any longer."""
+    """TOOL-6: no table still contains the arguments."""
     async with (
         running(database_url, tmp_path, tools()) as registry,
         Database(database_url, application_name="test") as database,
@@ -83,7 +83,7 @@ async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
 
 
 async def test_rules_of_an_erased_conversation_never_return(database_url: str, tmp_path: Path) -> None:
-    """They are not created again by a repeated request or by one that was in progress."""
+    """Neither a repeated request nor a request in progress creates them again."""
     async with (
         running(database_url, tmp_path, tools()) as registry,
         Database(database_url, application_name="test") as database,
@@ -113,7 +113,7 @@ async def test_rules_of_an_erased_conversation_never_return(database_url: str, t
 
 
 async def test_calls_of_an_erased_run_never_start(database_url: str) -> None:
-    """They may come from a process that was suspended during the erasure."""
+    """Such a call may come from a process that was suspended during the erasure."""
     async with Database(database_url, application_name="test") as database:
         await PostgresErasures(database).erase(PART)
         details = worker_pb2.Invocation(

@@ -1,4 +1,4 @@
-"""Executions: results, errors, timeouts, progress, secrets. TOOL-4, TOOL-8, LOOP-6 to LOOP-8, C11."""
+"""Executions: results, errors, timeouts, progress, secrets (TOOL-4, TOOL-8, LOOP-6 to LOOP-8, C11)."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_secrets_are_redacted_from_all_tool_output(registry: Registry) -> 
 
 
 async def test_shorter_timeout_applies_and_cancels_the_work(registry: Registry, events: Events) -> None:
-    """LOOP-6, C11: a timeout must cancel the work, not only free the slot."""
+    """LOOP-6, C11: a timeout cancels the work and does not only free the slot."""
     await registry.run_out_of_time("wait")
     assert events.happened == ["began", "cancelled"]
     assert outcome(await registry.run("impatient", call="other", timeout_seconds=60)) == "FAILED TOOL_TIMEOUT"
@@ -248,7 +248,7 @@ async def test_progress_is_sampled_and_newest_first(registry: Registry) -> None:
 async def test_returned_value_or_exception_becomes_the_result(
     registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """LOOP-7, LOOP-8, I22: only the type of an exception reaches the model and the log."""
+    """LOOP-7, LOOP-8, I22: of an unexpected exception, only the type reaches the model and the log."""
     ended = await registry.run("add", {"a": 2})
     assert (outcome(ended), content(ended), ended.result.is_error) == ("SUCCEEDED", 3, False)
     assert ended.duration_seconds > 0

@@ -114,7 +114,7 @@ async def test_grant_expires_and_covers_exactly_what_was_shown(registry: Registr
 
 
 async def test_rules_take_precedence_over_a_grant(registry: Registry) -> None:
-    """A rule with ASK requires approval for each call and offers no grant."""
+    """If a rule has the effect ASK, each call needs its own approval and no grant is offered."""
     of = await granted(registry, times=2)
     rules = registry.rules["acme", "ann"]
     for name, disposition in (("ALLOW", RUN), ("ASK", APPROVE), ("DENY", REFUSE)):

@@ -1,4 +1,4 @@
-"""Execution times: silence that counts as a loss (I5), and calls in the background (ASYNC-2)."""
+"""Heartbeat timeouts, after which a call counts as lost (I5), and timeouts of background calls (ASYNC-2)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_silent_repeatable_call_is_requested_again(
 
 
 class StuckFunction:
-    """A function in a thread that ignores cancellation until it is released."""
+    """A function in a thread that ignores cancellation until the test releases it."""
 
     def __init__(self, effect: EffectClass) -> None:
         self.started: list[int] = []
@@ -99,7 +99,7 @@ def glance() -> str:
 
 
 async def test_stuck_function_blocks_a_second_attempt(database_url: str, tmp_path: Path) -> None:
-    """Its thread cannot be stopped: repeated attempts would use up all threads of the registry."""
+    """Its thread cannot be stopped, so repeated attempts would use up all threads of the registry."""
     stuck = StuckFunction(EffectClass.IDEMPOTENT)
     async with running(database_url, tmp_path, [stuck.tool, glance], threads_max=2) as registry:
         try:
@@ -135,7 +135,6 @@ async def test_silent_tool_in_its_own_process_is_killed(database_url: str, tmp_p
 
 
 async def test_progress_and_open_questions_count_as_heartbeats(database_url: str, tmp_path: Path) -> None:
-    """Progress from a thread counts too."""
     options: dict[str, Any] = {"category": Category.SAFE, "timeout_seconds": 60, "heartbeat_seconds": 3.0}
 
     @tool(name="tell", effect=EffectClass.IDEMPOTENT, **options)
@@ -189,7 +188,7 @@ async def left(registry: Registry, name: str, seconds: float, *, of: execution_p
 
 
 async def test_job_call_gets_the_background_timeout(database_url: str, tmp_path: Path) -> None:
-    """It may run for a day. The short timeout of the tool is for callers that wait."""
+    """A job may run for a day, but the tool's short timeout still applies to callers that wait."""
     tools: list[Tool[..., Any]] = [look, look_again, process_tools.seconds_left]
     async with running(database_url, tmp_path, tools, worker_options=OPTIONS) as registry:
         for name in ("look", "seconds_left"):
@@ -230,7 +229,7 @@ async def count() -> None:
 
 
 async def test_verdict_has_the_tools_job_reports(database_url: str, tmp_path: Path) -> None:
-    """ASYNC-5: functions and workers can declare them, and they are part of the version."""
+    """ASYNC-5: functions and workers can declare job reports, which are part of the tool's version."""
     async with running(database_url, tmp_path, [look, count], worker_options=OPTIONS) as registry:
         verdict = await registry.check("count", {})
         assert verdict.reports == run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_EVERY, report_iterations=10)
@@ -249,7 +248,7 @@ DIGEST = run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds
 
 
 async def test_mcp_call_has_its_timeout_and_job_reports(database_url: str, tmp_path: Path) -> None:
-    """ASYNC-5: the server does not configure reports; a policy of its source does."""
+    """ASYNC-5: a policy of the source configures the reports, not the server."""
     server = FakeServer(tmp_path / "fake", ["echo", "progress"])
     read_only: dict[str, Any] = {"category": SAFE, "effect_class": call_pb2.EFFECT_CLASS_READ_ONLY}
     policies = [policy("progress", timeout_seconds=0.1, reports=DIGEST, **read_only)]

@@ -1,4 +1,4 @@
-"""Tools of HTTP services against a real server: requests, results, secrets, unknown outcomes. TOOL-8."""
+"""Tools of HTTP services against a real server: requests, results, secrets, unknown outcomes (TOOL-8)."""
 
 from __future__ import annotations
 
@@ -207,9 +207,9 @@ async def test_http_call_follows_the_usual_call_lifecycle(world: World, database
 async def test_shared_secret_is_not_sent_to_a_service_added_by_a_store(
     world: World, database_url: str, tmp_path: Path
 ) -> None:
-    """An admin of a store chooses where its secrets are sent, but deployment secrets belong to no store.
+    """I13, TOOL-4: an admin of a store chooses where the store's secrets are sent.
 
-    I13, TOOL-4.
+    The deployment's secrets belong to no store.
     """
     secrets = {"*": {"token": "Bearer of-the-deployment"}, "acme": {"own": "Bearer of-the-store"}}
     world.server.answer = lambda _: Reply(b"{}", headers=JSON)
@@ -235,7 +235,7 @@ async def test_shared_secret_is_not_sent_to_a_service_added_by_a_store(
 
 
 async def test_fetched_document_cannot_choose_where_secrets_go(world: World) -> None:
-    """Its author, or an attacker who changes it, could send them to a server that no admin has seen."""
+    """The document's author, or an attacker who changes it, could name a server that no admin has seen."""
     async with web_server(pages({})) as elsewhere:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{port}" for port in (world.server.port, elsewhere.port)])}
         connector = HttpTools(GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), world.helpers)
@@ -297,7 +297,7 @@ async def test_success_response_is_the_result_and_any_other_is_an_error(world: W
     assert len(world.server.asked) == 1, "a POST does not follow redirects"
 
 
-async def test_outcome_of_an_interrupted_call_is_unknown_unless_repeatable_or_never_sent(world: World) -> None:
+async def test_interrupted_call_has_an_unknown_outcome_unless_repeatable_or_never_sent(world: World) -> None:
     tool = await world.endpoint("/breaks", "POST")
     with pytest.raises(OutcomeUnknown):
         await world.call(tool)
@@ -364,7 +364,7 @@ async def test_invalid_configuration_is_rejected(world: World) -> None:
 
 
 async def test_body_with_many_items_is_bulk_at_any_depth(world: World, database_url: str, tmp_path: Path) -> None:
-    """A policy that declares a service safe does not allow a hundred items in one request. HITL-2."""
+    """HITL-2: even if a policy declares a service safe, a request with a hundred items needs approval."""
     written = {
         "openapi": "3.1.0",
         "servers": [{"url": world.url}],

@@ -1,4 +1,4 @@
-"""Effects happen at most once despite crashes, cancels and retries. I5, I12, OPS-5, HITL-3, decision 14, C5, C9."""
+"""Effects happen at most once despite crashes, cancels and retries (I5, I12, OPS-5, HITL-3, decision 14, C5, C9)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_reconcilable_tool_is_asked_for_a_calls_outcome(  # noqa: PLR0917
 async def test_process_that_lost_its_lease_stops_repeatable_calls(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
-    """I4: a reconcilable call must not continue after another process was told that it has not happened."""
+    """I4: otherwise a call could still have its effect after another process had reported that it did not happen."""
     options = ExecutorOptions(lease_seconds=2, renew_seconds=0.2, grace_seconds=0.1)
     async with running(database_url, tmp_path, world.tools(), options=options, drain_seconds=0.1) as registry:
         asked = asyncio.ensure_future(registry.run("order", {"wait": True}, timeout_seconds=60))
@@ -83,7 +83,7 @@ async def test_process_that_lost_its_lease_stops_repeatable_calls(
 
 
 async def test_old_entries_are_deleted_and_recent_ones_kept(database_url: str, registry: Registry) -> None:
-    """I19: only entries that ended more than a day ago are deleted."""
+    """I19: only entries that ended long enough ago are deleted."""
     await registry.run("pay", call="old")
     await registry.run("pay", call="young")
     await execute(
@@ -123,7 +123,7 @@ class FlakyJournal:
 async def test_concurrent_replicas_run_a_call_once_and_return_one_result(
     database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
-    """I13: the same id in another store is another call; a different call with the id is rejected."""
+    """I13: ids are per store. A different call with the same id in one store is rejected."""
     async with running(database_url, tmp_path, world.tools(), name="b") as other:
         asked = [asyncio.ensure_future(replica.run("pay", {"wait": True})) for replica in (registry, other) * 3]
         await world.begun.wait()
@@ -185,7 +185,7 @@ async def test_gated_call_never_runs_without_its_approval(registry: Registry, wo
 async def test_call_whose_start_was_not_acknowledged_runs_once_on_retry(
     database_url: str, tmp_path: Path, world: World, name: str
 ) -> None:
-    """The process knows that nothing ran, so the outcome is not in doubt."""
+    """Until the start is acknowledged, the process runs nothing, so the outcome is not in doubt."""
     faults: dict[str, list[str]] = {}
     async with running(
         database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, faults)
@@ -199,7 +199,7 @@ async def test_call_whose_start_was_not_acknowledged_runs_once_on_retry(
 
 
 async def test_result_is_returned_only_after_it_is_stored(database_url: str, tmp_path: Path, world: World) -> None:
-    """I8 for effects: callers never see a result that a crash could revert; a permanent fault is reported."""
+    """I8 for effects: callers never see a result that a crash could revert. A permanent fault is reported."""
     options = ExecutorOptions(grace_seconds=0.1, internal_seconds_max=0.5)
     faults: dict[str, list[str]] = {}
     async with running(
@@ -255,7 +255,7 @@ async def test_unstoppable_thread_is_reported_as_still_running(
 
 
 async def test_call_without_a_journal_is_cancelled_in_any_replica(database_url: str, tmp_path: Path) -> None:
-    """I12: its caller may hang or be cut off from the replica and never end its stream."""
+    """I12: its caller may hang, or lose its connection to the replica without ending its stream."""
     begun = asyncio.Event()
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
@@ -293,7 +293,7 @@ async def test_stop_gives_running_calls_a_grace_period(database_url: str, tmp_pa
 async def test_call_that_outlives_shutdown_is_recorded_in_its_actual_state(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
-    """An effect that may have happened is unknown; a reconcilable tool is asked."""
+    """If the effect may have happened, the outcome is unknown. A reconcilable tool can report whether it happened."""
     async with running(database_url, tmp_path, world.tools(), drain_seconds=0.1) as registry:
         streams = [registry.stream(name, {"wait": True}, call=name) for name in ("pay", "order")]
         reading = [asyncio.ensure_future(stream.read()) for stream in streams]
@@ -312,7 +312,7 @@ async def test_call_that_outlives_shutdown_is_recorded_in_its_actual_state(
 async def test_cancel_works_in_any_replica_and_is_permanent(
     database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
-    """C5: a completed result must not overwrite a cancel. I12: a call cancelled before its start never starts."""
+    """C5: a completed result never overwrites a cancel. I12: a call that is cancelled before its start never starts."""
     before = await registry.cancel("later")
     assert (before.stopped, before.HasField("result")) == (True, False)
     assert outcome(await registry.run("pay", call="later")) == "CANCELLED CANCELLED"
@@ -337,7 +337,7 @@ async def test_cancel_works_in_any_replica_and_is_permanent(
 async def test_cancelled_call_in_a_dead_process_has_an_unknown_outcome(
     database_url: str, registry: Registry, world: World
 ) -> None:
-    """I5: no part of it is running any longer, and its effect is unknown."""
+    """I5: nothing of it is still running, but nobody knows whether it had its effect."""
     async with dead_process(database_url, registry, "pay", "call"):
         await database_is_told(database_url, alive=True)
         assert not (await registry.cancel(wait=0.2)).stopped

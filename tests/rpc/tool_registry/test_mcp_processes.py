@@ -1,4 +1,4 @@
-"""Programs started by the registry stay within their limits and leave no processes (TOOL-3)."""
+"""The registry's child programs stay within their limits and leave no processes behind (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ async def shell_output(folders: Path, *words: str, **order: Any) -> str:
 
 @ON_LINUX
 async def test_program_changes_only_its_own_limits_and_priorities(folders: Path) -> None:
-    """One second of CPU time for the registry would end it, and the lowest priority would stall it, for all stores."""
+    """With a CPU limit of one second or the lowest priority, the registry would stop or stall for all stores."""
     own = ["limit", "priority", "scheduler", "parameter", "processors", "input and output"]
     output = await shell_output(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
     assert output.splitlines() == own
@@ -289,7 +289,7 @@ async def test_invalid_grants_and_limits_are_explained(folders: Path, monkeypatc
 
 @ON_LINUX
 async def test_program_cannot_reach_server_sockets(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1: some of these servers accept any command without a key."""
+    """OPS-1: some servers on the same machine accept any command without a key."""
     monkeypatch.chdir(folders / "mine")  # A socket path has at most 107 bytes
     python = (sys.executable, "-I", "-c")
     readable = tuple(dict.fromkeys((sys.prefix, sys.base_prefix)))

@@ -1,4 +1,4 @@
-"""Interactions in the registry: questions and the cache, rules and duplicates, edits and gates."""
+"""Combinations of the registry's features: questions and the cache, rules and duplicates, edits and gates."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]
 
 
 async def allow(registry: Registry, **fields: Any) -> None:
-    """Create a rule of ann that allows `pay`, or any tool for a minute."""
+    """Create a rule of ann that allows `pay`. A rule for any tool expires after a minute."""
     rule = rule_pb2.Rule(effect=rule_pb2.RULE_EFFECT_ALLOW, scope=rule_pb2.RULE_SCOPE_USER)
     rule.MergeFrom(rule_pb2.Rule(**{"tool_name": "pay"} | fields))
     if rule.tool_name == "*":
@@ -92,7 +92,7 @@ async def test_questions_and_answers_are_never_reused_for_another_call(registry:
 
 
 async def test_duplicate_call_does_not_count_as_a_rule_use(registry: Registry) -> None:
-    """The duplicate is rejected, so the rule has not allowed it."""
+    """A duplicate is rejected, so the rule did not allow it."""
     await allow(registry, uses_max=2)
     first, again = await check(registry, "one", "two")
     assert (first.disposition, again.error_reason) == (RUN, "DUPLICATE_CALL")
@@ -101,7 +101,7 @@ async def test_duplicate_call_does_not_count_as_a_rule_use(registry: Registry) -
 
 
 async def test_rule_does_not_replace_a_second_approver_or_an_unauthorized_author(registry: Registry) -> None:
-    """Users never bypass RunOptions.approvals_required for their own runs: a rule decides for its author."""
+    """A rule decides with the permissions of its author, who can never bypass approvals_required in their own runs."""
     rows: list[tuple[execution_pb2.CallContext, Any]] = [
         (context(roles=roles), disposition)
         for roles, disposition in (
@@ -123,7 +123,7 @@ async def test_rule_does_not_replace_a_second_approver_or_an_unauthorized_author
 
 
 async def test_edited_call_has_its_own_digest_even_without_approval(registry: Registry) -> None:
-    """The ledger identifies an approved call by its digest: an edit without one could not be shown or started."""
+    """The ledger identifies an approved call by its digest, so without one it could not be shown or started."""
     few = {"to": ["a"]}
     (bulk,) = await check(registry, "one", tool="send", arguments={"to": ["a", "b", "c", "d"]})
     assert bulk.disposition == APPROVE
@@ -136,7 +136,7 @@ async def test_edited_call_has_its_own_digest_even_without_approval(registry: Re
 async def test_tool_that_keeps_asking_new_questions_is_stopped(
     registry: Registry, settles: bool, expected: str, count: int
 ) -> None:
-    """Old answers are skipped to find the current one; the user is not asked forever."""
+    """Earlier answers are skipped to find the answer to the current question."""
     given: list[execution_pb2.Answer] = []
     result = await registry.run("fickle", {"settles": settles})
     while outcome(result) == "INPUT_REQUIRED" and len(given) < 100:

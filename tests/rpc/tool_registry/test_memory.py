@@ -1,4 +1,4 @@
-"""Memories: stored, found and deleted by the tools of an agent, listed and erased by the user over MemoryService."""
+"""Memories: an agent's tools store, find and delete them, and users list and erase them with MemoryService."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_memory_is_found_by_its_words(host: Host) -> None:
 
 
 async def test_memory_belongs_to_one_agent_and_user_in_one_store(host: Host) -> None:
-    """Arguments of the model cannot change the owner of a memory."""
+    """Arguments from the model cannot select another owner."""
     kept = await host("remember", text="Ann wants a seat at the window.")
     for other in ({"agent": "clerk"}, {"agent": "draft/host"}, {"user": "bob"}, {"store": "other"}):
         assert await host.recalled(**other) == []

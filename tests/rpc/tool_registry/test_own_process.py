@@ -1,4 +1,4 @@
-"""Tools with their own process cannot affect anything else. TOOL-9."""
+"""A tool with its own process cannot affect the registry or other calls (TOOL-9)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_calls_above_the_process_limit_wait(registry: Registry, tmp_path: 
 
 
 async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) -> None:
-    """TOOL-4: secrets are those of the call's store and are not in the result."""
+    """TOOL-4: the tool only gets secrets of its call's store, and they are removed from the result."""
     rows = {
         "burn": "misbehave used more than 1 s of CPU time",
         "burn and ignore": "misbehave was killed by signal 9 (SIGKILL)",
@@ -171,7 +171,7 @@ async def test_helper_over_its_limit_is_killed_and_another_continues(helpers: He
 
 
 async def test_externally_killed_helper_is_replaced_transparently(helpers: Helpers) -> None:
-    """A machine without memory kills processes too, and no job is to blame for it."""
+    """A machine that runs out of memory kills processes too, and then the job is not at fault."""
     process_id = await helpers.run(ACME, os.getpid, cpu_seconds=5)
     os.kill(process_id, signal.SIGKILL)
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
@@ -191,7 +191,7 @@ async def test_failed_helper_start_is_a_temporary_error(
 
 
 async def test_store_does_not_wait_for_other_stores_jobs(helpers: Helpers) -> None:
-    """Jobs of other stores always leave a process free, and each store uses one at a time."""
+    """A store uses one helper process at a time, and one always stays free for other stores."""
     waiting = [
         asyncio.ensure_future(helpers.run(StoreId(store), math.factorial, ENDLESS, cpu_seconds=600))
         for store in ("slow", "slow", "slower", "acme")

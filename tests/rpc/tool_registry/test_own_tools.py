@@ -1,4 +1,4 @@
-"""Front-end tools that come with a run: validated like registered ones and identified by their definition."""
+"""Front-end tools that come with a run: validated like registered tools and identified by their definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of projects and tasks over the wire. TOOL-7, HITL-2, HITL-7, I13."""
+"""Changes of projects and tasks over gRPC (TOOL-7, HITL-2, HITL-7, I13)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_project_is_changed_by_id_or_title_and_keeps_other_fields(planner:
 
 
 async def test_ambiguous_project_name_makes_the_model_ask(planner: Planner) -> None:
-    """The user writes "update the API project" and has two."""
+    """ "Update the API project" is ambiguous for a user who has two such projects."""
     made = [(await planner("create_task", title="t", project=name))["project"] for name in ("API docs", "Old API")]
     failed = await planner("update_project", project="API", status="archived")
     assert all(f"{project['title']!r} ({project['project_id']})" in failed["error"] for project in made)
@@ -85,7 +85,7 @@ async def test_task_update_keeps_unspecified_fields(planner: Planner) -> None:
 
 
 async def test_bulk_completion_is_one_gated_atomic_call(planner: Planner) -> None:
-    """HITL-2: 12 tasks are bulk."""
+    """HITL-2: a call for 12 tasks is bulk."""
     titles = [f"task number {number}" for number in range(12)]
     for title in titles:
         await planner("create_task", title=title)
@@ -118,7 +118,7 @@ async def test_deleting_a_task_needs_approval_and_an_option_for_its_subtasks(pla
 
 
 async def test_other_users_tasks_are_hidden(planner: Planner) -> None:
-    """I13: this holds by id, and even if the other user has a task with the same title."""
+    """I13: neither an id nor an equal title gives access."""
     mine = await planner("create_task", title="Party", project="Home")
     for who in (context(user="bob"), context(store="other")):
         await planner("create_task", title="Party", project="Home", who=who)
@@ -144,7 +144,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_change_is_applied_once_and_undone_by_its_inverse(planner: Planner) -> None:
-    """HITL-7, IDEMPOTENT: later changes by the user are kept."""
+    """HITL-7, IDEMPOTENT: undoing a change keeps later changes by the user."""
     await planner("create_task", title="Party", project="Home", due="2026-12-24")
     await planner("update_project", project="Home", notes="mine")
     before = await planner.projects()

@@ -1,4 +1,4 @@
-"""Read-only calls may run as soon as they are checked, with the same visibility as other calls."""
+"""Read-only calls may run as soon as they are checked, and are recorded like all other calls."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool 
 
 
 async def until_read(registry: Registry, call: str, name: str) -> execution_pb2.Verdict:
-    """Check calls with ids that start with `call` until a result is included, because a busy machine may be slow."""
+    """Check new calls, whose ids start with `call`, until a verdict includes a result.
+
+    On a busy machine the read may take longer than the check.
+    """
     verdicts: list[execution_pb2.Verdict] = []
 
     async def has_result() -> bool:
@@ -129,7 +132,10 @@ async def test_read_result_is_returned_with_its_check_and_recorded(registry: Reg
 
 
 async def test_calls_with_effects_questions_or_quotas_do_not_run_early(registry: Registry, tools: Tools) -> None:
-    """Nothing else in their batch runs early, because the run decides the order, nor do calls allowed by a rule."""
+    """No other call of their batch runs early either, because the run decides the order.
+
+    Calls allowed by a rule also wait.
+    """
     for name in ("note", "private", "counted", "locked"):
         verdicts = await checked(registry, (f"a_{name}", "look", {}), (f"b_{name}", name, {}))
         assert not any(verdict.HasField("result") for verdict in verdicts), name
@@ -182,7 +188,7 @@ async def test_read_that_asks_a_question_is_requested_again(registry: Registry) 
 async def test_read_that_is_checked_but_never_executed_ends(
     registry: Registry, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its run was cancelled, or its caller has disconnected."""
+    """This happens if the run was cancelled or its caller has disconnected."""
     monkeypatch.setattr(executor, "KEPT_SECONDS", 0.2)
     await checked(registry, ("a", "slow", {}))
     await at_rest(registry)

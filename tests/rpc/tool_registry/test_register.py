@@ -1,4 +1,4 @@
-"""Registered tools of the deployment and of stores, and their versions. TOOL-1, TOOL-2."""
+"""Registered tools of the deployment and of stores, and their versions (TOOL-1, TOOL-2)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_versions_of_loaded_tools_are_stable_across_restarts_and_replicas(
 
 
 async def test_run_continues_without_a_tool_that_is_no_longer_loaded(database_url: str, tmp_path: Path) -> None:
-    """TOOL-1: only calls of this tool are rejected."""
+    """TOOL-1: only calls of that tool are rejected."""
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def invite(names: str) -> str:
@@ -245,7 +245,7 @@ async def test_front_end_tools_are_limited_per_user_and_per_store(
 async def test_tool_limit_never_drops_tools_in_favour_of_other_users_tools(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tools registered by a member cannot fail runs of other users or displace their tools."""
+    """Tools that a member registers cannot fail the runs of other users or displace their tools."""
 
     async def taken(user: str, most: int, *names: str) -> tuple[list[str], int]:
         request = execution_pb2.ResolveToolsRequest(context=context(user=user), tool_names=names, tools_max=most)

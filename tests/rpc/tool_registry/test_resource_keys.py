@@ -1,4 +1,4 @@
-"""Calls with the same resource run one at a time, in all runs and replicas of a store. LOOP-9, C4."""
+"""Calls with the same resource key run one at a time, in all runs and replicas of a store (LOOP-9, C4)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Files:
 
 
 async def none_held(database_url: str) -> None:
-    """Wait until all keys are released, which may happen after the result is returned."""
+    """Wait until all keys are released. A call may release its key after it returned its result."""
     async with Database(database_url, application_name="test") as database:
 
         async def none() -> bool:
@@ -100,7 +100,7 @@ async def replicas(database_url: str, tmp_path: Path, files: Files) -> Any:
 
 
 async def test_timed_out_thread_keeps_its_key_until_it_ends(replicas: list[Registry], files: Files) -> None:
-    """Its remaining writes must not overlap with the next call."""
+    """Late writes of the thread must not overlap with the next call."""
     await replicas[0].run_out_of_time("block", {"path": "x"}, call="late")
     waited = await replicas[1].run("edit", {"path": "x"}, call="early", timeout_seconds=0.3)
     assert outcome(waited) == "FAILED TOOL_TIMEOUT"
@@ -191,7 +191,7 @@ async def test_calls_with_common_keys_never_overlap_or_deadlock(
 async def test_held_key_blocks_only_calls_that_need_it_within_their_timeout(
     replicas: list[Registry], files: Files, database_url: str
 ) -> None:
-    """LOOP-6: calls that wait too long time out, and a cancelled one never runs."""
+    """LOOP-6: a call that waits too long times out, and a call that is cancelled while it waits never runs."""
     here, there = replicas
     stored = await here.run("move", {"paths": ["x"]}, call="m")
     holding = asyncio.ensure_future(here.run("hold", {"path": "x"}, call="h"))

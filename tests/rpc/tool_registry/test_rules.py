@@ -1,4 +1,4 @@
-"""Rules that decide future calls (HITL-5), of users, stores and agents (TOOL-6)."""
+"""Rules of users (HITL-5), stores and agents (TOOL-6) that decide future calls."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_only_deciders_create_and_revoke_rules(registry: Registry) -> None
 
 
 async def test_delegate_without_decisions_cannot_relax_rules(registry: Registry) -> None:
-    """An ALLOW approves calls in advance, and without an ASK or a DENY no approval is requested."""
+    """ALLOW rules approve calls in advance, and ASK and DENY rules can be relaxed by revoking them."""
     shop = registry.rules["acme", "shop"]
     asks, allows = await make(registry, ASK), await make(registry, ALLOW)
     allow = rule_pb2.CreateRuleRequest(rule=rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay"))

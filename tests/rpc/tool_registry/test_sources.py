@@ -1,4 +1,4 @@
-"""SourceService: sources are added, checked, approved and removed by authorized users of one store (TOOL-3)."""
+"""SourceService: authorized users of one store add, check, approve and remove sources (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_missing_tool_does_not_run_and_approving_the_change_removes_it(
 
 
 async def test_adding_changing_and_reading_sources_needs_a_role(mcp: McpRegistry, server: FakeServer) -> None:
-    """A policy approves every call of a tool, so a delegate without decisions may not add or approve one."""
+    """Policies can approve every call of a tool, so a delegate without decisions may not add or approve sources."""
     denied = "PERMISSION_DENIED"
     for who in ("ann", "admin"):
         assert await refusal(mcp.add(server.config(), who=who)) == denied

@@ -1,4 +1,4 @@
-"""`pawl tools check` as users run it: without a suite and without a model. TOOL-3."""
+"""`pawl tools check` as users run it: without a suite and without a model (TOOL-3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python worker library against a registry. TOOL-3."""
+"""The Python worker library against a registry (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_exception_or_return_value_never_ends_the_worker(registry: Registr
 async def test_worker_that_cannot_attach_reports_the_address_and_reason(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: it also does not send its key unencrypted beyond this machine."""
+    """OPS-1: it also never sends its key unencrypted to another machine."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await Worker(registry.address, name="billing", api_key="key-of-ann-of-acme").run()
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED

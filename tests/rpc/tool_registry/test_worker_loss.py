@@ -1,4 +1,4 @@
-"""Workers that disconnect during calls, return, or attach to another replica. TOOL-3, I5."""
+"""Workers that disconnect during calls, return, or attach to another replica (TOOL-3, I5)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def start_call(
 
 
 async def invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
-    """Wait for the next call, sending heartbeats."""
+    """Wait for the next call while sending heartbeats."""
     found: asyncio.Future[Any] = asyncio.ensure_future(_invocation(worker))
     while not found.done():
         await worker.send(heartbeat=worker_pb2.WorkerHeartbeat())
@@ -128,7 +128,10 @@ async def test_result_after_the_call_was_reassigned_is_late(registry: Registry) 
 
 
 def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
-    """Make a statement fail `times` times, before or, if `is_done`, after its execution; return the faults left."""
+    """Make a statement fail `times` times, after its execution if `is_done`, otherwise before it.
+
+    Returns the remaining faults.
+    """
     faults: list[Exception] = [asyncpg.InternalServerError("could not read block")] * times
     whole = getattr(PostgresWorkerRepository, name)
 
@@ -172,7 +175,7 @@ async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, R
 async def test_call_continues_on_its_worker_when_its_registry_stops(
     database_url: str, tmp_path: Path, tool: tool_pb2.ToolDefinition, when: str
 ) -> None:
-    """The worker responds before or after another registry gets the call, or never."""
+    """The worker answers before another registry gets the call, after that, or never."""
     async with (
         running(database_url, tmp_path, name="b", worker_options=BRIEF) as there,
         attached(there, tool, worker="other") as other,
@@ -231,7 +234,7 @@ async def test_lost_call_is_repeated_or_reconciled_at_another_worker(
 async def test_result_after_the_call_was_abandoned_is_audited_once(
     registry_without_expiry: Registry, database_url: str
 ) -> None:
-    """A new process with the same name has lost its call; no caller waits for a lease to expire."""
+    """The call is lost when a new process attaches under the worker's name, before any lease expires."""
     async with attached(registry_without_expiry, AT_MOST_ONCE) as first:
         asked, call = await start_call(registry_without_expiry, first)
         first.vanish()
@@ -307,7 +310,7 @@ async def test_finished_call_leaves_no_records(database_url: str, registry_witho
 async def test_call_survives_a_lost_response_to_its_claim(
     registry_without_expiry: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, the worker would hold a call that it never received."""
+    """Otherwise the worker would count as busy with a call that it never received."""
     async with (
         Database(database_url, application_name="test") as database,
         attached(registry_without_expiry, AT_MOST_ONCE) as worker,

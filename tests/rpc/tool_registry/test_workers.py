@@ -1,4 +1,4 @@
-"""Tools of remote workers: attached, called, cancelled. TOOL-3."""
+"""Tools of remote workers: they attach, execute calls and cancel them (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ async def test_worker_gets_no_more_concurrent_calls_than_it_requests(registry: R
 
 
 async def no_worker_error(registry: Registry, call: str) -> str:
-    """Return the error of a call without a worker. On a busy machine, a call may time out earlier."""
+    """Return the error of a call without a worker.
+
+    On a busy machine the call may time out first; if so, the next try has a longer timeout.
+    """
     for seconds in (1, 4, 16, 64):
         result = await registry.run("charge", call=f"{call}_{seconds}", timeout_seconds=seconds)
         if outcome(result) != "FAILED TOOL_TIMEOUT":
@@ -211,7 +214,7 @@ async def test_invalid_hello_is_rejected(registry: Registry) -> None:
 
 
 async def test_group_belongs_to_its_first_user_and_only_an_admin_relaxes_its_tools(registry: Registry) -> None:
-    """Other workers of the store must not get the calls of a group or remove the approval of its tools."""
+    """Other workers of the store must not get a group's calls or remove the approval of its tools."""
     gated = definition(category=call_pb2.TOOL_CATEGORY_DESTRUCTIVE)
     denied, robot = "PERMISSION_DENIED", "key-of-robot-of-acme"
     remove = tool_pb2.UnregisterToolRequest(name="charge")
@@ -240,7 +243,7 @@ async def test_admins_worker_takes_over_a_front_end_tool_name(registry: Registry
 
 
 async def test_older_worker_does_not_restore_its_tool_version(registry: Registry) -> None:
-    """Both versions are attached during a deploy; when the newer one leaves, the older one is used again."""
+    """During a deploy both versions are attached. When the newer worker leaves, the older version applies again."""
     old, new = definition(), definition(description="Charge an amount, better.")
     request = tool_pb2.GetToolRequest(name="charge")
     async with attached(registry, old, worker="old") as before:
@@ -259,7 +262,10 @@ async def test_older_worker_does_not_restore_its_tool_version(registry: Registry
 
 
 async def test_worker_still_gets_calls_after_a_rollback_and_roll_forward(database_url: str, tmp_path: Path) -> None:
-    """A definition that existed before does not count as older. It applies when the other one has no worker left."""
+    """A definition that is registered again counts as new.
+
+    It applies when no worker with the other definition is left.
+    """
     old, new = definition(), definition(description="Charge an amount, better.")
     options = WorkerOptions(lease_seconds=1.0, poll_seconds=0.05)
     async with running(database_url, tmp_path, worker_options=options) as registry:

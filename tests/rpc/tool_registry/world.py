@@ -1,4 +1,4 @@
-"""Tools with observable effects, and processes that die during them."""
+"""Tools with observable effects, and registry processes that die during calls."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class World:
 
 
 def bills(*, changed: bool = False) -> list[Tool[..., Any]]:
-    """Return tools of several categories. With `changed`, one of them has another description."""
+    """Return tools of several categories. With `changed`, `pay` has another description."""
 
     @tool(description="Pay a bill now." if changed else "Pay a bill.")
     async def pay(amount: int = 1, to: str = "ann", items: list[str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Clients reach a suite with TLS: the command line, a worker and a metrics scraper."""
+"""Clients that connect to a suite with TLS: the command line, a worker and a metrics scraper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = {name: f"key-of-{name}-0123456789" for name in ("member", "worker")}
 
 
 async def pawl(*arguments: str, keyboard: str = "", **variables: str) -> str:
-    """Return the output of a member's command, which must succeed."""
+    """Run a command as a member and return its output. The command must succeed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
     environment = {**kept, "COLUMNS": "200", "PAWL_API_KEY": KEYS["member"], **variables}
     done = await asyncio.to_thread(lambda: commands.pawl(*arguments, environment=environment, keyboard=keyboard))

@@ -1,4 +1,4 @@
-"""Calls every method of every listener of a suite with the credential of one caller."""
+"""Calls every method of every listener of a suite with one caller's credential."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ async def served(channel: grpc.aio.Channel, metadata: Metadata) -> dict[str, boo
 
 
 def is_forwarded(at: tuple[str, str]) -> bool:
-    """Return whether a method only answers requests that agent-loop forwards."""
+    """Return whether the method only accepts requests that agent-loop forwards."""
     listener, name = at
     return listener == "job-store" and name.startswith("/pawl.agent.v1.")
 
 
 def wrong(answers: Mapping[T, Answer], callers: Collection[str], refusal: str) -> dict[T, Answer]:
-    """Return the answers, by listener and method, that contradict the table for such a caller."""
+    """Return the answers that contradict the access table for such a caller."""
     return {at: answer for at, answer in answers.items() if not _is_right(at, answer, callers, refusal)}
 
 
@@ -85,7 +85,7 @@ def _is_right(at: tuple[str, str], answer: Answer, callers: Collection[str], ref
 
 
 async def walk(channel: grpc.aio.Channel, names: Mapping[str, bool], metadata: Metadata) -> dict[str, Answer]:
-    """Call each method with an empty request, or an empty stream, all concurrently."""
+    """Call each method with an empty request or an empty stream, all concurrently."""
     answers = await asyncio.gather(*(_call(channel, name, metadata, many=many) for name, many in names.items()))
     return dict(zip(names, answers, strict=True))
 

@@ -1,4 +1,4 @@
-"""One suite for all stories of this folder, with two replicas of each service."""
+"""One suite for all background tests of this folder, with two replicas of each service."""
 
 from __future__ import annotations
 

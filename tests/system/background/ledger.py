@@ -1,4 +1,4 @@
-"""Checks the ledger and the inbox of a store after a story, with the chaos checkers."""
+"""Checks the ledger and the inbox of a store after a test, with the chaos checkers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IN_TIME: Final = (checkers.runs_end, checkers.every_run_end_is_notified, checke
 
 
 async def check_ledger(pawl: AsyncClient) -> None:
-    """Check the store of a client after its runs have ended and their ends were reported."""
+    """Check the client's store after its runs have ended and their ends were reported."""
     record = await _read(pawl)
 
     async def is_quiet() -> bool:

@@ -1,4 +1,4 @@
-"""Stories of background work that a test can interrupt with faults."""
+"""Background work ("stories") that a test can interrupt with faults."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STARTED: Final = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
 
 
 class Story(ABC):
-    """Work that a user starts and that must end correctly whatever fails in the middle.
+    """Work that a user starts and that must end correctly whatever fails before its end.
 
-    `tools_die` is true if the calls that run in tool-registry at that time will be cut off.
+    `tools_die` is true if tool-registry will be interrupted, which loses its running calls.
     """
 
     def __init__(self, world: World, pawl: AsyncClient, folder: Path, *, tools_die: bool = False) -> None:
@@ -40,7 +40,7 @@ class Story(ABC):
 
     @abstractmethod
     async def begin(self) -> None:
-        """Start the work; returns when the user has done their part."""
+        """Start the work, and return when the user has done their part."""
 
     @abstractmethod
     async def is_in_the_middle(self) -> bool:
@@ -48,7 +48,7 @@ class Story(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Wait for the end and check it."""
+        """Wait for the end of the work and check it."""
 
     async def start_job(self, tool: str, arguments: Mapping[str, object]) -> str:
         (job_id,) = await self.talk.jobs(await self.talk.say(in_background(tool, **arguments)))
@@ -97,7 +97,7 @@ class PlainSeries(Story):
 
 
 class Monitor(Story):
-    """A price monitored until it is below 20; the model is notified once when it is below 30."""
+    """A monitor that runs until a price is below 20 and notifies the model once when it is below 30."""
 
     async def begin(self) -> None:
         self.effects.write_text("25")
@@ -236,7 +236,7 @@ async def _each_has_its_run(story: Story, label: str, runs: list[str]) -> None:
 
 
 class _EndNotifications(Story):
-    """Notifications about the ends of some runs; the receiver answers the first one late."""
+    """Notifications about the ends of some runs. The receiver answers the first notification late."""
 
     def __init__(self, world: World, pawl: AsyncClient, folder: Path, *, tools_die: bool = False) -> None:
         super().__init__(world, pawl, folder, tools_die=tools_die)
@@ -277,11 +277,11 @@ class _EndNotifications(Story):
 
     @abstractmethod
     async def make_channel(self) -> str:
-        """Create the channel and hold what arrives there; returns its id."""
+        """Create the channel, hold what arrives on it, and return its id."""
 
     @abstractmethod
     def came(self) -> list[tuple[str, bytes]]:
-        """Return the id and text of all received notifications, including repeats."""
+        """Return the id and text of each received notification, including repeats."""
 
 
 class WebhookDelivery(_EndNotifications):

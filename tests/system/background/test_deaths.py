@@ -1,4 +1,4 @@
-"""Each background story ends correctly, whichever service crashes or is deployed in the middle."""
+"""Background work ends correctly even if a service crashes or is deployed in the middle of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_short_test_selection_covers_each_fault_and_story() -> None:
 
 
 def by_fault(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
-    """Return the stories of each fault, which run in parallel, each in its own store."""
+    """Return the stories for each fault. They run in parallel, each in its own store."""
     found: dict[tuple[str, str], list[str]] = {}
     for story, service, how in combinations:
         found.setdefault((service, how), []).append(story)
@@ -104,7 +104,7 @@ async def test_story_survives_service_crashes_and_deployments(
 async def test_story_survives_database_and_nats_outages(
     world: World, pawl: AsyncClient, tmp_path: Path, server: str
 ) -> None:
-    """Running work continues, due work is not repeated, and no story needs a restart."""
+    """Running work continues, due work is not repeated, and nothing needs a restart."""
     stories = [story(world, pawl, tmp_path) for story in (OneShotJob, PlainSeries, Monitor, ScheduleFires)]
     await asyncio.gather(*(story.begin() for story in stories))
     await asyncio.gather(*(until(story.is_in_the_middle) for story in stories))

@@ -65,7 +65,7 @@ class World:
         await asyncio.gather(*(self.suite.start_process(service, index) for index in range(REPLICAS)))
 
     async def roll(self, service: str) -> None:
-        """Stop one replica of a service in order and start it again, while the other one works."""
+        """Stop one replica of a service gracefully and start it again, while the other replica works."""
         await self.suite.stop_process(service, 0)
         await self.suite.start_process(service, 0)
 
@@ -76,8 +76,8 @@ async def running(
 ) -> AsyncIterator[World]:
     """Run a suite with its data in `folder` and these SuiteOptions.
 
-    `reach` lists further local ports that it may call. Variables may name `files`, which are written as JSON. `folder`
-    must not be in pytest's tmp_path, which PostgreSQL's account cannot read if the tests run as root.
+    `reach` lists further local ports that the suite may call. Variables may name `files`, which are written as JSON.
+    `folder` must not be in pytest's tmp_path, which PostgreSQL's account cannot read if the tests run as root.
     """
     async with web_server(lambda _: Reply()) as receiver, mail_server() as (postbox, port):
         open_to = {"*": {"private": [f"127.0.0.1:{each}" for each in (receiver.port, *reach)]}}

@@ -1,4 +1,4 @@
-"""One suite for all tests of the command line, and commands run as users run them."""
+"""One suite for all tests of the command line, which run commands as users run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions on the command line: calls shown, edited, rejected, remembered, allowed by rule, and audited."""
+"""Decisions on the command line: calls are shown, edited, rejected, allowed by rules, and audited."""
 
 from __future__ import annotations
 

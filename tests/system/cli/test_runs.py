@@ -1,4 +1,4 @@
-"""Runs on the command line: start, watch, cancel, list, and what each waits for."""
+"""Runs on the command line: start, watch, cancel, list, and show what they wait for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def line_of(run_id: str, runs: str) -> str:
 
 
 def test_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) -> None:
-    """It finds the suite and the key where `pawl up` keeps them."""
+    """The program finds the suite and the key where `pawl up` keeps them."""
     program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     (tmp_path / ".pawl").symlink_to(pawl.data)
     command = [sys.executable, "-c", program]
@@ -43,7 +43,7 @@ def test_run_is_shown_and_json_output_is_its_log_from_any_seq(pawl: CommandLine)
 
 
 def test_steps_of_a_run_show_reasoning_folded_and_in_full(pawl: CommandLine) -> None:
-    """HITL-8: this holds for requests with and without tools."""
+    """HITL-8: requests without tools have steps too."""
     for prompt, kinds in (
         ("what is 17 * 23", ["reasoning", "planning", "call", "result", "reasoning", "answer"]),
         ("hello", ["reasoning", "answer"]),
@@ -86,7 +86,7 @@ def test_cancelled_detached_run_exits_with_1(pawl: CommandLine) -> None:
 
 
 def test_run_waits_for_tokens_and_continues_after_top_up(pawl: CommandLine) -> None:
-    """LOOP-12: the inbox shows how many tokens the run needs at least."""
+    """LOOP-12: the inbox shows the minimum number of tokens that the run needs."""
     run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
     pawl.until(lambda runs: "waiting for more tokens" in line_of(run_id, runs), "runs")
     needed = re.search(rf"add at least (\d+) tokens with: pawl top-up {run_id} \1", pawl.succeed("inbox"))
@@ -101,7 +101,7 @@ def test_run_waits_for_tokens_and_continues_after_top_up(pawl: CommandLine) -> N
 
 
 def test_whoami_shows_the_caller_and_available_options(pawl: CommandLine) -> None:
-    """OPS-1: it shows the caller's store, credential and rights, and the tools, agents and limits."""
+    """OPS-1: it shows the caller's store, credential and permissions, and the tools, agents and limits."""
     output = pawl.succeed("whoami", "--limits")
     for said in (
         "me of the store local",

@@ -1,4 +1,4 @@
-"""A suite with user keys in two stores, two replicas of everything, and one address for its gateways."""
+"""A suite with user keys in two stores, two replicas of each service, and one address for its gateways."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def test_refused_edit_is_reported_next_to_its_field_and_can_be_corrected(o
 
 
 async def test_large_integers_are_shown_and_sent_exactly(open_page: NewPage, suite: Suite) -> None:
-    """HITL-3: an approval is of exactly what was shown, and an edit of one argument changes no other."""
+    """HITL-3: an approval covers exactly what was shown, and editing one argument does not change the others."""
     schema = {"type": "object", "properties": {"account": {"type": "integer"}, "note": {"type": "string"}}}
     pay = {
         "name": "pay",
@@ -77,7 +77,7 @@ async def test_large_integers_are_shown_and_sent_exactly(open_page: NewPage, sui
 
 
 async def test_question_of_mcp_server_is_answered_in_a_form(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
-    """Input that does not fit the server's schema is reported next to the form, and the question stays open."""
+    """If the input does not fit the server's schema, the form shows the error and the question stays open."""
     (tmp_path / "tools.json").write_text('[{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}]')
     safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
     config = source_pb2.SourceConfig(name="shop", mcp_stdio=stdio_config(tmp_path), policies=[safe])
@@ -177,7 +177,7 @@ async def test_conversation_is_restarted_renamed_found_and_archived(open_page: N
     words = itertools.cycle(("doubles", "doubles "))
 
     async def found() -> bool:
-        """Search again: a new title becomes searchable after a moment."""
+        """Repeat the search, because a new title becomes searchable after a moment."""
         async with page.expect_response("**/ListConversations"):
             await page.get_by_label("Search conversations").fill(next(words))
         return await listed.count() == 1

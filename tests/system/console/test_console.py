@@ -81,7 +81,7 @@ async def test_user_logs_in_with_a_known_key_and_out_again(open_page: NewPage, s
 
 
 async def test_draft_survives_expired_session_and_reload(open_page: NewPage, suite: Suite) -> None:
-    """A login link opened in the tab of the login page also logs in."""
+    """A login link that is opened in the tab of the login page also logs in."""
     page = await open_page(user="me")
     message = page.get_by_label("Your message")
     await message.fill("a long letter")
@@ -109,7 +109,7 @@ async def test_seven_windows_all_receive_updates(open_page: NewPage) -> None:
 
 
 async def test_session_that_ends_in_a_hidden_tab_returns_to_login(open_page: NewPage) -> None:
-    """An inbox without a session must not look like an empty one."""
+    """An inbox without a session must not look like an empty inbox."""
     page = await open_page("/inbox", user="sleeper")
     await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()
     await page.evaluate(BEHIND)
@@ -120,7 +120,7 @@ async def test_session_that_ends_in_a_hidden_tab_returns_to_login(open_page: New
 
 
 def link_of(suite: Suite, *, seconds: float = CODE_SECONDS, gateway: str = "") -> str:
-    """Return a link as `pawl console` prints it."""
+    """Return a link like the link that `pawl console` prints."""
     seal = (Path(suite.endpoints.secrets) / SEAL_FILE).read_text().strip()
     gateway = gateway or suite.endpoints.services["gateway"][0].http
     code = Code(key=LOCAL_KEY, gateway=gateway, end_time=time.time() + seconds, nonce=secrets.token_hex(8))
@@ -206,7 +206,7 @@ async def test_pages_fit_on_a_phone(open_page: NewPage) -> None:
 
 
 async def inside_out(page: Page, selector: str) -> list[str]:
-    """Return the elements of a page with content that overflows sideways."""
+    """Return the elements whose content overflows sideways."""
     wider = (
         "all => all.filter(one => one.scrollWidth > one.clientWidth + 1 || "
         "[...one.children].some(each => each.getBoundingClientRect().left < -1 && !each.matches('.skip')))"

@@ -27,7 +27,7 @@ BAD: Final = (
 
 
 async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) -> None:
-    """No script runs and nothing is clickable; `open_page` checks that nothing was fetched."""
+    """No script runs and nothing is clickable. `open_page` checks that nothing was fetched."""
     calls = [
         {"name": "send_email", "arguments": {"to": ["ann@example.com"], "subject": BAD, "body": BAD}},
         {"name": "ask_user", "arguments": {"question": BAD, "why": BAD, "options": [BAD, "\u202eyes"]}},
@@ -115,7 +115,7 @@ async def test_no_commonmark_example_renders_blank(
 
 
 async def test_failed_view_falls_back_to_plain_text(open_page: NewPage, suite: Suite) -> None:
-    """A page fails, then a card. Both can still be read, and the card can be answered."""
+    """First a page fails, then a card. Both can still be read, and the card can be answered."""
     question = {"name": "ask_user", "arguments": {"question": "above\n\n---\n\nbelow", "options": ["Yes", "No"]}}
     async with scripted(suite) as model:
         prompt = await model.play(

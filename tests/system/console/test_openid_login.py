@@ -1,4 +1,4 @@
-"""Logins in a browser through a real identity provider."""
+"""Logins in a browser with a real identity provider."""
 
 from __future__ import annotations
 

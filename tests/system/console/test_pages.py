@@ -1,4 +1,4 @@
-"""The list pages of the console: view, create, change, pause and end what a store has."""
+"""The list pages of the console: view, create, change, pause and end the entries of a store."""
 
 from __future__ import annotations
 

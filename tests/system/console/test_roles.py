@@ -1,4 +1,4 @@
-"""Two stores with their own keys and two replicas of everything: what roles may see, and crashing replicas."""
+"""Two stores with their own keys and two replicas of each service: what roles may see, and crashing replicas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_console_shows_only_what_the_users_role_allows(world: World) -> No
 
 
 async def cannot_watch(world: World, store: str, user: str, run_id: str) -> None:
-    """Check that watching another user's run fails with the error of an unknown run."""
+    """Check that watching another user's run fails with the same error as watching an unknown run."""
     watch = {"method": "pawl.agent.v1.AgentService/WatchRun"}
     subscriptions = {each: watch | {"request": {"runId": each}} for each in (run_id, "run_nope")}
     async with world.program(store, user) as program:

@@ -1,4 +1,4 @@
-"""Takes the screenshots of the docs again: `make screenshots`."""
+"""Takes the screenshots of the docs: `make screenshots`."""
 
 from __future__ import annotations
 

@@ -79,9 +79,9 @@ class _Terminal:
 
 
 class Reader:
-    """Follows a page in a folder; a context manager that stops all programs that are still running.
+    """Follows a page in a folder. As a context manager, it stops all programs that are still running.
 
-    Replaces the ports of the page by free ones, because other tests run on the same machine.
+    It replaces the page's ports with free ports, because other tests run on the same machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Reader:
             _stop(terminal)
 
     def turn_page(self) -> None:
-        """Start another page; keep the running suite if the page starts it in the same way."""
+        """Start another page. If it starts the suite with the same command, the running suite stays."""
         self._keeps_suite = True
 
     def follow(self, block: Block, output: Block | None) -> None:
@@ -145,7 +145,7 @@ class Reader:
             assert missing is None, f"{missing!r} was not printed, but:\n{printed}"
 
     def _open(self, command: str, output: Block | None) -> None:
-        """Start a long-running command and wait for its output. Starting a suite stops the previous one."""
+        """Start a long-running command and wait for its output. Starting a suite stops the previous suite."""
         if "pawl up" in command:
             kept, self._keeps_suite = self._keeps_suite, False
             for earlier in [terminal for terminal in self._terminals if "pawl up" in terminal.command]:
@@ -197,7 +197,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _missing(expected: str, printed: str) -> str | None:
-    """Return the first line of `expected` missing from `printed`, in order; None if all are there."""
+    """Return the first line of `expected` that is not in `printed` in this order, or None if all lines are."""
     rest = [" ".join(line.split()) for line in printed.splitlines()]
     for line in expected.splitlines():
         wanted = " ".join(line.split())
@@ -210,7 +210,7 @@ def _missing(expected: str, printed: str) -> str | None:
 
 
 def _stop(terminal: _Terminal) -> None:
-    """Stop the program of a terminal, as Ctrl-C does."""
+    """Stop the program of a terminal as Ctrl-C does, or kill it if it does not end."""
     process = terminal.process
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)

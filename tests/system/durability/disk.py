@@ -1,6 +1,6 @@
 """A disk that can lose its power: an ext4 file system in a file, which the kernel can shut down.
 
-`cut` is ext4's own shutdown: from then on nothing reaches the file, neither data nor the file system's journal, and
+`cut` uses ext4's own shutdown: from then on nothing reaches the file, neither data nor the file system's journal, and
 every write fails. Unsynced data is gone at the next mount, as after a power cut. Not simulated: drives that report
 writes as stored too early, and torn sectors.
 """
@@ -24,14 +24,14 @@ _BUSY_SECONDS_MAX = 120.0
 
 
 class Disk:
-    """The file system, mounted on `place` from `mount` to `unmount`."""
+    """An ext4 file system that is mounted on `place`."""
 
     def __init__(self, folder: Path) -> None:
         self._image = folder / "disk.img"
         self.place = folder / "disk"
 
     def make(self) -> str:
-        """Create and mount the file system; returns why that is not possible, or an empty string."""
+        """Create and mount the file system. Returns why that is not possible, or an empty string."""
         missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
         if os.geteuid() != 0 or missing:
             return f"mounting a disk image needs root and {', '.join(missing or _TOOLS)}"
@@ -48,7 +48,7 @@ class Disk:
         _run("sync", "--file-system", str(self.place))
 
     def cut(self) -> None:
-        """Drop all unsynced data, and refuse all further writes."""
+        """Drop all unsynced data and make all further writes fail."""
         descriptor = os.open(self.place, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _EXT4_GOING_FLAGS_NOLOGFLUSH))
@@ -56,11 +56,11 @@ class Disk:
             os.close(descriptor)
 
     def mount(self) -> None:
-        """Mount it again; the file system recovers from its journal."""
+        """Mount the file system again, which recovers from its journal."""
         _run(*self._mount_command())
 
     async def unmount(self) -> None:
-        """Unmount it once no process uses it. Idempotent."""
+        """Unmount the file system once no process uses it. Idempotent."""
         async with asyncio.timeout(_BUSY_SECONDS_MAX):
             while self.place.is_mount():
                 done = subprocess.run(["umount", str(self.place)], capture_output=True, check=False)  # noqa: ASYNC221
@@ -72,7 +72,7 @@ class Disk:
         return ["mount", "-o", "loop,commit=300", str(self._image), str(self.place)]
 
     def _why_not_cut(self) -> str:
-        """Cut the empty disk once; return the reason why that does not work, or an empty string."""
+        """Cut the empty disk once. Returns why that does not work, or an empty string."""
         (self.place / "never-synced").write_text("x")
         try:
             self.cut()

@@ -1,4 +1,4 @@
-"""Users at work until the power cut, and the record of everything acknowledged to them."""
+"""Users at work until the power cut, and a record of everything that was acknowledged to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine: the suite with the files of its databases on a disk, which can be switched off abruptly."""
+"""A machine that can be switched off abruptly: a suite whose database files are on a disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ON_DISK = ("postgres", "nats")
 
 
 class Machine:
-    """The files of PostgreSQL and JetStream are on `disk`; logs and notes are not, because they need not be durable."""
+    """The files of PostgreSQL and JetStream are on `disk`. Logs and notes are not, because they need not be durable."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._data = folder / "data"

@@ -39,7 +39,7 @@ async def machine() -> AsyncIterator[tuple[Machine, Disk, Path]]:
 
 
 def _enough(promises: list[Promise]) -> bool:
-    """Return whether enough runs completed, answers were accepted and effects happened, while runs are open."""
+    """Return whether enough runs completed, answers were accepted and effects happened while other runs are open."""
     completed = [promise for promise in promises if promise.completed]
     return (
         len(completed) >= 12

@@ -30,9 +30,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def suite() -> AsyncIterator[Suite]:
-    """PostgreSQL, NATS and the scripted model, started for the second time, after a crash.
+    """PostgreSQL, NATS and the scripted model, restarted after a crash.
 
-    Their folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root.
+    Their folder is not in pytest's tmp_path, which PostgreSQL's account cannot read if the tests run as root.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         options = SuiteOptions(data=Path(folder) / "data", stages=(), scripted_model=True)

@@ -29,7 +29,7 @@ SECONDS = 240.0
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    """A new data folder, which PostgreSQL's account can reach when the tests run as root."""
+    """A new data folder that PostgreSQL's account can reach even if the tests run as root."""
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         yield Path(folder) / "data"
 

@@ -1,4 +1,4 @@
-"""Installed packages are all under `pawl` and do not clash with packages of a project."""
+"""The installed modules are all under `pawl`, so they do not clash with modules of a project."""
 
 from __future__ import annotations
 

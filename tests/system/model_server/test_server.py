@@ -1,4 +1,4 @@
-"""The model server on a real socket: with the openai client for valid requests, with raw bytes for faults."""
+"""The model server on a real socket: the openai client sends valid requests, and raw bytes test faults."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_each_stream_fault_can_be_scripted(server: ModelServer) -> None:
 
 
 async def test_paced_answer_stops_when_its_client_disconnects(server: ModelServer, client: openai.AsyncOpenAI) -> None:
-    """LOOP-6: a cancelled model call is cancelled at the provider."""
+    """LOOP-6: cancelling a model call makes the provider stop generating."""
     answer = await client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": "tell me a long story very slowly"}], stream=True
     )

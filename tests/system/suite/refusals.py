@@ -1,4 +1,4 @@
-"""The status and reason of a call, as a client without stubs sees them."""
+"""The status and reason of a failed call, as a client without generated stubs sees them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent
 
 
 async def test_model_receives_images_and_documents(suite: Suite, pawl: AsyncClient, tmp_path: Path) -> None:
-    """The largest message is accepted, and its image stays in the conversation."""
+    """The largest allowed message is accepted, and its image stays in the conversation."""
     await pawl.put_document("plants.md", "Water them on Mondays.")
     largest = PNG + bytes(1024 * 1024 - len(PNG) - 100)
     run = await pawl.start("who are you, and what is this?", parts=[image(largest), file("plants.md")])

@@ -1,4 +1,4 @@
-"""I13: the access of other users of the store, and of another store, to a shared conversation, by every method."""
+"""I13: how other users of the store, and users of another store, can access a shared conversation with each method."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
 
 
 async def allowed(agent: Agent, named: dict[str, str]) -> set[str]:
-    """Return the methods that are refused neither as not found nor as reserved for operators."""
+    """Return the methods that succeed. Any other method must fail as not found or without permission."""
     found = {name: await ask(agent, name, named) for name in METHODS}
     assert set(found.values()) <= {"", "PERMISSION_DENIED", *ABSENT_CLIENT}, found
     return {name for name, reason in found.items() if not reason}
@@ -84,7 +84,7 @@ async def shared(agent: Agent, **fields: Any) -> list[str]:
 
 
 async def check_session(reader: Agent, named: dict[str, str]) -> None:
-    """Check that each frame about another user's run is refused like one about an unknown run."""
+    """Check that each frame about another user's run is refused like a frame about an unknown run."""
     conversation_id, run_id, call_id = named.values()
     frames: dict[str, Any] = {
         "start": session_pb2.Start(conversation_id=conversation_id, text="mine now"),

@@ -57,7 +57,6 @@ async def _is_refused(url: str, context: Callable[[], ssl.SSLContext] | None) ->
 async def test_bus_trusts_only_the_configured_authority(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    """A server that requires certificates accepts only those of its own authority."""
     url = nats.url.replace("nats://", "tls://")
     other = trustme.CA()
     foreign = certificates.write(tmp_path, "foreign", other)
@@ -76,7 +75,7 @@ async def test_bus_with_tls_url_never_uses_plain_text(nats_url: str, tmp_path: P
 
 @pytest.fixture
 async def database(database_url: str, tmp_path: Path, authority: trustme.CA) -> AsyncIterator[tuple[str, Files]]:
-    """The URL of a PostgreSQL behind a TLS proxy, and its files: the bundled PostgreSQL has no TLS."""
+    """The URL and certificates of a PostgreSQL behind a TLS proxy, because the bundled PostgreSQL has no TLS."""
     files = certificates.write(tmp_path, "postgres", authority, names=("127.0.0.1",))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)

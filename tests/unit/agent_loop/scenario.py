@@ -31,7 +31,7 @@ VERDICTS: dict[str, Verdict] = {
 
 
 def everything() -> World:
-    """Return a world whose model makes a call of every kind, over three rounds."""
+    """Return a world whose model makes calls of every kind, over three rounds."""
     world = World(
         VERDICTS,
         [
@@ -109,7 +109,10 @@ def present(value: T | None) -> T:
 
 
 def at_each(main: Callable[[int], Coroutine[Any, Any, bool]], *, more_than: int) -> None:
-    """Play a scenario once for each position at which the event can happen."""
+    """Play a scenario once for each position at which the event can happen.
+
+    `main` returns whether the event happened. It must happen at more than `more_than` positions.
+    """
     position = 0
     while virtual_time.run(main(position)):
         position += 1

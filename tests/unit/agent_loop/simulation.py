@@ -1,4 +1,4 @@
-"""Drives a run by its pure rules: no tasks, no ledger, and time that only tests advance."""
+"""Executes a run with its pure rules only: no tasks, no ledger, and time that only tests advance."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def verdict_on(call: Call) -> Verdict:
 
 
 def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelAnswer:
-    """Return an answer that calls these tools, each with different arguments unless given."""
+    """Return an answer that calls these tools. Unless given, the arguments of each call are different."""
     written = arguments or [f'{{"n":{n}}}' for n in range(len(names))]
     return ModelAnswer(
         text=text,
@@ -150,7 +150,7 @@ def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelA
 
 @dataclass
 class Simulation:
-    """Plans, commits and remembers started work. `answers` are given in order, then plain text."""
+    """Plans, commits and remembers started work. The model gives `answers` in order, then plain text."""
 
     answers: list[ModelAnswer]
     options: RunOptions = field(default_factory=RunOptions)
@@ -190,7 +190,7 @@ class Simulation:
         return sorted(self.base.calls.values(), key=lambda call: (call.round, call.index))
 
     def turn(self) -> None:
-        """Plan, commit and start work until nothing is left to do without new input."""
+        """Plan, commit and start work until nothing can happen without new input."""
         while True:
             before = self.base
             base = replace(self.base, under_way=frozenset(self.under_way))
@@ -347,7 +347,7 @@ class Simulation:
         self.turn()
 
     def finishes(self) -> None:
-        """Finish everything: running work succeeds and waits time out, until the run ends."""
+        """Finish everything until the run ends: running work succeeds and waits time out."""
         for _ in range(200):
             if self.run.state in ENDED:
                 return
@@ -371,5 +371,5 @@ def started(*batches: Sequence[str], options: RunOptions | None = None) -> Simul
 
 
 def run_state(run: Simulation) -> RunState:
-    """Return the state of a run, which mypy does not narrow."""
+    """Return the state of a run in a way that mypy does not narrow."""
     return run.run.state

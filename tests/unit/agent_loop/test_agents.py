@@ -183,7 +183,7 @@ def test_model_fallbacks_are_inherited_only_with_their_model() -> None:
 
 
 def test_an_agent_whose_patterns_match_nothing_has_no_tools() -> None:
-    """An empty list of names would mean every tool."""
+    """An empty list of names would mean all tools."""
     empty = AgentVersion(definition=definition(tools=ToolSelection(patterns=("x*",))), version=1)
     assert run_of(empty).without_tools
     assert delegated(empty, RunOptions(tool_names=("look",))).without_tools

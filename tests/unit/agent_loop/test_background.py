@@ -1,4 +1,4 @@
-"""Parameters of background calls are read or refused; iterations are due on a fixed schedule."""
+"""Parameters of background calls are read or refused, and iterations are due on a fixed schedule."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OTHERS = st.dictionaries(st.text(max_size=6), _VALUES, max_size=3)
 
 
 def escaped(written: str, chosen: bool) -> str:
-    """Return the same JSON; if `chosen`, a character of the names is escaped."""
+    """Return equivalent JSON, in which `chosen` escapes the first character of parameter names."""
     return written.replace('"_', '"\\u005f') if chosen else written
 
 
@@ -102,7 +102,7 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
 def test_unusual_parameters_are_refused_or_give_a_job_that_ends(
     parameters: dict[str, Any], more: dict[str, Any], as_tool: bool
 ) -> None:
-    """ASYNC-2 to ASYNC-4: this includes conditions, monitors and reports. A stored job reads back the same."""
+    """ASYNC-2 to ASYNC-4: the parameters include conditions, monitors and reports. A stored job reads back the same."""
     if as_tool:
         named = {
             own: (parameters | more)[name]
@@ -133,7 +133,7 @@ def check(options: RequestedTerms) -> None:
 
 
 def test_a_series_may_run_for_up_to_a_year() -> None:
-    """Larger values are refused, never silently reduced."""
+    """Larger values are refused instead of reduced."""
     rows: list[Any] = [
         ({"_interval": 0.5, "_duration": 1440}, 172_801),
         ({"_interval": 0.5, "_stopAfter": 1_000_000}, 1_000_000),
@@ -159,7 +159,7 @@ def test_a_series_may_run_for_up_to_a_year() -> None:
 def test_editing_a_series_moves_its_end_only_if_requested(
     end: float | None, interval: float, count: int, edited_end: float | None
 ) -> None:
-    """ASYNC-4: a monitor keeps its deadline after any edit."""
+    """ASYNC-4: a monitor keeps its deadline unless the edit changes it."""
     shown = Series(digest="shown", interval_seconds=60.0, iterations_max=20, end_time=end)
     edited = Series(interval_seconds=interval, iterations_max=count, end_time=edited_end)
     try:
@@ -196,7 +196,7 @@ def iteration(number: int, start: float, end: float) -> Call:
 def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
     interval: float, start: float, delay: bool, durations: list[tuple[float, float]]
 ) -> None:
-    """This holds however late each iteration starts and however long it takes."""
+    """This does not depend on how late an iteration starts or how long it takes."""
     job = Job(tool_name="look", arguments_json=b"{}", begin_time=start, interval_seconds=interval, delay_first=delay)
     last, before, missed = None, -1.0, 0
     for number, (late, seconds) in enumerate(durations, 1):
@@ -214,7 +214,7 @@ def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
 
 
 def test_invalid_arguments_are_passed_on_unchanged() -> None:
-    """Parsers could disagree about them, so they are left for the argument check to refuse."""
+    """Parsers could disagree about such arguments, so the later argument check refuses them."""
     rows: list[Any] = ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}']
     for written in rows:
         assert background.read(written, b"{}") == background.Reading(arguments=written), written
@@ -255,7 +255,7 @@ async def test_a_tool_without_background_support_runs_inline_with_a_note() -> No
 
 
 async def test_an_iteration_uses_the_background_timeout_of_its_tool() -> None:
-    """Neither the tool's foreground timeout nor the limits of the run cut it short."""
+    """Neither the tool's foreground timeout nor the limits of the run shorten it."""
 
     story = Story(calls(async_call("slow"), async_call("work")), says("Begun."), seconds=3000.0)
     story.say("do it")
@@ -272,7 +272,7 @@ def by_tool(name: str, **more: object) -> str:
 
 
 async def test_a_background_tool_replaces_the_parameters_if_configured() -> None:
-    """The job makes the nested call; the model sees the call it made itself."""
+    """The job makes the nested call, while the model sees the call that it made itself."""
 
     asked = by_tool("look", arguments='{"n":1}', interval=60, stop_after=2, reports="end", duration=None)
     story = Story(
@@ -323,7 +323,7 @@ def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])
 def test_a_tool_with_the_exact_name_is_used_before_a_similar_one(name: str) -> None:
-    """Source tools are called with two underscores, unless a tool has that exact name."""
+    """In calls of source tools, two underscores replace the dot, unless a tool has the exact name."""
     tools = [Tool(name=each, version=1) for each in ("shop.buy", "shop__buy")]
     asked = Call(
         store_id=StoreId("s"),
@@ -361,7 +361,7 @@ def test_a_tool_with_the_exact_name_is_used_before_a_similar_one(name: str) -> N
 async def test_a_tool_sets_its_jobs_default_reports(
     tool_name: str, asked: dict[str, Any], reports: JobReports, iterations: int
 ) -> None:
-    """ASYNC-5: the model's choice wins; monitors report by default."""
+    """ASYNC-5: the model's choice takes precedence, and monitors report by default."""
 
     story = Story(calls(async_call(tool_name, **asked)), says("Begun."))
     story.say("do it")

@@ -1,4 +1,4 @@
-"""A drive over the real rules of the ledger."""
+"""The execution of runs ("drives") with the real rules of the ledger."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_progress_of_a_tool_is_reported() -> None:
 
 @pytest.mark.parametrize(("commit_seconds", "least", "most"), [(0.0, 15, 21), (0.05, 3, 5), (0.3, 2, 4)])
 async def test_slow_commits_make_output_events_fewer(commit_seconds: float, least: int, most: int) -> None:
-    """EVT-2: otherwise a busy machine becomes busier."""
+    """EVT-2: otherwise output would slow down a busy machine even more."""
     *pieces, usage, end = says("x" * 100, chunks=100)
     world = World(VERDICTS, [[each for piece in pieces for each in (piece, 0.02)] + [usage, end]])
 
@@ -53,7 +53,7 @@ async def test_slow_commits_make_output_events_fewer(commit_seconds: float, leas
 
 
 async def test_a_long_history_is_summarised_and_the_run_continues() -> None:
-    """LOOP-11: a separate model call writes the summary, which replaces the messages it covers."""
+    """LOOP-11: a separate model call writes the summary, which replaces the messages that it covers."""
 
     options = RunOptions(limits=Limits(context_bytes_max=10_000, result_bytes_per_round_max=2_000, rounds_max=50))
     rounds = [calls(f'write {{"n":{n}}}') for n in range(12)]
@@ -111,7 +111,7 @@ async def test_a_cancel_stops_the_model_immediately_and_keeps_its_output() -> No
     ],
 )
 async def test_a_run_whose_model_exceeds_a_limit_fails(limits: Limits, reason: str) -> None:
-    """LOOP-6: partial output is kept, but is not an answer."""
+    """LOOP-6: partial output is kept, but is not the answer of the run."""
 
     world, key = await finished(
         VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]], options=RunOptions(limits=limits)
@@ -143,7 +143,7 @@ async def test_a_cancel_stops_running_tools_and_settles_their_calls() -> None:
 
 
 async def test_the_run_timeout_stops_running_tools() -> None:
-    """LOOP-6, D4, C11: parked time does not count."""
+    """LOOP-6, D4, C11: time during which the run is parked does not count."""
 
     options = RunOptions(limits=Limits(run_timeout_seconds=20, tool_timeout_seconds=100))
     world = World(VERDICTS, [calls("ask"), calls("write")], seconds=90.0)

@@ -109,7 +109,7 @@ OUTAGE = Problem(reason="NETWORK", message="The model server cannot be reached."
 def test_a_run_waits_visibly_for_the_model_server_while_parked(
     seconds: float, error: Problem, tries: int, state: RunState
 ) -> None:
-    """LOOP-7: after the quick retries, tries are up to a minute apart and hold no drive in between."""
+    """LOOP-7: after some quick retries, tries are up to a minute apart, and no worker holds the run in between."""
 
     async def main() -> None:
         failures = tries - 1 if state is RunState.COMPLETED else 100
@@ -135,7 +135,10 @@ def test_a_run_waits_visibly_for_the_model_server_while_parked(
 
 
 async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
-    """LOOP-7: one probe at a time until the server answers. Refusals and rate limits count as answers."""
+    """LOOP-7: after ten failures in a row, only one call at a time tries the server.
+
+    Refusals and rate limits count as answers.
+    """
     rate = Problem(reason="HTTP_429", message="Later.", failure_class=FailureClass.RATE)
     answers = [OUTAGE, rate, *[OUTAGE] * 11, None, *[OUTAGE] * 9, None]
     clock = ManualClock()
@@ -240,7 +243,7 @@ async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
 
 
 async def test_a_failed_models_opaque_fields_are_not_sent_to_another_model() -> None:
-    """The switch happens halfway through a run, and the second model accepts a history with calls of the first."""
+    """The switch happens during a run, and the second model accepts a history with calls of the first."""
 
     world, key = await finished(
         VERDICTS, [ASKS, fails(retryable=False), says("Done.")], options=options("first", "second")

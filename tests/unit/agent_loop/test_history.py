@@ -95,14 +95,14 @@ def test_each_call_has_one_result_right_after_its_message() -> None:
 
 
 def test_the_scripted_model_recognizes_job_notices() -> None:
-    """ASYNC-5: model_server has its own copy of their header."""
+    """ASYNC-5: model_server has its own copy of the header of notices."""
     notice = replace(NOTICE, notices_json=b'[{"job_id":"run_1"}]')
     request = read_request(msgspec.json.encode({"model": "m", "messages": history.of_run(state(user("hi"), notice))}))
     assert request.notices == [{"job_id": "run_1"}]
 
 
 def test_calls_are_sent_to_the_provider_with_pawl_ids() -> None:
-    """Provider ids are unique within a batch at most, and may be missing."""
+    """Ids from the provider are unique only within a batch, and may be missing."""
     history_sent = history.of_run(
         state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b")))
     )
@@ -110,7 +110,7 @@ def test_calls_are_sent_to_the_provider_with_pawl_ids() -> None:
 
 
 def test_a_call_keeps_the_name_that_the_model_used() -> None:
-    """This holds after a fallback to a backend tool. Otherwise the model would repeat the call until it is stuck."""
+    """Even after a fallback to a backend tool: otherwise the model would repeat the call until the run fails."""
     offered = replace(
         call("a", name="ask_browser"),
         state=CallState.OFFERED,
@@ -131,7 +131,7 @@ def test_a_call_keeps_the_name_that_the_model_used() -> None:
 
 
 def test_adjacent_messages_of_the_same_role_are_joined() -> None:
-    """C15: a message sent while the run was being stopped follows the previous one."""
+    """C15: a message sent while the run was being stopped follows the previous message."""
     history_sent = history.of_run(state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")))
     assert [message["role"] for message in history_sent] == ["user", "assistant", "user"]
     assert history_sent[0]["content"] == "hi\n\nand?"
@@ -139,7 +139,7 @@ def test_adjacent_messages_of_the_same_role_are_joined() -> None:
 
 
 def test_a_notice_is_separate_from_the_users_text() -> None:
-    """It is a separate part next to a message of the user, and plain text when alone."""
+    """Next to a message of the user it is a separate part; alone it is plain text."""
     (history_sent,) = history.of_run(state(user("hi"), NOTICE, user("and?")))
     first, notice, last = (part["text"] for part in history_sent["content"])
     assert (first, notice.splitlines()[1:], last) == ("hi", ['["wombat"]'], "and?")
@@ -179,7 +179,7 @@ def test_other_users_messages_are_attributed_to_them() -> None:
     ],
 )
 def test_a_repeated_turn_ignores_other_users_notices_and_answers(others: list[Message], *, is_quoted: bool) -> None:
-    """ASYNC-5: notices for other users are excluded, and the request ends with something to answer."""
+    """ASYNC-5: other users' notices are excluded, and the request still ends with something to answer."""
     turn, broken = replace(RUN, generation=1), assistant("I wa", interrupted=True)
     mine = state(user("hi"), replace(NOTICE, user_id=RUN.user_id), replace(broken, user_id=RUN.user_id), *others)
     mine = replace(mine, run=turn)
@@ -208,7 +208,7 @@ def test_other_users_lines_cannot_impersonate_another_source(others: list[tuple[
 
 @given(st.lists(LINES, min_size=1).map("".join))
 def test_each_line_from_another_user_is_quoted(text: str) -> None:
-    """This includes all line endings, and a last line without one."""
+    """This includes all line endings, and a last line without a line ending."""
     (history_sent,) = history.of_run(state(of_another(user(text or "x"))))
     quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
     assert history_sent["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
@@ -222,7 +222,7 @@ def test_each_line_from_another_user_is_quoted(text: str) -> None:
     ],
 )
 def test_errors_and_notes_reach_the_model(result: CallResult, sent: dict[str, Any]) -> None:
-    """FE-5, LOOP-7, and HITL-3: the model learns that a reviewer edited the call."""
+    """FE-5, LOOP-7, HITL-3: the model also learns that a reviewer edited the call."""
     (content,) = contents([replace(call("a"), result=result)], 1000)
     assert json.loads(content) == sent
 
@@ -264,7 +264,7 @@ def test_reasoning_is_echoed_only_to_servers_that_sent_it() -> None:
 
 
 def test_unknown_fields_are_echoed_byte_for_byte() -> None:
-    """LOOP-11: numbers, escapes and white space are preserved; Pawl's own fields win."""
+    """LOOP-11: numbers, escapes and white space are preserved, but Pawl's own fields take precedence."""
     odd = rb'{"sig": 1e2,  "t":"\u00e9", "n":1.0}'
     fields = (
         rb'{"extra_content":%b,"content":"forged","tool_calls":['
@@ -309,8 +309,8 @@ STEPS = ("ask", "say", "settle", "number", "reload", "summarise", "correct", "ne
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9))))
-def test_kept_groups_equal_newly_built_ones(steps: list[tuple[str, int]]) -> None:
-    """LOOP-8: no commit, refused commit, reload or next run shows the model an outdated message or result."""
+def test_kept_message_groups_equal_newly_built_ones(steps: list[tuple[str, int]]) -> None:
+    """LOOP-8: after any commit, reload or next run, the model never sees an outdated message or result."""
     current = state(user("0", number=1))
     current = replace(current, run=replace(current.run, options=replace(current.run.options, response_format=FORM)))
     for count, (step, chosen) in enumerate(steps):
@@ -341,8 +341,8 @@ def test_kept_groups_equal_newly_built_ones(steps: list[tuple[str, int]]) -> Non
         assert found == history.groups(replace(current, run=replace(current.run, options=options)))
 
 
-def test_groups_are_kept_for_the_next_run() -> None:
-    """A message in a long conversation does not cost a conversion of all earlier ones."""
+def test_message_groups_are_kept_for_the_next_run() -> None:
+    """A new message in a long conversation does not make Pawl convert all earlier messages again."""
     messages = tuple(user(f"{number}", number=number) for number in range(1, 10))
     next_run = replace(RUN, run_id=RunId("next"), options=RunOptions(limits=Limits()))
 
@@ -351,7 +351,7 @@ def test_groups_are_kept_for_the_next_run() -> None:
     assert [one is other for one, other in zip(first, second, strict=True)] == [True] * 6 + [False] * 3
 
 
-def test_kept_groups_are_released_with_the_state() -> None:
+def test_kept_message_groups_are_released_with_the_state() -> None:
     current = state(*(user(f"{number}", number=number) for number in range(1, 10)))
     first = weakref.ref(current.messages[0])
     history.groups(current)
@@ -361,7 +361,7 @@ def test_kept_groups_are_released_with_the_state() -> None:
 
 
 def test_the_newest_summary_is_followed_by_the_messages_it_does_not_cover() -> None:
-    """LOOP-11: position does not matter; older summaries that it covers are left out."""
+    """LOOP-11: the position of the summary does not matter, and older summaries that it covers are omitted."""
 
     def summary(text: str, number: int, to_number: int) -> Message:
         return Message(role=Role.SUMMARY, run_id=RunId("r"), text=text, number=number, summarised_to_number=to_number)
@@ -486,7 +486,7 @@ def test_errors_of_an_earlier_run_are_shown_without_its_schema() -> None:
 
 
 def test_a_response_format_applies_only_to_its_own_run() -> None:
-    """An agent that is given a task uses its own response format, or none."""
+    """An agent that executes a delegated task uses its own response format, or none."""
     own = RunOptions(response_format=FORM, reasoning_effort=ReasoningEffort.LOW)
     plain = AgentVersion(definition=AgentDefinition(name="clerk"), version=1)
     formal_options = AskedOptions(response_format=replace(FORM, name="sum"), reasoning_effort=ReasoningEffort.HIGH)

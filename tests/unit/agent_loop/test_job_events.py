@@ -1,4 +1,4 @@
-"""Jobs that watch a condition: polled without the model, which is woken once it is met (ASYNC-4)."""
+"""Jobs that poll a condition without the model, and wake the model once the condition is met (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def notices(story: Story) -> list[Any]:
 
 
 async def test_a_monitor_reports_each_time_its_condition_becomes_true() -> None:
-    """ASYNC-4: edge-triggered; the job ends after the requested number of firings."""
+    """ASYNC-4: the job ends after the requested number of firings."""
 
     when = {"cel": "value.price < 20", "times": 2}
     story = Story(calls(background("look", _interval=60, _duration=600, _when=when)), seconds=0.1)
@@ -49,7 +49,7 @@ async def test_a_monitor_reports_each_time_its_condition_becomes_true() -> None:
 
 
 async def test_a_paused_series_does_not_start_runs_and_resumes_on_schedule() -> None:
-    """Running iterations finish; due ones are skipped, even if no worker reads the pause in time."""
+    """A running iteration finishes. Iterations that are due are skipped, even if no worker reads the pause in time."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=3)), seconds=5.0)
     story.say("watch it")
@@ -107,7 +107,7 @@ async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_g
 
 
 async def test_failing_polls_back_off() -> None:
-    """ASYNC-4: polls stay on the interval. The first two polls are trimmed."""
+    """ASYNC-4: after failures, the job skips intervals. The first two polls are trimmed."""
     story = Story(calls(background("look", _interval=60, _duration=60, _until="value == 1")), seconds=0.1)
     failed = CallResult(content_json=b'{"error":"away"}', is_error=True, error_reason="TOOL_ERROR")
     story.world.registry.results["look"] = failed

@@ -171,7 +171,7 @@ class Story:
 
 
 async def test_a_background_call_returns_immediately_and_reports_its_end() -> None:
-    """ASYNC-1, ASYNC-5: the run ends while the tool works; the job's end starts a turn that reports it."""
+    """ASYNC-1, ASYNC-5: the run ends while the tool works, and the end of the job starts a turn that reports it."""
 
     story = Story(calls(background("work", n=1, _estimatedMinutes=10)), says("Begun."), says("It is done: 7."))
     story.world.registry.results["work"] = CallResult(content_json=b'{"n":7}')
@@ -205,7 +205,7 @@ async def test_a_background_call_returns_immediately_and_reports_its_end() -> No
 
 
 async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None:
-    """ASYNC-5: the notice enters the running turn once; no separate turn starts."""
+    """ASYNC-5: the notice enters the running turn once, and no separate turn starts."""
 
     story = Story(
         calls(background("work")), says("Begun."), calls('look {"n":1}'), calls('look {"n":2}'), says("Both."),
@@ -233,7 +233,7 @@ async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None
     ],
 )
 async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: CallResult, error: str) -> None:
-    """ASYNC-5, ASYNC-6: a stopped job is reported as cancelled, and a failed one with its error."""
+    """ASYNC-5, ASYNC-6: a stopped job is reported as cancelled, and a failed job with its error."""
 
     story = Story(calls(background("work", n=1), background("work", n=2)), says("Begun."), says("Sorry."))
     story.world.registry.results["work"] = result
@@ -255,7 +255,7 @@ async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: 
 
 
 async def test_a_series_keeps_its_interval_reports_each_result_and_ends() -> None:
-    """ASYNC-3: iterations are due at whole intervals from the start; a slow one skips missed ones."""
+    """ASYNC-3: iterations are due at whole intervals after the start, and a slow iteration skips some of them."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=4)), seconds=70.0)
     story.say("watch it")
@@ -350,7 +350,7 @@ async def test_failures_and_met_conditions_reach_the_user_regardless_of_the_mode
 
 
 def test_notices_are_escaped_and_limited_in_size() -> None:
-    """Without the limit, 300 ended jobs made a request of 4.9 MB."""
+    """Without a limit, the notices of 300 ended jobs made a request of 4.9 MB."""
     output = '"<|im_end|>\u2028\u202e\U000e0041é"'
     job = Job(tool_name="work", arguments_json=b"{}", begin_time=0.0)
     run = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))

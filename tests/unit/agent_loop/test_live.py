@@ -1,4 +1,4 @@
-"""Messages of live events are taken only from their run."""
+"""A live event is accepted only if it is about the watched run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Bus:
         self.deliver = deliver
 
 
-async def test_only_the_events_of_the_run_are_taken() -> None:
+async def test_only_valid_events_of_the_watched_run_are_accepted() -> None:
     bus: Any = Bus()
     taken: list[tuple[list[bytes], int]] = []
 

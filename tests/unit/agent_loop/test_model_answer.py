@@ -1,4 +1,4 @@
-"""Streams of many model servers, and the pieces read from them (LOOP-2)."""
+"""Streams of many model servers, and the pieces that the client reads from them (LOOP-2)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_unreadable_usage_is_ignored() -> None:
 
 
 def test_reasoning_state_is_kept_byte_for_byte() -> None:
-    """LOOP-11: opaque blobs are echoed unchanged, including number formats and escapes."""
+    """LOOP-11: opaque data is sent back unchanged, including number formats and escapes."""
     first = b'{"choices":[{"delta":{"reasoning_details":[{"b": 1.0,  "a":"\\u00e9"},{"x":1e2}]}}]}'
     second = b'{"choices":[{"delta":{"reasoning_details":[{"sig":"z"}]},"finish_reason":"stop"}]}'
     pieces = read(first, second, DONE)

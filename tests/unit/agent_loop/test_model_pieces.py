@@ -1,4 +1,4 @@
-"""Event streams, output coalescing, call fragments and tool names on the wire to a model server."""
+"""Event streams, coalesced output, fragments of calls, and tool names that a model server accepts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ Delay = tuple[float, float]
 def play(pieces: Sequence[tuple[float, Piece]], delays: Iterable[Delay] = ()) -> list[OutputDelta]:
     """Return the outputs of pieces that arrive at these times. The first outputs have the given delays.
 
-    Asserts that no piece is due later than 1 s after its arrival.
+    Fails if a piece is due later than 1 s after its arrival.
     """
     coalescer, coming, held, outputs = Coalescer(HEAD), deque(pieces), list[float](), list[OutputDelta]()
     free_at, more = 0.0, itertools.chain(delays, itertools.repeat((0.0, 0.0)))
@@ -160,7 +160,8 @@ def test_the_first_piece_is_due_immediately_and_the_next_after_a_pause() -> None
     assert coalescer.due_at() == pytest.approx(8.24), "ten times the delay after the output before it"
 
 
-def test_the_rest_of_a_whole_answer_is_left_to_the_step_that_commits_it() -> None:
+def test_the_rest_of_a_complete_answer_is_due_100_ms_after_its_end() -> None:
+    """The step that commits the answer normally shows the rest earlier."""
     for is_shown in (False, True):
         coalescer = Coalescer(HEAD)
         coalescer.add(TextPiece(text="H"), 6.0)
@@ -173,8 +174,8 @@ def test_the_rest_of_a_whole_answer_is_left_to_the_step_that_commits_it() -> Non
 
 
 @given(st.floats(0.01, 0.09), st.floats(0, 0.04))
-def test_output_takes_at_most_a_tenth_of_a_busy_machine(commit: float, pace: float) -> None:
-    """Otherwise output slows down its own commits."""
+def test_output_commits_take_at_most_a_tenth_of_the_time(commit: float, pace: float) -> None:
+    """Otherwise output would slow down its own commits."""
     pieces = paced(200, pace)
     outputs = play(pieces, itertools.repeat((0.0, commit)))
     assert (len(outputs) - 2) * commit <= (pieces[-1][0] - pieces[0][0]) / 10
@@ -239,7 +240,7 @@ WAITS = st.one_of(st.just(0.0), st.floats(0, 0.3), st.floats(0, 3))
     st.lists(st.tuples(WAITS, PIECES), max_size=60),
     st.lists(st.tuples(WAITS, WAITS), max_size=20),
 )
-def test_delays_lose_reorder_and_multiply_nothing(steps: list[tuple[float, Piece]], delays: list[Delay]) -> None:
+def test_delays_never_lose_reorder_or_multiply_output(steps: list[tuple[float, Piece]], delays: list[Delay]) -> None:
     now = 0.0
     pieces: list[tuple[float, Piece]] = []
     for wait, piece in steps:
@@ -369,7 +370,7 @@ def test_fragments_are_assigned_to_their_call(pieces: list[CallPiece], expected:
     ],
 )
 def test_argument_fragments_are_joined_into_one_object(fragments: list[str], expected: str) -> None:
-    """Servers resend whole arguments, send `{}` first, or add text after them; valid JSON stays joined."""
+    """Servers resend whole arguments, start with `{}`, or add text after them."""
     for again in (piece(0), piece(0, "a", "f")):
         pieces = [piece(0, "a", "f"), *(replace(again, arguments=fragment) for fragment in fragments)]
         assert calls(*pieces) == [("a", "f", expected)]

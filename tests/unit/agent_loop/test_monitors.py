@@ -128,7 +128,7 @@ def test_a_change_within_the_pause_fires_afterwards_unless_reverted() -> None:
 
 
 def test_a_stable_change_is_reported_with_the_previous_value() -> None:
-    """ASYNC-4: changes are debounced."""
+    """ASYNC-4: a change counts only after the value stays the same for `hold` seconds."""
     what = job(when=watched({"changed": True}, hold=10), reports=JobReports.END)
     cursor, text, fired = JobCursor(), "", []
     for now, value in [(0, "a"), (1, "b"), (9, "c"), (12, "c"), (19, "c"), (20, "d"), (25, "c"), (40, "e"), (50, "e")]:
@@ -293,7 +293,7 @@ _ROWS = [{"name": f"n{number}", "price": number} for number in range(1500)]
 
 
 def test_an_expression_that_would_block_the_event_loop_is_refused() -> None:
-    """The first rows are the largest that are evaluated."""
+    """The first rows are the largest values that are still evaluated."""
     rows: list[Any] = [
         ("value.exists(x, x.price < 20)", _ROWS, None, True),
         ("value.exists(x, x.name.contains('zzz'))", _ROWS[:500], None, False),

@@ -1,4 +1,4 @@
-"""Tools supplied with a run: available to that run only."""
+"""A run's own tools are available only to that run."""
 
 from __future__ import annotations
 

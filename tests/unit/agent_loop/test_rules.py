@@ -1,5 +1,3 @@
-"""The rules of the loop."""
-
 from __future__ import annotations
 
 import pytest
@@ -45,7 +43,7 @@ class TestOrder:
         assert running(started(("front", "serial"))) == [1], "it does not wait for the front end"
 
     def test_parallel_calls_on_the_same_resource_keep_their_order(self) -> None:
-        """C4: of two parallel edits of one file, one would be lost silently."""
+        """C4: with two parallel edits of one file, one edit would be lost silently."""
         run = started(("lookup", "lookup"))
         assert running(run) == [0]
         run.ends(run.calls[0].call_id)
@@ -99,7 +97,7 @@ class TestRounds:
 
 
 class TestSurplus:
-    """LOOP-5: calls and arguments over a limit."""
+    """LOOP-5: calls and arguments that exceed a limit."""
 
     def test_only_calls_over_the_limit_get_an_error(self) -> None:
         run = started(("parallel",) * 5, options=RunOptions(limits=Limits(calls_per_round_max=3)))
@@ -157,7 +155,7 @@ def test_a_run_that_repeats_itself_ends_before_the_next_repetition(
 
 
 def test_retry_delays_double_to_ten_seconds_and_honour_the_server() -> None:
-    """LOOP-7: jitter shortens a wait by half at most; non-retryable failures are final."""
+    """LOOP-7: jitter shortens a wait by at most half, and non-retryable failures are final."""
     problem = Problem(reason="HTTP_503", failure_class=FailureClass.PROVIDER, retryable=True, message="no")
 
     def waits(problem: Problem, *failures: int, attempts_max: int = 9, jitter: float = 0) -> list[float | None]:

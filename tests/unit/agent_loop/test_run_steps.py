@@ -1,4 +1,4 @@
-"""Steps of a run are the same whether built live or from the log afterwards."""
+"""Steps of a run are the same whether they are built live or later from the log."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def shown(steps: Steps) -> list[dict[str, str]]:
 
 
 def expected() -> list[dict[str, str]]:
-    """Return the shared expectation; for a question, steps show the text for the user."""
+    """Return the steps that all readers should show, with the text of each question as its arguments."""
     summaries: list[dict[str, str]] = json.loads(TOLD.read_text())
     for each in summaries:
         if each.get("tool") == "ask_user":

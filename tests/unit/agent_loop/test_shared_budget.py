@@ -18,7 +18,7 @@ from tests.unit.agent_loop.test_jobs import Story, background
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: int) -> None:
-    """LOOP-12: the budget is exceeded by at most the concurrent last calls."""
+    """LOOP-12: at most the model calls that are running when the budget is used up may exceed it."""
     story, draw, at_once = Story(seconds=5.0), random.Random(seed), [0]
     model, budget = story.world.model, draw.randint(1500, 5000)
 
@@ -44,7 +44,7 @@ async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: 
 
 
 async def test_a_run_with_an_exhausted_budget_expires_unless_topped_up() -> None:
-    """LOOP-12: a top-up that is too small does not resume it."""
+    """LOOP-12: a top-up that is too small does not resume the run."""
     story = Story(seconds=20.0)
     started = calls(background("hire", task="b0"), 'work {"n":1}')
     costs = iter([(started, 100), (says("Done."), 2600), (says("Finished."), 100)])

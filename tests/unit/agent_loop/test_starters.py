@@ -1,4 +1,4 @@
-"""Schedules, webhooks and mails that start runs: one failure never stops the others."""
+"""Schedules, webhooks and e-mails that start runs: one failure never stops the others."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def played(ledger: ScheduleBook, clock: ManualClock, seconds: float, **ref
     await run_for(clock, firing_of(ledger, Checks(refusals), clock).fire_forever(), seconds)
 
 
-def test_claims_wait_as_long_as_told_but_only_a_second_after_a_change() -> None:
+def test_the_pause_between_claims_ends_a_second_after_the_last_claim_if_anything_changes() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         pause = ClaimPause(VirtualClock())
@@ -178,7 +178,7 @@ async def test_an_unavailable_ledger_is_retried(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
-async def test_many_due_schedules_fire_but_a_constantly_changing_one_does_not(clock: ManualClock) -> None:
+async def test_many_due_schedules_fire_and_a_constantly_changing_one_fails(clock: ManualClock) -> None:
     ledger = ScheduleBook([due(f"{number}") for number in range(64)], [due("one more")])
     await played(ledger, clock, 20)
     assert len({*ledger.fired}) == len(ledger.fired) == 65

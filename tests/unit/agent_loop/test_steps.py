@@ -46,7 +46,7 @@ def with_commands(run: Simulation, *kinds: CommandKind) -> State:
 def test_an_acknowledged_decision_counts_despite_an_earlier_message(
     tool_name: str, command: Callable[[str], CommandKind]
 ) -> None:
-    """I1: a receipt is final, even if the worker reads it together with an earlier message."""
+    """I1: a receipt is final, even if the worker reads the decision together with an earlier message."""
     run = started((tool_name,))
     [call] = run.calls
 
@@ -59,7 +59,7 @@ def test_an_acknowledged_decision_counts_despite_an_earlier_message(
 def test_a_step_that_refers_to_its_own_events_requires_a_log_position(
     last_output_seq: int, after_seq: int | None
 ) -> None:
-    """EVT-1: another writer's event may come between; the step is then planned again."""
+    """EVT-1: if another writer adds an event first, the step is planned again."""
     base = Simulation([answer()]).base
     base = replace(base, run=replace(base.run, last_seq=7))
     message = Message(
@@ -72,7 +72,7 @@ def test_a_step_that_refers_to_its_own_events_requires_a_log_position(
 
 
 def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
-    """I3, I12: the ledger would always refuse a step that starts it, and the run would never end."""
+    """I3, I12: the ledger would refuse every step that starts the call, so the run would never end."""
     run = started(("parallel", "gated"))
     gated = run.calls[1]
     approve = Decide(call_id=gated.call_id, kind=DecisionKind.APPROVE)
@@ -84,7 +84,7 @@ def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
 
 
 def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
-    """I3, I12: the step that moves a call must also consume its command."""
+    """I3, I12: the step that moves a call must also consume the command."""
     options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
     run = started(("serial",), options=options)
     [call] = run.calls
@@ -100,7 +100,7 @@ def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
 
 
 def asking() -> tuple[Simulation, Call]:
-    """Return a run with one serial call whose tool asks a question, and the call."""
+    """Return a run and its serial call, whose tool asks a question."""
     run = started(("serial",))
     run.ends(run.calls[0].call_id, ASKS)
     return run, run.calls[0]
@@ -201,7 +201,7 @@ def test_no_ceiling_is_below_its_default() -> None:
 
 
 def test_limits_match_the_operations_manual() -> None:
-    """All limits are listed, except the two that are derived from ceilings."""
+    """The manual lists all limits except those in OF_TOOLS."""
     manual = (Path(__file__).parents[3] / "docs/guides/operations.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) to (\S+) \|", manual, re.MULTILINE)
     assert sorted(row[0] for row in rows) == sorted({*Limits.__struct_fields__} - {*OF_TOOLS})

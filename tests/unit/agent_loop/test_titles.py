@@ -1,5 +1,3 @@
-"""Titles written by models."""
-
 from __future__ import annotations
 
 import asyncio

@@ -112,7 +112,10 @@ def test_a_temporarily_slow_machine_does_not_change_a_ratio() -> None:
 
 
 def seen(p50: float, cpu: float, rate: float) -> dict[str, comparison.Slices]:
-    """Return Pawl with these figures (half of the CPU time is the client's), the hand-written loop, and Restate."""
+    """Return slices of Pawl with these figures, of the hand-written loop and of Restate.
+
+    Half of Pawl's CPU time is the client's.
+    """
     slices = {
         "pawl": [slice_of(cpu / 2, client=cpu / 2, rate=rate, p50=p50)],
         "handwritten": [slice_of(1)],

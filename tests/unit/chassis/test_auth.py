@@ -113,7 +113,7 @@ def test_no_caller_gets_more_rights_than_its_key_allows() -> None:
 
 
 def test_the_users_behind_an_action_include_key_creators_and_delegates() -> None:
-    """HITL-4: the makers of a key and its delegate user count as acting, even if another user is named."""
+    """HITL-4: the creators of a key and its delegate user count as acting, even if the request names another user."""
     makers = frozenset({UserId("olga"), UserId("otto")})
     backend = msgspec.structs.replace(credential("delegate", "member"), maker_user_ids=makers)
     assert principal_of(backend, {"pawl-user": "ann"}).people == {"backend", "olga", "otto"}
@@ -123,7 +123,7 @@ def test_the_users_behind_an_action_include_key_creators_and_delegates() -> None
 
 
 async def test_a_delegate_cannot_decide_in_its_own_name() -> None:
-    """Otherwise a delegate could approve, as an approver, what it started for a user."""
+    """Otherwise a delegate with the approver role could approve what it started for a user."""
     own = principal_of(credential("delegate", "approver"), {})
     assert not own.decides
     auth.set_principal(own)
@@ -256,7 +256,7 @@ def test_a_role_removed_from_a_key_in_the_file_no_longer_applies(tmp_path: Path)
 
 
 async def test_a_changed_keys_file_is_reloaded_unless_it_is_broken(tmp_path: Path) -> None:
-    """This holds even if size and mtime are unchanged, because a removed key must stop working."""
+    """Even a change of neither size nor mtime counts, because a removed key must stop working."""
     path, clock, keys = key_file(tmp_path)
     state = path.stat()
     seen = [[found.user_id for found in keys().values()]]
@@ -272,7 +272,7 @@ async def test_a_changed_keys_file_is_reloaded_unless_it_is_broken(tmp_path: Pat
 async def test_keys_of_a_missing_file_stay_valid_for_a_minute(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """OPS-1: stored keys stay valid as long without job-store. The problem is logged once a minute."""
+    """OPS-1: stored keys also stay valid for a minute without job-store. The problem is logged once a minute."""
     path, clock, keys = key_file(tmp_path)
     own = WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_keys, clock)
     there = keys()

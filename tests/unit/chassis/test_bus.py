@@ -55,7 +55,7 @@ async def test_published_messages_arrive_in_order(bus: Bus) -> None:
 
 
 async def test_without_a_server_neither_start_nor_publish_fails(metrics: Metrics) -> None:
-    """Without NATS at start the service is slower, never wrong."""
+    """Without NATS a service is slower but still correct."""
     async with bus_to("nats://127.0.0.1:9", metrics) as bus:
         await bus.subscribe("anything", Inbox())
         await bus.publish("anything", b"lost")
@@ -68,7 +68,7 @@ async def test_without_a_server_neither_start_nor_publish_fails(metrics: Metrics
 
 
 async def test_a_hook_runs_on_the_current_connection_after_start(nats_url: str, metrics: Metrics) -> None:
-    """A probe at start waits for the first connection attempt."""
+    """A ping at start waits for the first connection attempt."""
     ran = asyncio.Event()
 
     async def hook() -> None:

@@ -165,7 +165,7 @@ async def test_a_read_only_database_is_unavailable_and_its_sessions_are_closed(d
     await database.__aexit__(None, None, None)
 
 
-async def test_a_server_is_checked_only_while_somebody_may_wait_for_it(
+async def test_a_server_is_checked_only_while_a_connection_is_in_use(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks = list[float]()
@@ -187,7 +187,7 @@ async def test_a_server_is_checked_only_while_somebody_may_wait_for_it(
 
 
 async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Event) -> None:
-    """Hold an idle connection, which does not notice that it was cut."""
+    """Hold an idle connection that does not notice when it is cut."""
     async with database.acquire(urgent=True) as connection:
         await connection.execute("LISTEN news")
         started.set()

@@ -97,7 +97,7 @@ def own_server() -> Iterator[str]:
 
 @pytest.fixture
 async def safe(own_server: str) -> AsyncIterator[asyncpg.Connection]:
-    """A superuser connection to `own_server`; settings from ALTER SYSTEM are reset after the test."""
+    """A superuser connection to `own_server`. Settings from ALTER SYSTEM are reset after the test."""
     admin = await asyncpg.connect(own_server)
     yield admin
     await admin.execute("ALTER SYSTEM RESET ALL")
@@ -106,7 +106,7 @@ async def safe(own_server: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def reload(admin: asyncpg.Connection, *, off: int) -> None:
-    """Reload the configuration and wait until this many settings are off for new sessions."""
+    """Reload the configuration and wait until `off` of the checked settings are off for new sessions."""
     await admin.execute("SELECT pg_reload_conf()")
     settings = ["fsync", "full_page_writes", "synchronous_commit"]
     count = "SELECT count(*) FROM pg_settings WHERE name = ANY ($1::text[]) AND setting = 'off'"
@@ -161,7 +161,7 @@ async def test_unsafe_role_database_and_url_settings_are_detected(own_server: st
 
 
 async def test_an_allowed_unsafe_database_is_used_with_a_warning(database_url: str) -> None:
-    """Other tests use an unsafe one, because it is faster."""
+    """Other tests allow an unsafe database, because it is faster."""
     assert (await refusal(database_url)).count(" is off") == 3
     with capture_logs() as logs:
         await check(database_url, unsafe_allowed=True)

@@ -1,4 +1,4 @@
-"""Egress rules: every non-public address is refused, in every spelling. SEC, TOOL-7."""
+"""Egress rules: every non-public address is refused, however it is written (SEC, TOOL-7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issuer keys: fetched from a real HTTP server, and kept through rotation and outages. OPS-1."""
+"""Issuer keys: fetched from a real HTTP server, and kept through rotation and outages (OPS-1)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OLD, NEW = key(name="old"), key(name="new")
 
 
 class World:
-    """An issuer that serves `published`, or nothing while it is down, and a verifier of its tokens."""
+    """An issuer that serves `published` unless it is down, and a verifier of its tokens."""
 
     def __init__(self, *entries: Any) -> None:
         self.published: tuple[PublicKey, ...] | None = keys(*entries)

@@ -36,7 +36,7 @@ def grant(number: int, *, expire_time: float | None = None, is_revoked: bool = F
 
 
 class Source:
-    """Keys in memory, in pages of two; the source can be down or slow."""
+    """Keys in memory, in pages of two. The source can be down or slow."""
 
     def __init__(self) -> None:
         self.changes: list[KeyGrant] = []
@@ -75,7 +75,7 @@ async def rows(source: Source, clock: ManualClock) -> AsyncIterator[KeyRows]:
 
 
 async def found(rows: KeyRows, secret: str, clock: ManualClock) -> KeyGrant | None:
-    """Look a key up, advancing the clock as far as that may need."""
+    """Look a key up, and advance the clock until the lookup must have ended."""
     task = asyncio.ensure_future(rows.find(secret))
     await clock.advance(0.5)
     return await task
@@ -171,7 +171,7 @@ async def test_a_caller_that_fails_too_often_does_not_cause_a_poll(
 async def test_no_key_is_accepted_if_polls_have_failed_for_a_minute(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
-    """Fail closed: any key may have been revoked since."""
+    """Any key may have been revoked in the meantime."""
     source.changes = [grant(0)]
     await clock.advance(2)
     source.is_down = True
@@ -186,7 +186,7 @@ async def test_no_key_is_accepted_if_polls_have_failed_for_a_minute(
 
 
 async def test_after_a_long_outage_all_keys_are_read_again(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    """The database may be an older copy by then, or may have forgotten a revoked key."""
+    """The database may be an older copy by then, and a revoked key may have been deleted."""
     source.changes = [grant(0), grant(1)]
     await clock.advance(2)
     source.is_down = True

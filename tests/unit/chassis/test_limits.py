@@ -75,7 +75,7 @@ def test_counts_of_recent_sources_are_limited(monkeypatch: pytest.MonkeyPatch) -
     assert [failed.may_look_up(f"source {number}", "") for number in range(5)] == [True, True, False, False, False]
 
 
-async def test_a_source_over_its_rate_causes_no_polls_and_few_log_lines() -> None:
+async def test_a_source_over_its_limit_causes_no_lookups_and_few_log_lines() -> None:
     clock = ManualClock()
     failed, metrics = failures(clock)
     with capture_logs() as lines:

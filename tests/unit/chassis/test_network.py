@@ -46,7 +46,7 @@ def test_a_certificate_names_services_by_dns_or_by_spiffe_id() -> None:
 async def test_a_new_certificate_is_used_once_its_key_matches(
     tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """Renewal cannot replace two files atomically."""
+    """A renewal cannot replace two files atomically."""
     files = certificates.write(tmp_path, "agent-loop", authority)
     shown = certificates.tls_of(files, clock)
     first = shown()
@@ -113,7 +113,7 @@ def test_servers_need_a_dns_name_and_clients_any_identity() -> None:
 def test_a_certificate_for_another_service_is_reported_at_start(
     tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """Otherwise calls to it would just fail, without a reason in its own log."""
+    """Otherwise calls to the service would fail without a reason in its own log."""
     files = certificates.write(tmp_path, "job-store", authority)
     shown = certificates.tls_of(files, clock)()
     for is_called in (True, False):
@@ -175,7 +175,7 @@ async def test_a_port_in_use_gives_one_clear_error() -> None:
 
 
 class HangingNames:
-    """A resolver that does not answer names starting with `hang` until released."""
+    """A resolver that does not answer names starting with `hang` until the test releases it."""
 
     def __init__(self) -> None:
         self.answered = asyncio.Event()
@@ -221,7 +221,9 @@ well = replicas.map(lambda many: [ReplicaHealth(name=one.name) for one in many])
 
 
 @given(st.text(), replicas, st.randoms())
-def test_all_callers_prefer_the_same_replica_in_any_order(key: str, known: list[ReplicaHealth], chance: Random) -> None:
+def test_preference_does_not_depend_on_the_order_of_the_replicas(
+    key: str, known: list[ReplicaHealth], chance: Random
+) -> None:
     mixed = list(known)
     chance.shuffle(mixed)
     found, other = (

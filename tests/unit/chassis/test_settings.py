@@ -85,7 +85,7 @@ def test_a_secret_may_come_from_a_file_but_only_from_one_source(
 
 
 def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> None:
-    """OPS-1: otherwise callers need keys in a file or in the database, or tokens."""
+    """OPS-1: on other addresses, callers need keys from a file or the database, or tokens."""
     environment.setenv("PAWL_OIDC_FILE", "oidc.json")
     assert read(Settings).local_key is not None, "both may be set on one machine, to try tokens"
     for name in ("PAWL_LISTEN", "PAWL_INTERNAL_LISTEN"):
@@ -142,7 +142,7 @@ def test_loopback_addresses_are_recognised() -> None:
 
 
 def test_secrets_are_never_shown(environment: pytest.MonkeyPatch) -> None:
-    """I22: they are neither in errors nor in reprs."""
+    """I22: neither errors nor reprs contain them."""
     environment.setenv("PAWL_DATABASE_URL", "postgresql://u:hunter2@db/pawl")
     environment.setenv("PAWL_DATABASE_CONNECTIONS_MAX", "hunter2")
     assert "hunter2" not in str(problems())
@@ -172,7 +172,7 @@ def test_an_incomplete_tls_configuration_is_refused(environment: pytest.MonkeyPa
 
 
 def test_the_public_url_must_be_https_or_loopback(environment: pytest.MonkeyPatch) -> None:
-    """Links in e-mails start with it."""
+    """Links in e-mails start with this URL."""
     environment.setenv("PAWL_SERVICE_KEY", "k" * 16)
 
     def shown(given: str) -> str:

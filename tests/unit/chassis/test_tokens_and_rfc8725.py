@@ -1,4 +1,4 @@
-"""Tokens: validity times, claims, the resulting caller, and RFC 8725 by section. OPS-1."""
+"""Tokens: validity times, claims, the resulting caller, and RFC 8725 by section (OPS-1)."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def refused(text: str, match: str = ".", **more: Any) -> None:
 
 
 def test_a_valid_token_is_accepted() -> None:
-    """Otherwise the tokens in the tests below might be refused for another reason."""
+    """Otherwise the tests below might refuse their tokens for another reason."""
     assert (accept(token()).store_id, accept(token()).user_id) == ("acme", "ann")
     assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: a token may have more audiences"
     for kind in ("JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", None):
@@ -265,7 +265,7 @@ def test_rfc8725_2_1_and_3_2_unsigned_tokens_are_refused() -> None:
 
 
 def test_rfc8725_2_1_and_3_1_a_public_key_is_not_an_hmac_secret() -> None:
-    """The attack that turns RS256 into HS256, signed with the public key."""
+    """In this attack, a token for RS256 is changed to HS256 and signed with the public key."""
     for kind, form in (("RSA", 2048), ("EC", "P-256")):
         private = key(kind, form)
         for secret in (private.as_pem(), private.as_der(), json.dumps(published(private)).encode()):  # type: ignore[union-attr]
@@ -304,7 +304,7 @@ def test_rfc8725_3_1_a_key_is_used_only_for_its_algorithm() -> None:
 
 
 def test_rfc8725_3_1_a_key_is_used_only_for_its_key_type() -> None:
-    """A signature of one kind labelled as another, with two keys of the same id."""
+    """A signature of one type is labelled as another, while two keys of these types have the same id."""
     both = keys(key(), key("RSA", 2048), key("EC", "P-384"))
     good = token(private=key("RSA", 2048), alg="RS256")
     assert accept(good, published_keys=both).user_id == "ann"

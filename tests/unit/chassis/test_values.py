@@ -142,7 +142,7 @@ values_of_strict_json = st.recursive(
 
 
 def same(left: JsonValue, right: JsonValue) -> bool:
-    """Return whether two values are equal, distinguishing 1, 1.0 and True, and 0.0 and -0.0."""
+    """Return whether two values are equal, treating 1, 1.0 and True, and 0.0 and -0.0, as different."""
     return repr(left) == repr(right) if not isinstance(left, dict | list) else _same_container(left, right)
 
 

@@ -79,7 +79,7 @@ async def test_a_long_message_still_fits_in_a_trailer(message: str, metadata: di
 
 
 async def test_an_unknown_reason_keeps_its_kind_and_name() -> None:
-    """I23: a newer service may have sent it."""
+    """I23: a newer service may have sent the error."""
     carried = await carry(NotFound.restore("gone", "GOAT_NOT_FOUND", {"goat": "billy"}))
     got = status.from_rpc_error(carried)
     assert (type(got), got.reason, got.metadata) == (NotFound, "GOAT_NOT_FOUND", {"goat": "billy"})
@@ -155,7 +155,7 @@ STRICT = Translator(refuse)
 
 
 def struct(name: str, **fields: Any) -> Any:
-    """Return a struct with these fields, each a type or a (type, default) pair."""
+    """Return a struct class with these fields. Each is a type or a (type, default) pair."""
     made = [(field, *kind) if isinstance(kind, tuple) else (field, kind) for field, kind in fields.items()]
     return msgspec.defstruct(name, made, frozen=True, kw_only=True)
 

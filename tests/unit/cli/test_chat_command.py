@@ -1,4 +1,4 @@
-"""The chat and the commands of conversations."""
+"""The chat, and the commands for conversations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.cli.test_commands import invoke
 
 
 class Session:
-    """A stream client whose runs end before the start is answered."""
+    """A stream client whose runs end before the response to their start."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.frames: asyncio.Queue[session_pb2.SessionResponse] = asyncio.Queue()
@@ -130,7 +130,7 @@ def turn_event(**kind: Any) -> session_pb2.SessionResponse:
 
 @pytest.mark.parametrize("reply", ["", "It has ended: 42."])
 async def test_a_silent_turn_is_not_shown(reply: str) -> None:
-    """ASYNC-5: a silent turn shows neither start, notice nor end; any other shows everything in order."""
+    """ASYNC-5: a silent turn shows no start, notice or end. Any other turn shows all three in order."""
     talk, _, output = talking()
     talk._active["turn_1"], talk._silent_turns["turn_1"] = None, []
     talk._prompting = True
@@ -190,7 +190,7 @@ CALLS = {
 }
 
 
-def test_calls_are_shown_with_the_message_or_as_a_hint_to_steps() -> None:
+def test_calls_are_shown_with_their_message_or_only_counted() -> None:
     assert call_lines(MESSAGE, {}, is_mine=True) == ["  (2 calls: pawl steps run_1)"]
     assert call_lines(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of other users are hidden"
     shown = ['  weather {"city": "Oslo"} → {"degrees": 12}', "  look {}"]

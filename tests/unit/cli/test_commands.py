@@ -1,4 +1,4 @@
-"""Commands as typed: flags, addresses, keys, tokens, and the requests they send."""
+"""Commands as users type them: flags, addresses, keys, tokens, and the requests that the commands send."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_key_leaves_this_machine_only_over_tls(tmp_path: Path, address: str, m
 
 
 def test_an_empty_key_is_not_replaced_by_the_local_key(tmp_path: Path) -> None:
-    """`$(cat ann.key)` of an empty or missing file must not call as the owner of the machine."""
+    """If the file is missing, `$(cat ann.key)` is empty, and must not act as the owner of the machine."""
 
     def client(key: str) -> AsyncClient:
         environment = {"PAWL_API_KEY": key}
@@ -290,7 +290,7 @@ def test_an_unreadable_token_is_reported(completed: list[str], tmp_path: Path) -
 
 
 def test_resending_all_dead_deliveries_skips_confirmation_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service resends all or nothing, so one mistyped address would leave the rest dead."""
+    """The service resends all deliveries or none, so one mistyped address would leave all others dead."""
     sent: list[str] = []
 
     async def pages(_client: AsyncClient, _call: object, _request: object) -> AsyncIterator[Any]:

@@ -136,7 +136,10 @@ async def test_an_unclear_answer_about_all_calls_is_asked_again() -> None:
 
 
 async def test_each_line_decides_on_the_call_shown() -> None:
-    """HITL-1: a question can be refused; an empty line skips, and the end of input leaves the rest."""
+    """HITL-1: a question can be refused.
+
+    An empty line skips a call, and the end of input leaves the remaining calls.
+    """
     agents, rules = Agents(), Rules()
     decided = call_pb2.Decision(user_id="cyd")
     two = call("d", approval=call_pb2.ApprovalRequest(approvals_required=2, approvals=[decided], escalated=True))
@@ -151,7 +154,7 @@ async def test_each_line_decides_on_the_call_shown() -> None:
 
 
 async def test_a_front_end_call_accepts_a_json_result_or_an_error() -> None:
-    """FE-3, FE-5: invalid JSON is asked for again."""
+    """FE-3, FE-5: after invalid JSON, the command asks again."""
     agents = Agents()
     shown = await typed(agents, 'hello\n{"x": 1}\n! no such panel\n', call("a", OFFERED), call("b", OFFERED))
     first, second = agents.asked
@@ -161,7 +164,7 @@ async def test_a_front_end_call_accepts_a_json_result_or_an_error() -> None:
 
 
 async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None:
-    """HITL-5: one answer does both, and shows how to revoke the rule."""
+    """HITL-5: the output shows how to revoke the rule."""
     agents, rules = Agents(), Rules()
     shown = await typed(agents, "always\n", call("a", conversation_id="conv_1"), rules=rules)
     (rule,) = rules.made
@@ -189,7 +192,7 @@ async def test_a_partially_failed_always_answer_reports_what_succeeded() -> None
 
 
 def test_job_lines_show_only_fields_that_are_set() -> None:
-    """ASYNC-7: they show the progress, the wait and the pending calls."""
+    """ASYNC-7: the lines show the progress, the wait and the pending calls."""
     definition = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=60, iterations_max=5)
     definition.end_time.CopyFrom(Timestamp(seconds=1_900_000_000))
     job = jobs_pb2.BackgroundJob(

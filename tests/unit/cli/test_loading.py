@@ -1,4 +1,4 @@
-"""The command line loads a command only when it is called."""
+"""The command line imports a command only when it is called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNREACHABLE = "127.0.0.1:1"
 
 
 def test_help_shows_the_first_sentence_of_each_command() -> None:
-    """The list is a table, so that help imports no command."""
+    """The sentences are in a table, so help need not import the commands."""
     for name, (_, first) in COMMANDS.items():
         assert load(name).get_short_help_str(200) in {first, first.removesuffix(".")}, name
 

@@ -84,14 +84,14 @@ def test_untrusted_text_cannot_forge_an_inbox_entry() -> None:
 
 
 def test_reasoning_is_separate_from_text_and_folded_by_default() -> None:
-    """HITL-8: it can also be shown in full."""
+    """HITL-8: the reasoning can also be shown in full."""
     output = shown(started(), delta(reasoning="x" * 1000), delta(reasoning="y"), delta("Hello"))
     assert output == "x" * REASONING_CHARACTERS_MAX + " … (folded)\nHello\n"
     assert shown(started(), delta(reasoning="x" * 1000), whole_reasoning=True) == "x" * 1000 + "\n"
 
 
 def test_a_retried_model_call_marks_its_output_as_void() -> None:
-    """EVT-2: the reader sees which text to discard."""
+    """EVT-2: the output says which text to discard."""
     retrying = event_pb2.RoundRetrying(message="HTTP 500.", void_from_seq=3)
     output = shown(started(), delta("Hel"), event_pb2.RunEvent(round_retrying=retrying), delta("Hello"))
     assert output == "Hel\n↻ HTTP 500, trying again; discard the text above\nHello\n"
@@ -136,7 +136,7 @@ def test_a_run_is_shown_line_by_line() -> None:
 
 
 def test_a_waiting_call_shows_all_details_and_how_to_decide() -> None:
-    """HITL-2: the arguments are shown whole."""
+    """HITL-2: the arguments are not shortened."""
     waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL, arguments=b'{"body": "%s"}' % (b"x" * 500))
     waiting.approval.preview = "An e-mail to Ann"
     waiting.approval.cause = "category SENSITIVE"
@@ -213,7 +213,7 @@ def test_waits_operator_actions_and_unstoppable_calls_are_shown() -> None:
 
 
 def test_output_of_models_and_tools_cannot_control_the_terminal() -> None:
-    """I22: escape sequences and direction overrides are shown, not interpreted."""
+    """I22: escape sequences and direction overrides are shown instead of interpreted."""
     evil = "\x1b]0;title\x07\x1b[2J\u202ered\rx"
     done = call(call_pb2.CALL_STATE_SUCCEEDED, name=f"t{evil}")
     done.result.content_json = f'"{evil}"'.encode()
@@ -311,7 +311,7 @@ def test_wrapped_lines_fit_and_keep_all_text(pieces: list[str], width: int) -> N
 
 
 def test_hidden_characters_in_a_call_are_escaped_without_changing_its_json() -> None:
-    """HITL-3: people approve the actual value, not its appearance."""
+    """HITL-3: people must see the actual value that they approve."""
     value = {"to": "ann\u202e@example.com", "at": "https://\u0440aypal.com"}
     call = call_pb2.Call(
         state=call_pb2.CALL_STATE_AWAITING_APPROVAL,

@@ -1,4 +1,4 @@
-"""Parsing of typed words, and errors for invalid ones."""
+"""Parsing of typed words, and errors for invalid words."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
 ]
 
 
-def test_a_refusal_names_the_typed_option_and_leaves_other_words_alone() -> None:
+def test_an_error_names_the_typed_option_and_keeps_other_words() -> None:
     for typed, error, sentence in REFUSALS:
         assert explain(error, [UNREACHABLE], typed=typed) == sentence
 
@@ -241,7 +241,7 @@ ASKED = call_pb2.Call(
 
 
 def test_a_typed_answer_decides_on_the_call_shown() -> None:
-    """HITL-1, HITL-3: an approval carries the digest of the shown call."""
+    """HITL-1, HITL-3: an approval contains the digest of the call that was shown."""
     for line in ("a", "A", " yes ", "approve"):
         decision = answers.decision_of(line, GATED)
         assert (decision.kind, decision.digest) == (call_pb2.DECISION_KIND_APPROVE, "d" * 64), line
@@ -264,7 +264,7 @@ def test_an_unknown_answer_is_refused_with_the_possible_ones() -> None:
 
 
 def test_only_a_bare_word_approves_or_rejects() -> None:
-    """HITL-1: any longer line is asked for again with the possible answers."""
+    """HITL-1: after any longer line, the command asks again and shows the possible answers."""
     call = call_pb2.Call()
     call.CopyFrom(GATED)
     call.approval.series.digest = "e" * 64

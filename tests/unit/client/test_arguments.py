@@ -75,7 +75,7 @@ async def nothing() -> None: ...
 
 
 def waits_in_run(ident: int) -> bool:
-    """Return whether a thread waits for a call."""
+    """Return whether a thread waits in `LoopThread.run`."""
     frame: FrameType | None = sys._current_frames()[ident]
     names = []
     while frame is not None:

@@ -1,4 +1,4 @@
-"""The Session client: commands take effect once and events arrive once, despite failures."""
+"""The Session client: despite failures, each command takes effect once and each event arrives once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cluster:
         return target.session(**defaults | options)
 
     def refuse(self, error: grpc.StatusCode | PawlError | None = grpc.StatusCode.UNAVAILABLE) -> None:
-        """Break all connections and refuse new ones with `error`; if it is None, accept them again."""
+        """Break all connections and refuse new ones with `error`; None accepts new connections again."""
         for replica in (self.first, self.second):
             replica.refuse = error
             replica.cut()
@@ -96,7 +96,7 @@ async def test_removed_events_are_reported_as_one_gap(cluster: Cluster) -> None:
 
 
 async def test_a_client_keeps_its_id_across_reconnects(cluster: Cluster) -> None:
-    """FE-2: the id lets it keep the calls that it holds."""
+    """FE-2: with the same id, the client keeps the calls that it holds."""
     cluster.first.break_before_receipt = "cancel"
     async with cluster.client(tools=[show]) as client:
         await client.cancel(RUN)
@@ -161,7 +161,7 @@ def compute(n: int) -> int:
 
 
 async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
-    """FE-5: each failure is an error for the model."""
+    """FE-5: each failure becomes an error for the model."""
     answers: dict[str, tuple[str, bool]] = {
         "show": ('{"shown":"Plan"}', False),
         "show_in_a_thread": ('{"shown":"Plan"}', False),
@@ -185,7 +185,7 @@ async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
 
 
 def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
-    """Return a tool that runs until an event is set, the ids of its calls, and the event."""
+    """Return a tool that runs until an event is set, a list of the ids of its calls, and the event."""
     runs: list[str] = []
     leave = asyncio.Event()
 
@@ -216,7 +216,7 @@ async def test_a_call_offered_again_while_running_runs_once(cluster: Cluster) ->
 
 
 async def test_a_result_for_an_older_lease_is_sent_again_for_the_next(cluster: Cluster) -> None:
-    """FE-2: the replica died, released the lease, and leases again after the result arrived."""
+    """FE-2: the lease of the lost connection was released, and the call is leased again after the result arrived."""
     slow, runs, leave = waiting_tool()
     cluster.book.refusals["tool_result"] = WRONG_HOLDER
     async with cluster.client(tools=[slow]) as client:
@@ -310,7 +310,7 @@ async def test_an_oversized_frame_is_refused_and_the_session_continues(cluster: 
 
 
 async def test_a_run_lost_during_a_reconnect_is_reported_once(cluster: Cluster) -> None:
-    """It was erased while the client was disconnected."""
+    """The run was erased while the client was disconnected."""
     await cluster.book.append(3)
     async with cluster.client() as client, asyncio.timeout(60):
         await client.start("go")
@@ -385,7 +385,7 @@ async def test_progress_of_a_function_is_reported(cluster: Cluster) -> None:
 
 
 async def test_an_error_is_truncated_to_the_result_limit() -> None:
-    """The model would see only the size of a longer result."""
+    """If the error were longer, the model would only see its size."""
 
     @tool(category=Category.SAFE)
     async def fail(text: str) -> None:

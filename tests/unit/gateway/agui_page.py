@@ -1,4 +1,4 @@
-"""A page that accepts and rejects AG-UI events as @ag-ui/client does, and holds the messages."""
+"""A page that accepts and rejects AG-UI events as @ag-ui/client does, and collects the messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Page:
             self._call(name)["function"]["arguments"] += event["delta"]
 
     def _replace(self, messages: list[dict[str, Any]]) -> None:
-        """Apply a snapshot; reasoning and activities stay if the snapshot has none."""
+        """Apply a snapshot. Reasoning and activities stay if the snapshot contains none."""
         ids = [each["id"] for each in messages]
         assert len(set(ids)) == len(ids), "two messages have the same id"
         left = {"reasoning", "activity"} - {each["role"] for each in messages}

@@ -19,7 +19,7 @@ from tests.fakes.manual_clock import ManualClock
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """Serves an application; `trusting` is the TLS context of its clients, None without TLS."""
+    """Serves an application. `trusting` is the TLS context of its clients, or None without TLS."""
 
     tls: tls.Tls | None = None
     trusting: ssl.SSLContext | None = None

@@ -1,4 +1,4 @@
-"""The log of a run as AG-UI: nothing is left open or repeated, and a reload shows the same."""
+"""The log of a run as AG-UI events: nothing stays open or is repeated, and a reload shows the same."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_an_invalid_request_is_refused_with_the_field() -> None:
 
 @pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])
 async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
-    """A request to stop may arrive after its run has ended, while the next one is active."""
+    """A request to stop may arrive after its run has ended, while the next run is active."""
     services, body = MagicMock(), {"threadId": "t", "runId": "r1"}
     message = {"id": "m", "role": "user", "content": "go"}
     started = agui_input.start(agui_input.read(body | {"messages": [message]}), message)
@@ -235,7 +235,7 @@ def shown(page: Page) -> list[dict[str, str]]:
 
 
 def test_the_end_of_a_run_is_reported_as_the_protocol_version_requires() -> None:
-    """Each row has the event type and the outcome or error code."""
+    """Each row has a final state, and the expected event type and outcome or error code."""
     body, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
     rows: list[tuple[str, dict[str, Any], str, Any]] = [
         ("COMPLETED", {}, "RUN_FINISHED", None),

@@ -41,9 +41,9 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 class Channel:
-    """A channel that answers only WhoAmI, UnsubscribeChannel, and webhooks if `webhooks` is a list.
+    """A channel that answers only WhoAmI and UnsubscribeChannel, and webhooks if `webhooks` is a list.
 
-    It records timeouts and the last metadata.
+    It records timeouts and the metadata of the last call.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ async def test_an_expired_or_foreign_session_is_refused() -> None:
 
 
 async def test_a_repeated_identity_header_is_refused() -> None:
-    """An attacker may have sent the first one, and a proxy added the second."""
+    """An attacker may have sent the first header, and a proxy may have added the second."""
     for name in ["authorization", "pawl-store", "pawl-user"]:
         for path in [WHO, "/agui"]:
             headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
@@ -346,7 +346,7 @@ async def test_hosts_and_origins_are_comma_separated_lists(monkeypatch: pytest.M
 
 
 async def test_a_store_without_a_key_has_no_public_endpoints(tmp_path: Path) -> None:
-    """No service is called: the services are unavailable in this test, so a store with a key gets 503."""
+    """Services are unavailable in this test, so a store with a key gets 503."""
     for store in ["of-nobody", "no.id"]:
         for path, expected in [
             ("/hooks", "TRIGGER_NOT_FOUND"),
@@ -384,7 +384,7 @@ def browser(tmp_path: Path, listener: Listener) -> Browser:
 
 @pytest.mark.parametrize("listener", ["http"], indirect=True)
 async def test_an_unsubscribe_link_asks_for_confirmation_but_one_click_does_not(browser: Browser) -> None:
-    """NOTE-1: mail scanners follow links."""
+    """NOTE-1: otherwise mail scanners, which follow links, would unsubscribe users."""
     page = await browser.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
     assert (page.status_code, '<form method="post">' in page.text, browser.channel.timeouts) == (200, True, [])
     for token, status, text in (
@@ -424,7 +424,7 @@ async def test_identical_bodies_without_an_event_id_are_the_same_event(
 
 
 async def test_a_refused_event_gets_an_error_status(browser: Browser, webhooks: list[DeliverWebhookRequest]) -> None:
-    """The sender delivers it again."""
+    """An error status makes the sender deliver the event again."""
     for reason, status in (("QUEUE_FULL: 100 wait", 429), ("PERMISSION_DENIED: no", 403), ("SOMETHING: else", 503)):
         fire = ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED, reason=reason)
         browser.channel.delivered = DeliverWebhookResponse(fire=fire)

@@ -55,7 +55,7 @@ class World(Browser):
         )
 
     async def tokens(self, provider: Provider, _: object) -> Tokens:
-        """Return tokens of `subject`; the services accept them for another 60 s regardless of their expiry."""
+        """Return tokens of `subject`. Regardless of their own expiry, the services accept them for 60 s."""
         caller = self.channel.who.caller
         caller.credential_id = f"{provider.name}-{self.subject}"
         caller.expire_time.FromSeconds(int(self.clock.now()) + 60)
@@ -149,7 +149,7 @@ async def test_a_session_is_never_renewed_as_the_previous_user(world: World, the
 async def test_a_response_from_another_provider_is_refused(
     world: World, name: str, back: str, issuer: str | None, leads_to: str
 ) -> None:
-    """Each provider has its own return address; `staff` announces that it names itself (RFC 9207)."""
+    """Each provider has its own return address, and `staff` also announces its name in the response (RFC 9207)."""
     assert await world.log_in(name, back, issuer) == leads_to
 
 

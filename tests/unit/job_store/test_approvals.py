@@ -68,7 +68,7 @@ def test_two_approvals_are_needed_from_users_other_than_the_starter(world: World
 
 
 def by(user_id: str, key: str = "", *people: str, shop: bool = False) -> dict[str, Any]:
-    """Return a caller with a key made by those people, or with a delegate key of a shop."""
+    """Return a caller with a key that `people` created, or with a shop's delegate key."""
     delegate = "shop" if shop else ""
     return {"user_id": user_id, "credential_id": key, "people": people, "delegate_user_id": delegate}
 
@@ -105,7 +105,7 @@ APPROVERS: list[tuple[int, dict[str, Any], list[tuple[dict[str, Any], tuple[str,
 
 
 def test_approvals_by_the_same_person_count_once() -> None:
-    """HITL-4: neither another name nor another key made by the same person counts as a second person."""
+    """HITL-4: another name, or another key made by the same person, does not count as a second person."""
     for required, starter, decisions in APPROVERS:
         world = World()
         run_id = gated(world, required, **starter)
@@ -126,7 +126,7 @@ def test_users_who_steer_a_run_or_created_the_steering_key_cannot_approve(world:
 
 
 def test_approvals_are_checked_again_before_the_call_starts(world: World) -> None:
-    """The check does not depend on how the approvals were stored."""
+    """The check does not rely on the checks that were made when the approvals were stored."""
     run_id = gated(world, 2)
     decide(world, run_id, "cyd", credential_id="key_1", people=("cyd", "olga"))
     decide(world, run_id, "dan", credential_id="key_2", command_id="second")
@@ -166,7 +166,7 @@ _DECISIONS = st.lists(st.tuples(_WHO, st.sampled_from([DecisionKind.APPROVE, Dec
 def test_a_call_starts_only_with_enough_distinct_users_and_credentials(
     required: int, started_with: str, decisions: list[tuple[tuple[str, str], DecisionKind]]
 ) -> None:
-    """HITL-4: decisions by one credential are never enough, under any names."""
+    """HITL-4: decisions with one credential are never enough, whatever users they name."""
     world = World()
     run_id = gated(world, required, credential_id=started_with)
     shown: dict[str, Any] = {"digest": DIGEST, "arguments": b"{}"}

@@ -47,7 +47,7 @@ def acts(world: World, run_id: str) -> list[OperatorActed]:
 
 
 def test_a_run_is_quarantined_after_its_third_worker_has_died(world: World, run_id: str) -> None:
-    """I20: a run that kills its workers stops doing so, and operators see why."""
+    """I20: a run that crashes its workers is no longer given to them, and operators see why."""
     for crashes in (1, 2):
         crash(world, run_id)
         assert sweep(world, run_id) == 0
@@ -90,7 +90,7 @@ def test_a_stopping_run_cannot_move_to_needs_attention(world: World, run_id: str
             world.commit(run_id, state=RunState.NEEDS_ATTENTION, consumed=consumed)
 
 
-def test_a_worker_that_stops_its_run_gives_the_cause(world: World, run_id: str) -> None:
+def test_a_worker_that_stops_its_run_must_give_the_cause(world: World, run_id: str) -> None:
     """Otherwise a redrive after a quarantine would ignore the stop."""
     with pytest.raises(InvalidField):
         world.commit(run_id, state=RunState.CANCELLING)

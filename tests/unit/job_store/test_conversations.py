@@ -1,4 +1,4 @@
-"""Keys, titles, archive and search words of conversations."""
+"""Keys, titles, archiving and search words of conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delegated runs (TOOL-7) in the ledger."""
+"""Delegated runs in the ledger (TOOL-7)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parent_of_child(world: World) -> str:
 
 
 def test_the_budget_of_a_removed_run_is_empty(world: World, run_id: str) -> None:
-    """LOOP-12: retention removes ended runs while their jobs are open."""
+    """LOOP-12: retention may remove an ended run while its jobs are open."""
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_removed")))
     assert world.commit(run_id, tokens_used=5).shared_tokens_left == 0
 
@@ -63,7 +63,7 @@ def test_a_child_runs_end_enters_the_parents_inbox_once(world: World) -> None:
 
 
 def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World) -> None:
-    """Otherwise its current work would continue to its natural end."""
+    """Otherwise the worker would finish its current work first."""
     parent = parent_of_child(world)
     world.claim(CHILD)
     world.commit(CHILD, state=RunState.RUNNING)
@@ -79,7 +79,7 @@ def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World)
 
 
 def test_a_quarantined_run_is_notified_of_its_childs_end_when_redriven(world: World) -> None:
-    """Otherwise a run could wait forever for a child that has ended."""
+    """Otherwise the run could wait forever for a child that has ended."""
     parent = parent_of_child(world)
     world.release(parent)
     epoch = world.claim(parent)

@@ -1,4 +1,4 @@
-"""Forks of conversations: fork points, and paths to inherited messages."""
+"""Forks of conversations: where they start, and the paths to inherited messages."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_refusal_names_the_nearest_fork_points(every: list[Head], number: int)
 
 @st.composite
 def forked(draw: st.DrawFn) -> list[tuple[ConversationRow, tuple[Segment, ...]]]:
-    """Draw a conversation, and forks of it or of each other with messages of their own."""
+    """Draw a conversation, and forks of it or of each other that have messages of their own."""
     made: list[tuple[ConversationRow, tuple[Segment, ...]]] = [(row("c0", draw(st.integers(1, 9))), ())]
     for name in range(1, draw(st.integers(1, 6))):
         source, segments = draw(st.sampled_from(made))
@@ -104,7 +104,7 @@ def forked(draw: st.DrawFn) -> list[tuple[ConversationRow, tuple[Segment, ...]]]
 def test_a_path_points_to_the_conversation_that_owns_each_message(
     made: list[tuple[ConversationRow, tuple[Segment, ...]]],
 ) -> None:
-    """Each message number occurs once, in order, under the conversation that owns it."""
+    """Each inherited message number occurs once, in order, under the conversation that owns it."""
     own = {each.conversation_id: range(each.past_number + 1, each.last_number + 1) for each, _ in made}
     for each, segments in made:
         numbers = [n for part in segments for n in range(part.first_number, part.last_number + 1)]
@@ -172,7 +172,7 @@ def test_forking_is_idempotent_by_request_id(world: World) -> None:
 
 @pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
 def test_only_its_owner_can_fork_a_conversation(world: World, fields: dict[str, Any]) -> None:
-    """I13: others do not find it."""
+    """I13: for other users the conversation does not exist."""
     world.submit()
     with pytest.raises(ConversationNotFound):
         fork(world, segment(1, 1, "conv"), **fields)

@@ -69,7 +69,7 @@ def made(governor: Principal, asked: Key) -> Key | None:
 
 @given(OPERATORS, KEYS)
 def test_an_operator_cannot_grant_more_than_it_has(governor: Principal, asked: Key) -> None:
-    """OPS-1: it creates keys only for its own store, and never with a right to decide that it lacks."""
+    """OPS-1: it creates keys only for its own store, and cannot grant a decision right that it lacks."""
     key = made(governor, asked)
     if key is None:
         return
@@ -176,7 +176,7 @@ KEY_MAKERS = st.builds(
 
 @given(KEY_MAKERS | st.just(DEPLOYMENT), st.lists(USERS, min_size=1, max_size=5))
 def test_a_key_records_all_users_in_its_chain_of_creators(first: Principal, users: list[UserId]) -> None:
-    """HITL-4: no user becomes a second person through a key made directly or indirectly by them."""
+    """HITL-4: no user counts as a second person with a key that they created directly or indirectly."""
     # Keys made by the deployment or the local key start a new chain, whose holder answers for later keys.
     is_root = is_deployment(first) or first.credential_id == "local"
     hands = set() if is_root else {first.user_id, *first.people}
@@ -189,7 +189,7 @@ def test_a_key_records_all_users_in_its_chain_of_creators(first: Principal, user
 
 
 def test_the_number_of_recorded_key_creators_is_limited() -> None:
-    """The ledger accepts as many people for one decision."""
+    """The limit equals the number of people that the ledger accepts for one decision."""
     governor = operator()
     for number in range(MAKERS_MAX):
         key = key_of(governor, f"u{number}")

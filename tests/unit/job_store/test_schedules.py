@@ -86,7 +86,7 @@ def test_half_hour_clock_changes_do_not_skip_scheduled_times() -> None:
 
 
 def test_rare_dates_are_found_up_to_thirty_years_ahead() -> None:
-    """A day that occurs every 28 or 40 years used to block the event loop."""
+    """The search for a day that occurs every 28 or 40 years must not block the event loop."""
     times = timing.due_times(Timing(cron="0 0 29 2 */7"), "x", SPRING)
     assert [time.year for time in islice(times, 10)] == [2032]
 
@@ -321,7 +321,7 @@ def test_the_number_of_schedules_and_triggers_per_user_is_limited() -> None:
     ("ending", "failures"), [(RunState.FAILED, 3), (RunState.COMPLETED, 0), (RunState.CANCELLED, 2), (None, 2)]
 )
 def test_each_ended_run_is_counted_once_for_its_schedule(ending: RunState | None, failures: int) -> None:
-    """A run removed before it was counted is neither a failure nor a success."""
+    """A run that was removed before it was counted is neither a failure nor a success."""
     row = replace(kept(), failures=2, last_run_counted=False)
     assert with_ending(row, RunState.RUNNING) is row
     counted = with_ending(row, ending)

@@ -34,7 +34,7 @@ def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
 
 
 def test_a_job_started_by_a_user_reports_to_its_conversation(desk: Desk) -> None:
-    """ASYNC-1: the job has an unlisted conversation of its own and adds no message to the reporting one."""
+    """ASYNC-1: the job has its own unlisted conversation, and adds no message to the conversation it reports to."""
     job = start_job(desk).run
     assert (job.reports_to, job.parent_run_id, job.generation, job.in_background) == ("conv", "", 0, True)
     assert (desk.background.open_jobs_of(USER), desk.active, desk.conversation.last_number) == (1, None, 0)
@@ -45,7 +45,7 @@ def test_a_job_started_by_a_user_reports_to_its_conversation(desk: Desk) -> None
 
 
 def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
-    """This holds even if the limit of open jobs is reached. A reused request id with other content is refused."""
+    """This holds even at the limit of open jobs. Reusing the request id with other content is refused."""
     job = start_job(desk, request_id="r1").run
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
@@ -59,7 +59,7 @@ def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
 
 
 def test_a_users_open_jobs_in_a_conversation_are_limited() -> None:
-    """ASYNC-7: jobs that the model started count too; jobs of other users do not."""
+    """ASYNC-7: jobs that the model started count too, but not jobs of other users."""
     desk, _ = desk_with_a_job()
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
@@ -72,7 +72,7 @@ def test_a_users_open_jobs_in_a_conversation_are_limited() -> None:
 
 
 def test_a_delayed_job_is_queued_only_once_it_is_due(desk: Desk) -> None:
-    """ASYNC-7: a delayed first call neither blocks others nor exceeds the limit."""
+    """ASYNC-7: a delayed job neither blocks other jobs nor counts towards the queue limit before it is due."""
     job = start_job(desk).run
 
     def queued() -> int:
@@ -102,7 +102,7 @@ def test_a_job_cannot_be_started_in_another_users_conversation() -> None:
 
 
 def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
-    """The clock of the client or of agent-loop may be wrong, in this test by days."""
+    """The clock of the client or of agent-loop may be wrong; in this test it is wrong by days."""
     request = ledger_pb2.StartJobRequest(run_id="job_s")
     request.message.MergeFrom(
         ledger_pb2.SubmitMessageRequest(
@@ -120,7 +120,7 @@ def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
 
 
 def test_no_iteration_starts_after_an_accepted_pause() -> None:
-    """A read-only call that has already run is refused too. Running calls may still end."""
+    """The result of a read-only call that has already run is refused too, but running calls may still end."""
     desk, job = desk_with_a_job()
     desk.take(job)
     desk.commit(job, calls=(change("first", CallState.RUNNING),))

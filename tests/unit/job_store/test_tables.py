@@ -1,4 +1,4 @@
-"""Every pair of run states and of call states, tried through the operations that may move them."""
+"""Every pair of run states and of call states, tried with the operations that may cause the transition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CALL_MOVES = {
 
 
 def test_transition_tables_match_the_specification() -> None:
-    """I16: the tables are written out a second time, so that a mistake is found."""
+    """I16: the specification is a second copy of the tables, so that a mistake is found."""
     assert {
         state.name: {after.name for after in after_all}
         for state, after_all in run_table.TRANSITIONS.items()
@@ -57,7 +57,7 @@ _NOT_BY_STEPS = (RunState.CANCELLING, RunState.NEEDS_ATTENTION)
 
 
 def test_a_step_moves_a_run_only_as_the_transition_table_allows() -> None:
-    """I16, EVT-4: a forbidden move changes nothing."""
+    """I16, EVT-4: a forbidden transition changes nothing."""
     for before, after in itertools.product(RunState, RunState):
         _move_run(World(), before, after)
 
@@ -78,7 +78,7 @@ def _move_run(world: World, before: RunState, after: RunState) -> None:
 
 
 def test_a_step_moves_a_call_only_as_the_transition_table_allows() -> None:
-    """I16: the call is not gated. Gated calls have their own tests."""
+    """I16: this covers ungated calls; gated calls have their own tests."""
     for before, after in itertools.product(CallState, CallState):
         _move_call(World(), before, after)
 
@@ -140,7 +140,7 @@ def test_a_new_call_is_proposed_or_in_a_state_that_follows_proposed() -> None:
 
 
 def test_a_run_cannot_end_with_an_open_call(world: World, run_id: str) -> None:
-    """I6: every call has its result before the end."""
+    """I6: every call has its result before its run ends."""
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     for state in [state for state in CallState if not state.is_terminal]:
         for reserved_by, refusal in (("", IllegalTransition), ("cmd", InboxChanged)):

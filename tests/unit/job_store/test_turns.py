@@ -25,7 +25,7 @@ def test_a_second_message_enters_the_conversation_only_when_its_turn_starts(worl
 def test_two_interrupting_messages_both_enter_in_order(
     world: World,
 ) -> None:
-    """This holds however close together they arrive, as if the first had run before the second."""
+    """The result is the same as if the first run had started before the second message arrived."""
     active = world.start_run()
     waiting = world.submit().run.run_id
     first, second, third = (world.submit(MessagePolicy.INTERRUPT).run.run_id for _ in range(3))
@@ -43,7 +43,7 @@ def test_two_interrupting_messages_both_enter_in_order(
 
 
 def test_messages_to_a_superseded_run_are_kept(world: World) -> None:
-    """I1: its worker puts the message into the conversation before the next run starts."""
+    """I1: the run's worker puts the message into the conversation before the next run starts."""
     active = world.start_run()
     first = world.submit(MessagePolicy.INTERRUPT).run.run_id
     world.steer(first)
@@ -65,7 +65,7 @@ def test_the_queue_is_bounded(world: World) -> None:
 
 
 def test_a_run_that_ends_in_the_same_group_frees_its_queue_slot(world: World) -> None:
-    """LOOP-14: each operation of a group updates the counts read at its start."""
+    """LOOP-14: each operation of a group updates the counts that were read at the group's start."""
     idle = world.submit(store_queue_max=1).run.run_id
     with pytest.raises(QueueFull):
         world.submit(conversation_id="other", store_queue_max=1)

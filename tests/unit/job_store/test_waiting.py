@@ -1,4 +1,4 @@
-"""Wait reasons: one for every run that is open and not RUNNING."""
+"""Wait reasons: every run that is open and not RUNNING has one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def waiting_of(state: RunState, *calls: CallRow, around: Any = None, **fields: A
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
-    """Draw any rows that the types allow, even if no ledger writes them."""
+    """Draw any rows that the types allow, even those that no ledger writes."""
     state = draw(st.sampled_from(RunState))
     attention = Attention(reason=draw(st.sampled_from(AttentionReason)), since_time=draw(TIMES))
     names = iter(range(100))
@@ -134,7 +134,7 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 def check(situation: Situation, waiting: Waiting | None) -> None:
-    """Check for one reason that the state allows, with matching calls and a printable sentence."""
+    """Check that the reason fits the run's state, that its calls match, and that its sentence is well formed."""
     run = situation.run
     assert (waiting is None) == (run.state.is_terminal or run.state is RunState.RUNNING)
     if waiting is None:

@@ -27,13 +27,13 @@ def signed(event_id: str, time: datetime, body: str) -> str:
 
 
 def test_an_old_signature_is_invalid_for_another_id_and_time() -> None:
-    """The signed parts are joined by dots, so a dot inside the id would shift the others."""
+    """The signed parts are joined by dots, so a dot in the id would shift the other parts."""
     assert checked("a", NOW_TEXT, "{}", signed("a", NOW, "{}")) == "a"
     with pytest.raises(BadSignature, match="dot"):
         checked(f"a.{OLD_TEXT}", NOW_TEXT, "{}", signed("a", OLD, f"{NOW_TEXT}.{{}}"))
 
 
-def test_a_bearer_of_the_secret_may_use_any_event_id() -> None:
+def test_a_sender_with_the_secret_as_bearer_token_may_choose_any_event_id() -> None:
     headers = {"webhook-id": "a.1", "authorization": f"Bearer {secret_text(SECRET)}"}
     assert event_id_of(Authentication.BEARER, headers, b"", [SECRET], NOW) == "a.1"
     for wrong in (f"Basic {secret_text(SECRET)}", "Bearer whsec_", ""):

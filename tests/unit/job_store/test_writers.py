@@ -1,4 +1,4 @@
-"""Conversations shared for writing: writers start runs of their own and cannot touch other runs."""
+"""Conversations shared for writing: writers start their own runs and cannot affect other runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def conversation(world: World) -> ConversationRow:
 
 
 def shared() -> tuple[World, str]:
-    """Return a conversation of ann that is shared for writing, and her run in it."""
+    """Return a world with a conversation of ann that is shared for writing, and her run in it."""
     world = World()
     run_id = world.start_run()
     share(world, Sharing.WRITE)
@@ -92,7 +92,7 @@ def test_writers_runs_stop_when_write_sharing_ends() -> None:
 
 
 def desk_of_two() -> tuple[Desk, str, str]:
-    """Return a conversation of ann that is shared for writing, with an open job each of ann and bob."""
+    """Return a conversation of ann that is shared for writing, with one open job each of ann and bob."""
     desk = Desk()
     jobs = []
     for user_id in (USER, BOB):
@@ -121,7 +121,7 @@ def test_a_notice_enters_only_the_job_owners_runs() -> None:
 
 
 def test_other_users_cannot_stop_or_steer_a_turn() -> None:
-    """It is protected like a run started by a message, also before it starts."""
+    """A turn is protected like a run that a message started, even before the turn starts."""
     for has_started in (False, True):
         desk, _, theirs = desk_of_two()
         desk.end_job(theirs)
@@ -144,7 +144,7 @@ def test_other_users_cannot_stop_or_steer_a_turn() -> None:
 
 
 def test_users_who_steered_a_job_count_as_steering_its_turns() -> None:
-    """Therefore, none of them counts as a second approver there."""
+    """Therefore none of them counts as a second approver in those turns."""
     desk, mine, _ = desk_of_two()
     job = replace(desk.run(mine), steered_by=(UserId("carl"),), delegate_user_id=UserId("dora"))
     desk.unit.put_run(job)

@@ -106,7 +106,7 @@ def test_a_full_disk_and_a_missing_folder_give_one_clear_error(tmp_path: Path, m
 
 
 def test_concurrent_launchers_create_the_account_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second creation would change its uid and take the first launcher's clusters from it."""
+    """A second account would have another uid, which could not read the first launcher's clusters."""
     made: list[str] = []
     both_look = threading.Barrier(2)
     thread_state = threading.local()

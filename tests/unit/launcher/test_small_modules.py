@@ -50,7 +50,7 @@ def test_used_or_duplicate_ports_are_reported_with_the_flag() -> None:
 
 
 def test_free_ports_are_unique_across_processes() -> None:
-    """Suites that start side by side choose all ports before their servers listen."""
+    """Suites that start at the same time choose all ports before their servers listen."""
     program = "from pawl.launcher.ports import free_port; print(*[free_port() for _ in range(200)]); input()"
     other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with other:
@@ -177,7 +177,7 @@ PROGRAM = "from pawl.launcher.ports import free_port; print(free_port(), flush=T
 
 
 def test_a_port_block_is_held_quietly_until_its_process_ends() -> None:
-    """Holding the first port of the block marks it as taken."""
+    """A process marks a block as taken by binding its first port."""
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Incoming mails: the sender must be allowed, and parsed content stays within limits."""
+"""Incoming e-mails: the sender must be allowed, and parsed content stays within limits."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
     ],
 )
 def test_truncated_text_is_marked_as_truncated(text: str, is_cut: bool) -> None:
-    """Runs of blank lines collapse to one and do not count as cut."""
+    """Runs of blank lines are reduced to one line, and that does not count as truncation."""
     mail = read(f"From: ann@example.com\nContent-Type: text/plain; charset=utf-8\n\n{text}\n")
     assert ("cut" in mail, len(mail["text"].encode()) <= TEXT_BYTES_MAX) == (is_cut, True)
 
@@ -269,7 +269,7 @@ def test_reading_any_bytes_as_an_email_never_fails(raw: bytes) -> None:
     ],
 )
 def test_any_charset_or_header_can_be_read(header: str) -> None:
-    """An unreadable mail would block all later ones."""
+    """An unreadable e-mail would block all later e-mails."""
     mail = read(f"From: ann@example.com\n{header}\n\nh\u00e9llo <![CDA[ world\n")
     assert (mail["refusal"], mail["text"]) == ("", "h\u00e9llo <![CDA[ world")
     file = read(f"From: ann@example.com\n{header}\nContent-Disposition: attachment\n\nh\u00e9")["attachments"][0]

@@ -39,9 +39,9 @@ MAIL = "From: ann@example.com\n\nhello"
 
 
 class Peers:
-    """The other services as channels: a ledger that keeps positions, and documents with room for two.
+    """The other services as channels: a ledger that keeps positions, and a document store with space for two documents.
 
-    `refused` deliveries fail, and `lost` responses to deliveries never arrive.
+    `refused` deliveries fail, and the next `lost` responses to deliveries never arrive.
     """
 
     def __init__(self, *leased: LeasedMailbox) -> None:

@@ -1,4 +1,7 @@
-"""Polling a mailbox over real connections: mails are read in order and within limits, for any server response."""
+"""Polls of a mailbox over real connections.
+
+E-mails are read in order and within limits, whatever the server responds.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +189,7 @@ async def test_an_email_that_breaks_the_parser_does_not_block_others(server: Ima
 async def test_a_reader_crash_does_not_lose_earlier_emails(
     end: str, last: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An e-mail is not blamed if the process was stopped from outside."""
+    """If the process was stopped from outside, no e-mail is blamed."""
     lines: list[dict[str, Any]] = [{"uid": 1}, {"uid": 1, "data": {"text": "hello"}}, {"uid": 2}]
     program = tmp_path / "look"
     shown = "".join(f"echo '{json.dumps(line)}'\n" for line in lines)

@@ -1,4 +1,4 @@
-"""Rules of the scripted model: from a prompt, tools and results to a reply."""
+"""Rules of the scripted model, which turn a prompt, tools and results into a reply."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ PROMPTS: list[tuple[str, list[tuple[str, Any]]]] = [
 
 
 def test_a_prompt_becomes_the_requested_calls() -> None:
-    """HITL-1, LOOP-10: it asks for missing details; a forced tool is called."""
+    """HITL-1, LOOP-10: the model asks for missing details, and calls a tool if the choice is forced."""
     for prompt, expected in PROMPTS:
         assert calls(ask(prompt)) == expected
     for prompt in ("book a table", "e-mail Ann", "what time is it in Nowhere", "ask me which one"):
@@ -123,7 +123,7 @@ def test_a_prompt_becomes_the_requested_calls() -> None:
 
 
 def test_the_outcome_of_a_call_is_reported_in_words() -> None:
-    """HITL-1, HITL-3, LOOP-4: answers, notes of reviewers, and failures."""
+    """HITL-1, HITL-3, LOOP-4: these include answers, notes of reviewers, and failures."""
     mail = "e-mail ann@example.com saying hi"
     for prompt, result, reported in (
         ("book a table", '{"answer": "Tonight at 19:00"}', 'You answered "Tonight at 19:00"'),
@@ -170,7 +170,7 @@ REPORTED = (
 
 
 def test_started_jobs_are_named_and_job_notices_repeated() -> None:
-    """ASYNC-1, ASYNC-5: notices may come next to a prompt, or between its calls."""
+    """ASYNC-1, ASYNC-5: notices may be part of a prompt, or come between its calls."""
     prompt = "in the background: what is 6 * 7"
     started = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
     last = ask(prompt, after=started)

@@ -117,7 +117,7 @@ def test_a_valid_request_is_accepted() -> None:
 
 
 def test_a_history_that_providers_refuse_is_refused() -> None:
-    """Every call needs exactly one result, right after it."""
+    """Every call needs exactly one result, right after the call."""
     rows: list[tuple[list[dict[str, Any]], str]] = [
         ([USER, call("a")], "did not have response messages: a"),
         ([USER, call("a", "b"), result("a"), USER], "did not have response messages: b"),

@@ -1,5 +1,3 @@
-"""Lifecycle events for tests."""
-
 from __future__ import annotations
 
 from datetime import UTC, datetime

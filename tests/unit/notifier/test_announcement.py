@@ -1,4 +1,4 @@
-"""The lifecycle events that become notifications, and the texts of these (NOTE-1)."""
+"""The lifecycle events that become notifications, and the texts of those notifications (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ APPROVERS = [UserId("ann"), UserId("bob"), UserId("eve"), UserId("bob")]
 
 
 def test_approvers_are_notified_without_details_of_the_conversation() -> None:
-    """HITL-4: users are notified of their own runs through the run event."""
+    """HITL-4: users are notified about their own runs by another event."""
     drafts = drafts_of(asked(preview="An e-mail to bob"), APPROVERS)
     assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
     assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
@@ -170,8 +170,8 @@ def test_a_paused_trigger_notifies_its_user() -> None:
     assert (draft.inbox.user_id, draft.run_id, draft.conversation_id) == ("ann", "", "")
 
 
-def test_invalid_events_are_treated_as_poison() -> None:
-    """I13: including an event whose store differs from its subject."""
+def test_invalid_events_are_rejected() -> None:
+    """I13: an event whose store differs from the store in its subject is invalid too."""
     subject = "pawl.v1.acme.lifecycle.waiting"
     good = [of("completed"), asked(), paused()]
     assert [read_event(subject, message.SerializeToString()) for message in good] == good

@@ -1,4 +1,4 @@
-"""Built-in tools: arithmetic, documents, web pages and jobs. TOOL-7, ASYNC-6."""
+"""Built-in tools: arithmetic, documents, web pages and jobs (TOOL-7, ASYNC-6)."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_no_next_time_is_shown_if_unknown(job: run_pb2.Run) -> None:
 
 
 def test_stopping_a_job_reports_its_actual_state() -> None:
-    """It never claims to have stopped an ended job or a job of another user."""
+    """The tool never claims to have stopped a job that had already ended, or a job of another user."""
     over = job_run("run_2", state=run_pb2.RUN_STATE_COMPLETED, waits=[])
     ended = job_run("run_3", state=run_pb2.RUN_STATE_CANCELLED, waits=[])
     jobs = SomeJobs(job_run(state=run_pb2.RUN_STATE_CANCELLING, waits=[]), over, ended)

@@ -1,4 +1,4 @@
-"""Checking arguments and answers against schemas. TOOL-5, LOOP-8, C14."""
+"""Checking arguments and answers against schemas (TOOL-5, LOOP-8, C14)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ NO_OBJECTS = [b"[]", b'"x"', b"1", b"null"]
     [*((raw, "INVALID_JSON") for raw in NOT_JSON), *((raw, "INVALID_ARGUMENTS") for raw in NO_OBJECTS)],
 )
 def test_anything_but_a_json_object_is_refused_and_never_treated_as_empty(raw: bytes, reason: str) -> None:
-    """C14: malformed arguments were once turned into {} and executed."""
+    """C14: malformed arguments are not executed as {}."""
     assert refused(raw, {"type": "object"}).reason == reason
 
 
@@ -115,7 +115,7 @@ def test_defaults_cannot_push_arguments_over_the_limit() -> None:
 
 
 def growing(levels: int, level: Callable[[dict[str, str]], dict[str, Any]]) -> dict[str, Any]:
-    """Return a schema whose definitions each refer to the next."""
+    """Return a schema in which each definition refers to the next."""
     definitions = {f"a{number}": level({"$ref": f"#/$defs/a{number + 1}"}) for number in range(levels)}
     return {"type": "object", "allOf": [{"$ref": "#/$defs/a0"}], "$defs": {**definitions, f"a{levels}": {}}}
 
@@ -140,7 +140,7 @@ def growing(levels: int, level: Callable[[dict[str, str]], dict[str, Any]]) -> d
     ],
 )
 def test_an_unusable_schema_is_refused_with_the_reason(schema: dict[str, Any], expected: str) -> None:
-    """A small schema that grows without bound would keep the process busy for all stores."""
+    """A small schema that grows without limit would keep the process busy for all stores."""
     with pytest.raises(InvalidSchema, match="schema") as error:
         compile_schema(schema)
     assert expected in error.value.message
@@ -156,7 +156,7 @@ def test_an_unusable_schema_is_refused_with_the_reason(schema: dict[str, Any], e
     ],
 )
 def test_schema_growth_is_detected_behind_non_pointer_references(task: dict[str, str]) -> None:
-    """Growth analysis and validation must follow the same references."""
+    """Otherwise the growth analysis would miss references that validation follows."""
     schema = {"$id": "http://example.com/tree", "type": "object", "$anchor": "tree", "properties": {"a": task}}
     with pytest.raises(InvalidSchema, match=r"pointer|at the top"):
         compile_schema(schema)
@@ -175,7 +175,7 @@ def test_near_matches_ignore_case_and_decoration() -> None:
 
 
 def test_a_schema_with_patterns_counts_with_its_compiled_size() -> None:
-    """Cached versions are bounded by weight, and a short pattern takes some 60 KB."""
+    """The total weight of cached versions is limited, and a short pattern takes about 60 KB."""
     properties = {"a": {"type": "string", "pattern": r"\p{L}"}}
     root: dict[str, Any] = {"type": "object", "properties": properties}
     made = ArgumentsSchema(
@@ -383,7 +383,7 @@ def test_a_valid_document_is_never_changed(schema: dict[str, Any], value: dict[s
 
 @given(value=st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0")), JSON, max_size=4))
 def test_checking_canonical_arguments_changes_nothing(value: dict[str, Any]) -> None:
-    """Arguments checked once stay the same when checked again before execution."""
+    """Arguments are checked again before the call is executed."""
     schema = {"type": "object"}
     definition = ToolDefinition(name="t", description="d", arguments_schema=schema)
     validator = compile_schema(schema)

@@ -1,4 +1,4 @@
-"""Elicitation: questions of MCP servers for people, and the replies that servers get."""
+"""Elicitation: questions from MCP servers to people, and the replies that the servers get."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Person:
 
 
 class Bounded:
-    """An in-process stand-in for the helper process; `is_costly` makes it exceed its time limit."""
+    """Runs functions in this process instead of a helper process. `is_costly` makes them exceed their time limit."""
 
     is_costly = False
 

@@ -1,4 +1,4 @@
-"""Executions: journal, process leases, result cache and threads. I5, decision 14."""
+"""Executions: journal, process leases, result cache and threads (I5, decision 14)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def step(
 
 
 def test_an_ended_call_is_never_run_again() -> None:
-    """For any caller, alive or dead, and any effect class, the stored result is final."""
+    """The stored result is final for every caller and effect class."""
     ended = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED)
     for effect, outcome, own, alive, never in itertools.product(JOURNALED, ended, BOTH, BOTH, BOTH):
         found = step(effect=effect, outcome=outcome, is_own=own, alive=alive, unexecuted=never, resolved=9)

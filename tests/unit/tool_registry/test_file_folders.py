@@ -1,4 +1,4 @@
-"""File tools on a real file system: no escape, no loss, no repeated effects. TOOL-7, I13, C4."""
+"""File tools on a real file system: no escape, no loss, no repeated effects (TOOL-7, I13, C4)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync: no power fails in these tests."""
+    """Skip fsync, because these tests do not simulate power cuts."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -254,7 +254,7 @@ def test_no_path_escapes_the_stores_folder(desk: Desk, tmp_path: Path, name: str
 
 
 def test_swapping_a_folder_for_a_link_does_not_allow_an_escape(desk: Desk, tmp_path: Path) -> None:
-    """Another process swaps a folder for a link, over and over, while files are used."""
+    """Another process repeatedly replaces a folder by a link while the tools use its files."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "plan").write_text(SECRET)
@@ -316,7 +316,7 @@ def test_no_folder_is_created_for_an_invalid_store_id(tmp_path: Path, store: str
 
 
 def test_concurrent_edits_by_several_processes_are_not_lost(desk: Desk) -> None:
-    """C4: each Desk locks the folder separately, as another process does."""
+    """C4: each Desk locks the folder separately, as a separate process would."""
     desk("write_file", path="list", content="")
     desks = [Desk(desk.folder) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -346,7 +346,7 @@ def test_waiting_for_the_lock_ends_when_the_call_is_cancelled(desk: Desk) -> Non
 
 
 class Crash(BaseException):
-    """The end of the process, from the code's point of view."""
+    """Raised instead of ending the process."""
 
 
 CHANGES: list[tuple[str, dict[str, Any], bool]] = [
@@ -361,7 +361,7 @@ STEPS = ("open", "rename", "unlink", "rmdir", "mkdir", "fsync", "close")
 
 
 def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """End the process before its system call number `step`; return a function that checks whether it ended."""
+    """Simulate a crash before system call number `step`. The returned function reports whether it was reached."""
     count = itertools.count()
     reached: list[bool] = []
 
@@ -383,7 +383,7 @@ def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 def test_a_call_repeated_after_a_crash_at_any_moment_takes_effect_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, arguments: dict[str, Any], *, other_call: bool
 ) -> None:
-    """I5: with `other_call`, another call changes the file before the same one is repeated."""
+    """I5: with `other_call`, another call changes the file before the first call is repeated."""
     tmp_path = tmp_path_factory.mktemp("crash")
 
     def start(folder: Path) -> Desk:

@@ -1,4 +1,4 @@
-"""Modules, packages and folders of tools. TOOL-3."""
+"""Modules, packages and folders of tools (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_modules_of_a_folder_share_code_by_relative_imports(folder: Path) -> Non
 
 
 def test_a_module_of_a_folder_does_not_shadow_an_installed_one(folder: Path) -> None:
-    """Later imports of the standard library's `email` are unaffected too."""
+    """Even after the folder is loaded, imports of `email` get the standard library's module."""
     write(folder / "kit/email.py", "send")
     write(folder / "kit/user.py", "kind", before="from email import message", value="message.__name__")
     modules = {module.name: module for module in load_modules(["./kit"])}

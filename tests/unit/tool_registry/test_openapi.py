@@ -1,4 +1,4 @@
-"""OpenAPI documents as tools, and calls as requests. TOOL-8."""
+"""OpenAPI documents as tools, and calls as requests (TOOL-8)."""
 
 from __future__ import annotations
 
@@ -457,7 +457,7 @@ def test_source_and_connection_headers_are_not_arguments() -> None:
 
 
 def large_document(operations: int = 300) -> dict[str, Any]:
-    """Return a document over the size limit whose operations need little of it; one refers to another path."""
+    """Return a document over the size limit, in which each operation needs only a small part."""
     schemas = {
         f"S{number}": {
             "type": "object",

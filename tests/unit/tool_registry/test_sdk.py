@@ -1,4 +1,4 @@
-"""The SDK for writing tools. TOOL-3, TOOL-4, TOOL-9."""
+"""The SDK for writing tools (TOOL-3, TOOL-4, TOOL-9)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def silent(word: str) -> None:
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused_at_definition(options: dict[str, Any]) -> None:
-    """Otherwise the registry would fail when it saves the tool, along with all other tools."""
+    """Otherwise the registry would fail when it saves this tool and all others."""
     (name,) = options
     with pytest.raises(ToolDefinitionError, match=f"everything: .*{name}"):
         tool(**options)(everything.function)
@@ -285,13 +285,13 @@ def test_process_limits_are_whole_numbers_within_bounds(limits: dict[str, Any]) 
 
 
 def top() -> str:
-    """Be at the top."""
+    """Return the name of a function at the top of its module."""
     return "top"
 
 
 def test_a_function_that_cannot_be_imported_cannot_use_its_own_process() -> None:
     def inner() -> str:
-        """Be within."""
+        """Return the name of a nested function."""
         return "inner"
 
     with pytest.raises(ToolDefinitionError, match="inner: a function that runs in its own process must be at the top"):

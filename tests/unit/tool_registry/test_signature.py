@@ -1,4 +1,4 @@
-"""Conversion of function types to schemas, and of arguments to function parameters. TOOL-3."""
+"""Conversion of function types to schemas, and of arguments to function parameters (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -40,15 +40,13 @@ UserId = NewType("UserId", str)
 
 
 class Unwritable:
-    """A value without a JSON form. Its fixed repr gives tests the same ids in each process."""
+    """A value without a JSON form. Its fixed repr makes test ids the same in each process."""
 
     def __repr__(self) -> str:
         return "<object Unwritable>"
 
 
 class Color(enum.Enum):
-    """A string enum."""
-
     RED = "red"
     BLUE = "blue"
 
@@ -126,7 +124,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 def of(hint: Any, **options: Any) -> Tool[..., Any]:
     def take(it: Any) -> Any:
-        """Take it."""
+        """Return the argument."""
         return it
 
     take.__annotations__["it"] = hint
@@ -281,27 +279,27 @@ def test_the_context_parameter_is_recognised_in_every_form(hint: Any) -> None:
 
 
 def only_checked(it: Fraction) -> None:
-    """Have a type that only type checkers see."""
+    """Take a value of a type that only type checkers know."""
 
 
 def two_contexts(one: ToolContext, two: ToolContext) -> None:
-    """Have two."""
+    """Take two contexts."""
 
 
 def rest(**others: int) -> None:
-    """Have names that are not known."""
+    """Take arguments of any name."""
 
 
 def positional(it: int, /) -> None:
-    """Have no name."""
+    """Take a positional-only argument."""
 
 
 def method(self: Any) -> None:
-    """Be of a class."""
+    """Take `self`, as a method does."""
 
 
 def untyped(it: Any) -> None:
-    """Take one."""
+    """Take an argument without a type."""
 
 
 del method.__annotations__["self"], untyped.__annotations__["it"]
@@ -367,7 +365,7 @@ def test_classes_with_the_same_name_stay_separate() -> None:
         return Holder
 
     def take(one: Any, two: Any) -> None:
-        """Take both."""
+        """Take two arguments."""
 
     take.__annotations__ |= {"one": Outer, "two": other()}
     validator = compile_schema(tool(take).definition.arguments_schema)

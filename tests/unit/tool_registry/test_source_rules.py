@@ -1,4 +1,4 @@
-"""Sources: trust, tool names, changes, and programs they may start (TOOL-3)."""
+"""Sources: trust, tool names, changes, and the programs that they may start (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ WEB = pb.SourceConfig(name="web", mcp_http=pb.McpHttpConfig(url="https://example
 
 
 class Asked(Exception):
-    """Raised when the call reached the use case."""
+    """Raised when a call reaches the use case."""
 
 
 class Sources:

@@ -1,4 +1,4 @@
-"""The user rule that decides a call."""
+"""User rules, and which of them decides a call."""
 
 from __future__ import annotations
 
@@ -101,8 +101,10 @@ def test_only_restrictive_agent_rules_extend_to_sub_agents(rule: Rule, asked: Ru
 
 
 @given(st.lists(rules, max_size=8), calls, st.sampled_from(["r", "c", "x"]))
-def test_a_child_run_is_at_least_as_restricted_as_its_siblings(made: list[Rule], asked: RuledCall, above: str) -> None:
-    """An agent must not get through a delegate what it may not do itself."""
+def test_a_child_run_is_at_least_as_restricted_as_the_agents_above_it(
+    made: list[Rule], asked: RuledCall, above: str
+) -> None:
+    """Otherwise an agent could do through a child run what it may not do itself."""
     below = replace(asked, agents_above=asked.agents_above | {above})
 
     def severity(decides: Rule | None) -> int:
@@ -161,7 +163,7 @@ def test_allow_must_match_every_item_and_deny_any_item() -> None:
 
 
 def test_an_address_is_denied_in_any_case() -> None:
-    """Almost all mail servers ignore case, also before the @."""
+    """Almost all mail servers ignore case, even before the @."""
     for glob in ("boss@example.com", "Boss@Example.com", "*@EXAMPLE.com"):
         pattern = ArgumentPattern(argument="to", glob=glob)
         assert meets(pattern, {"to": ["BOSS@example.com."]}, strictly=False, to="email")
@@ -230,7 +232,7 @@ def test_a_path_is_denied_in_every_spelling(spelling: str) -> None:
 
 
 def test_a_rule_for_a_tool_applies_to_tools_declared_to_act_like_it() -> None:
-    """Without read access to a file, a user may not move it or its folder to a readable place."""
+    """If a user may not read a file, they may not move it or its folder to a readable place either."""
     schema = {
         "properties": {
             "path": {"type": "string", "format": "path", "x-pawl-acts-as": ["read_file.path/*"]},
@@ -313,7 +315,7 @@ def test_long_sequences_of_combining_marks_are_refused() -> None:
 
 
 def test_a_rule_ignores_a_later_tool_with_the_same_name_and_version() -> None:
-    """A deployment tool and a store tool of the same name both count versions from 1."""
+    """Deployment tools and store tools of the same name both count versions from 1."""
     rule = Rule(
         store_id=StoreId("acme"),
         rule_id="rule",
@@ -331,7 +333,7 @@ def test_a_rule_ignores_a_later_tool_with_the_same_name_and_version() -> None:
 
 @given(rules, calls)
 def test_child_runs_inherit_denials_but_not_permissions(made: Rule, asked: RuledCall) -> None:
-    """TOOL-7: a permission for a run or conversation ends there."""
+    """TOOL-7: a permission for a run or conversation does not apply to its child runs."""
     here = ruling([made], asked, NOW)
     below = ruling(
         [made],

@@ -1,4 +1,4 @@
-"""Run these tests on the event loop of the services, without proxies of the machine."""
+"""Runs these tests on the event loop of the services, without this machine's proxies."""
 
 from __future__ import annotations
 

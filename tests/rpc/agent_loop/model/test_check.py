@@ -21,7 +21,7 @@ def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
 
 
 async def picky(exchange: Exchange) -> None:
-    """Act as a server that knows only `max_tokens`, rejects reasoning and never separates it from the text."""
+    """Act as a server that only knows `max_tokens`, rejects reasoning and returns reasoning as part of the text."""
     body = exchange.body
     if (
         "response_format" in body

@@ -85,7 +85,6 @@ async def test_body_may_end_when_the_connection_closes() -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 async def test_connection_closed_by_the_server_is_not_reused(half: bool) -> None:
-    """The request is sent once, on a new connection, and the call succeeds."""
     closed = asyncio.Event()
 
     async def script(exchange: Exchange) -> None:
@@ -106,7 +105,7 @@ async def test_connection_closed_by_the_server_is_not_reused(half: bool) -> None
 
 
 async def test_request_that_the_server_may_have_read_is_not_resent() -> None:
-    """A server that closes without a response may have started to generate, and model calls are not idempotent."""
+    """Model calls are not idempotent, and a server that closes without a response may have started to generate."""
     scripts = iter([answer, Exchange.close])
 
     async def script(exchange: Exchange) -> None:
@@ -183,7 +182,7 @@ async def test_closing_the_client_ends_running_calls() -> None:
 
 
 async def raw(connections: Pool) -> Connection:
-    """Send a request and do not read the response body."""
+    """Send a request without reading the response body."""
     connection = await connections.take()
     await connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
     return connection

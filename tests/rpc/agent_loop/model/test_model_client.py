@@ -74,7 +74,7 @@ async def test_response_format_is_omitted_with_tools_if_unsupported() -> None:
 
 
 async def test_request_matches_that_of_the_openai_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request also contains everything that the client reads from the environment."""
+    """The request also contains the settings that the openai client reads from the environment."""
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: blue")
@@ -99,7 +99,7 @@ async def test_json_body_instead_of_a_stream_is_accepted() -> None:
 
 
 async def test_status_code_decides_the_error_and_the_client_does_not_retry() -> None:
-    """C13: a message text about 429 or timeouts changes nothing."""
+    """C13: an error text about status 429 or timeouts has no influence."""
     body = '{"error":{"message":"429 rate limit timeout sk-secret","code":"429"}}'
     for status, failure_class, retryable in (
         *((400, PROVIDER, False), (401, AUTH, False), (403, AUTH, False), (404, PROVIDER, False)),
@@ -235,7 +235,7 @@ async def test_keep_alive_comments_do_not_extend_the_round_timeout() -> None:
 
 
 async def test_leaving_a_stream_closes_the_connection() -> None:
-    """C5: the server sees the client disconnect, so that it stops generating."""
+    """C5: the server sees the client disconnect and can stop generating."""
     left = asyncio.Event()
 
     async def wait(exchange: Exchange) -> None:
@@ -274,7 +274,7 @@ async def test_redirects_are_followed() -> None:
 
 
 async def test_cookies_are_sent_back_to_the_server() -> None:
-    """Load balancers route by cookies."""
+    """Some load balancers route by cookies."""
 
     async def script(exchange: Exchange) -> None:
         cookie = "" if "cookie" in fields(exchange) else "Set-Cookie: node=7; Path=/\r\n"
