@@ -492,7 +492,7 @@ def _page(rows: Sequence[R], rows_max: int) -> Page[R]:
 
 
 def _crashes(row: RunRow) -> int:
-    """Return the number of workers that died with this run, which is due, including its current worker if it has one."""
+    """Return how many workers died with this due run, including its current worker if it has one."""
     return row.crashes + (row.worker_id is not None)
 
 

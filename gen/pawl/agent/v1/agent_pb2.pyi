@@ -611,10 +611,10 @@ class SendMessageRequest(_message.Message):
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if a run is active; default QUEUE."""
     agent: _builtins.str
-    """Agent for the run that this message starts, if any; see StartRunRequest.agent."""
+    """Agent for the run, if this message starts a run; see StartRunRequest.agent."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """Options for the run that this message starts, if any."""
+        """Options for the run, if this message starts a run."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
@@ -622,7 +622,7 @@ class SendMessageRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels for the run that this message starts, if any; see StartRunRequest.labels."""
+        """Labels for the run, if this message starts a run; see StartRunRequest.labels."""
 
     def __init__(
         self,

@@ -214,13 +214,13 @@ class StartJobRequest(_message.Message):
 
     @_builtins.property
     def until(self) -> _run_pb2.JobCondition:
-        """Result that ends the job before its last iteration, if any. `until` and `when` require
+        """Result that ends the job before its last iteration; optional. `until` and `when` require
         `duration_minutes`.
         """
 
     @_builtins.property
     def when(self) -> _run_pb2.JobMonitor:
-        """Condition to report each time it becomes true, if any. `firings_max` defaults to 1000."""
+        """Condition to report each time it becomes true; optional. `firings_max` defaults to 1000."""
 
     def __init__(
         self,

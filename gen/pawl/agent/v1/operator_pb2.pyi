@@ -84,7 +84,7 @@ class ListAttentionRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     run_id: _builtins.str
-    """List only this run, if it needs attention; empty means all."""
+    """List only this run; empty means all that need attention."""
     def __init__(
         self,
         *,

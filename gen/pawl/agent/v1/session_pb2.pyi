@@ -272,7 +272,7 @@ class Welcome(_message.Message):
     client_id: _builtins.str
     """Client ID."""
     offer_lease_seconds: _builtins.float
-    """Seconds that the client keeps an offer without sending a heartbeat; default 30."""
+    """Seconds for which the client keeps an offer without sending a heartbeat; default 30."""
     silence_max_seconds: _builtins.float
     """Seconds of silence before the server closes the stream; default 45."""
     def __init__(
@@ -510,7 +510,7 @@ class UserMessage(_message.Message):
     """Agent for the run that the message starts."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """Options for the run that the message starts, if any."""
+        """Options for the run, if the message starts a run."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:

@@ -143,7 +143,7 @@ class Step(_message.Message):
     call_id: _builtins.str
     """ID of the call; for calls, results and questions."""
     model: _builtins.str
-    """Model that wrote it, if known; only for completed reasoning, planning and answers."""
+    """Model that wrote it; empty if unknown. Only for completed reasoning, planning and answers."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """Time of the last change."""

@@ -226,7 +226,7 @@ class Receipt(_message.Message):
     run_id: _builtins.str
     """Run ID; for `start`, the ID of the run that was created."""
     call_id: _builtins.str
-    """Call ID, if any."""
+    """Call ID; empty if the receipt is not about a call."""
     def __init__(
         self,
         *,

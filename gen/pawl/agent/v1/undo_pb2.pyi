@@ -55,7 +55,7 @@ class _UndoStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UndoState.V
     """The call had no effect: it only read data, was a question, or did not succeed. Terminal."""
 
 class UndoState(_UndoState, metaclass=_UndoStateEnumTypeWrapper):
-    """How far the undo of a call has got."""
+    """Progress of undoing a call."""
 
 UNDO_STATE_UNSPECIFIED: UndoState.ValueType  # 0
 """Never sent."""

@@ -117,7 +117,7 @@ class CallerInfo(_message.Message):
     credential_id: _builtins.str
     """ID of the credential; never the secret."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that acts for `user_id`, if any."""
+    """User ID of the delegate that acts for `user_id`; empty if the user acts directly."""
     decision_right: Global___DecisionRight.ValueType
     """Which calls and questions the caller can decide on."""
     @_builtins.property

@@ -199,7 +199,7 @@ class Failure(_message.Message):
     reason: _builtins.str
     """Name of a pawl.error.v1.ErrorReason."""
     message: _builtins.str
-    """What to do next."""
+    """Human-readable message: what happened and what to do next."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Metadata, as in google.rpc.ErrorInfo."""

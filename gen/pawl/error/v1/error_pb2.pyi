@@ -51,7 +51,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_SCHEMA: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT. A JSON Schema is not valid under draft 2020-12, or has remote references."""
     ERROR_REASON_INVALID_ARGUMENTS: _ErrorReason.ValueType  # 6
-    """INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists every violation."""
+    """INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists up to 20 violations."""
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 7
     """INVALID_ARGUMENT. The page token was not issued by this method for this filter."""
     ERROR_REASON_DIGEST_REQUIRED: _ErrorReason.ValueType  # 8
@@ -149,7 +149,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_FORK_POINT_OPEN: _ErrorReason.ValueType  # 69
     """FAILED_PRECONDITION. The conversation cannot be forked there: the history up to that point has no answer
     yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid
-    message numbers, if any.
+    message numbers, if they exist.
     """
     ERROR_REASON_RUN_OF_ANOTHER_USER: _ErrorReason.ValueType  # 70
     """FAILED_PRECONDITION. The active run belongs to another user, so a message cannot steer or interrupt it.
@@ -240,7 +240,7 @@ duplicate keys, NUL, lone surrogates, integers beyond 64 bits or trailing bytes.
 ERROR_REASON_INVALID_SCHEMA: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT. A JSON Schema is not valid under draft 2020-12, or has remote references."""
 ERROR_REASON_INVALID_ARGUMENTS: ErrorReason.ValueType  # 6
-"""INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists every violation."""
+"""INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists up to 20 violations."""
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 7
 """INVALID_ARGUMENT. The page token was not issued by this method for this filter."""
 ERROR_REASON_DIGEST_REQUIRED: ErrorReason.ValueType  # 8
@@ -338,7 +338,7 @@ ERROR_REASON_CONVERSATION_ERASED: ErrorReason.ValueType  # 67
 ERROR_REASON_FORK_POINT_OPEN: ErrorReason.ValueType  # 69
 """FAILED_PRECONDITION. The conversation cannot be forked there: the history up to that point has no answer
 yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid
-message numbers, if any.
+message numbers, if they exist.
 """
 ERROR_REASON_RUN_OF_ANOTHER_USER: ErrorReason.ValueType  # 70
 """FAILED_PRECONDITION. The active run belongs to another user, so a message cannot steer or interrupt it.

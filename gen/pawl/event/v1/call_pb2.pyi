@@ -117,7 +117,7 @@ class _ExecutionContextEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_CONTEXT_BACKEND: _ExecutionContext.ValueType  # 1
     """In the tool registry."""
     EXECUTION_CONTEXT_FRONTEND: _ExecutionContext.ValueType  # 2
-    """In a client that offers to run it."""
+    """In a client that can run it."""
     EXECUTION_CONTEXT_HUMAN: _ExecutionContext.ValueType  # 3
     """With a user: the call is a question, and the user's answer is its result."""
     EXECUTION_CONTEXT_AGENT: _ExecutionContext.ValueType  # 4
@@ -131,7 +131,7 @@ EXECUTION_CONTEXT_UNSPECIFIED: ExecutionContext.ValueType  # 0
 EXECUTION_CONTEXT_BACKEND: ExecutionContext.ValueType  # 1
 """In the tool registry."""
 EXECUTION_CONTEXT_FRONTEND: ExecutionContext.ValueType  # 2
-"""In a client that offers to run it."""
+"""In a client that can run it."""
 EXECUTION_CONTEXT_HUMAN: ExecutionContext.ValueType  # 3
 """With a user: the call is a question, and the user's answer is its result."""
 EXECUTION_CONTEXT_AGENT: ExecutionContext.ValueType  # 4
@@ -467,7 +467,7 @@ class Decision(_message.Message):
     credential_id: _builtins.str
     """ID of the credential used to decide; never the secret."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that decided for `user_id`, if any."""
+    """User ID of the delegate that decided for `user_id`; empty if that user decided directly."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -768,7 +768,7 @@ class Call(_message.Message):
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the approval, question or offer expires, if any."""
+        """When the approval, question or offer expires; absent if it does not expire."""
 
     @_builtins.property
     def approval(self) -> Global___ApprovalRequest:

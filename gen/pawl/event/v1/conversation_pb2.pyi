@@ -111,7 +111,7 @@ class Conversation(_message.Message):
     archived: _builtins.bool
     """Whether it is archived. The next message unarchives it."""
     active_run_id: _builtins.str
-    """Run whose turn it is, if any. It may belong to another user with write access."""
+    """Run whose turn it is; empty if no run is active. It may belong to another user with write access."""
     queued_run_count: _builtins.int
     """Number of runs that are waiting for their turn."""
     last_message_number: _builtins.int
@@ -242,7 +242,7 @@ class Erasure(_message.Message):
     @_builtins.property
     def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Remaining work; empty once complete. Possible values are `runs` (which must end), `ledger`,
-        `tool-registry`, `notifier`, `stream` (life cycle events on NATS) and `log` (the list that is reapplied
+        `tool-registry`, `notifier`, `stream` (lifecycle events on NATS) and `log` (the list that is reapplied
         to a restored database).
         """
 

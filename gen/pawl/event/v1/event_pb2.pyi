@@ -187,14 +187,14 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def starter_paused(self) -> Global___StarterPaused:
-        """A schedule or trigger paused itself. Appears only in life cycle events, not in a run's log. `run_id`,
+        """A schedule or trigger paused itself. Appears only in lifecycle events, not in a run's log. `run_id`,
         `conversation_id` and `seq` are empty.
         """
 
     @_builtins.property
     def starter_fired(self) -> Global___StarterFired:
-        """A schedule or trigger fired. Appears only in life cycle events, not in a run's log. `run_id` and
-        `conversation_id` identify the run that was started, if any; `seq` is empty.
+        """A schedule or trigger fired. Appears only in lifecycle events, not in a run's log. `run_id` and
+        `conversation_id` identify the run that was started, or are empty; `seq` is empty.
         """
 
     def __init__(
@@ -515,8 +515,8 @@ Global___RoundEnded: _TypeAlias = RoundEnded  # noqa: Y015
 
 @_typing.final
 class OutputDelta(_message.Message):
-    """Model output. The first chunk is sent immediately, later ones every 100 ms, or less often under load, but at most 1 s
-    after they arrived. Append the pieces in order.
+    """Model output. The first chunk is sent immediately, and later chunks every 100 ms. Under load they are sent less
+    often, but at most 1 s after they arrived. Append the pieces in order.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -530,7 +530,7 @@ class OutputDelta(_message.Message):
     round: _builtins.int
     """Round."""
     model_attempt: _builtins.int
-    """Attempt; a higher one starts over."""
+    """Attempt; a higher attempt starts the output over."""
     text: _builtins.str
     """Text to append."""
     reasoning: _builtins.str

@@ -201,7 +201,7 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     STOP_CAUSE_UNSPECIFIED: _StopCause.ValueType  # 0
     """The run was not stopped."""
     STOP_CAUSE_USER: _StopCause.ValueType  # 1
-    """The run's user; or the conversation's owner, by erasing it or no longer sharing it for writing."""
+    """The run's user, or the conversation's owner by erasing the conversation or no longer sharing it for writing."""
     STOP_CAUSE_SUPERSEDED: _StopCause.ValueType  # 2
     """A newer message interrupted the run."""
     STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
@@ -217,7 +217,7 @@ class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
 STOP_CAUSE_UNSPECIFIED: StopCause.ValueType  # 0
 """The run was not stopped."""
 STOP_CAUSE_USER: StopCause.ValueType  # 1
-"""The run's user; or the conversation's owner, by erasing it or no longer sharing it for writing."""
+"""The run's user, or the conversation's owner by erasing the conversation or no longer sharing it for writing."""
 STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 """A newer message interrupted the run."""
 STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4
@@ -704,9 +704,9 @@ class RunLimits(_message.Message):
     """
     provider_wait_seconds: _builtins.float
     """Seconds to wait for a model server that is unreachable, rate-limits the run or fails with 5xx; default
-    900. Applies after all `model_attempts_max` and fallback models. The run is WAITING (WAIT_KIND_PROVIDER)
-    and retries after 10 s, then at growing intervals up to a minute, and once more at the end. With 0 it
-    fails immediately. Turns started by job reports do not wait.
+    900. Applies after all `model_attempts_max` attempts and all fallback models. The run is WAITING
+    (WAIT_KIND_PROVIDER) and retries after 10 s, then at growing intervals up to a minute, and once more at the
+    end. With 0 it fails immediately. Turns started by job reports do not wait.
     """
     def __init__(
         self,
@@ -1260,11 +1260,11 @@ class Job(_message.Message):
 
     @_builtins.property
     def until(self) -> Global___JobCondition:
-        """Result that ends the job before its last iteration, if any."""
+        """Result that ends the job before its last iteration; absent if no result does."""
 
     @_builtins.property
     def when(self) -> Global___JobMonitor:
-        """Condition to report each time it becomes true, if any."""
+        """Condition to report each time it becomes true; absent if there is none."""
 
     def __init__(
         self,
@@ -1493,7 +1493,7 @@ class Run(_message.Message):
     active_seconds: _builtins.float
     """Active time in seconds."""
     parent_run_id: _builtins.str
-    """Run whose call this run executes, if any. Cancelling that call cancels this run."""
+    """Run whose call this run executes; otherwise empty. Cancelling that call cancels this run."""
     parent_call_id: _builtins.str
     """Call that this run executes."""
     depth: _builtins.int
@@ -1503,7 +1503,7 @@ class Run(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that started it or the run above it; never the secret."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that started it for `user_id`, if any."""
+    """User ID of the delegate that started it for `user_id`; empty if that user started it directly."""
     crash_count: _builtins.int
     """Number of worker crashes since its last progress (a message, a settled call, or a wait)."""
     token_budget: _builtins.int

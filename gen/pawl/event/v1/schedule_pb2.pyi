@@ -233,7 +233,7 @@ class ScheduleFire(_message.Message):
     triggered: _builtins.bool
     """Whether it was triggered manually or backfilled."""
     run_state: _run_pb2.RunState.ValueType
-    """Current state of the run, if it still exists. Only in GetSchedule and GetTrigger."""
+    """Current state of the run; UNSPECIFIED if it was deleted. Only in GetSchedule and GetTrigger."""
     event_id: _builtins.str
     """For a trigger: the webhook-id, or the e-mail's number in its mailbox. Otherwise empty."""
     @_builtins.property

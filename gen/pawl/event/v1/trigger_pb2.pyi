@@ -218,7 +218,7 @@ class TriggerDefinition(_message.Message):
     @_builtins.property
     def mailbox(self) -> Global___MailboxSource:
         """Fire for each e-mail. An event's data has `from`, `from_name`, `to`, `cc`, `subject`, `date`,
-        `message_id`, `thread` (first message of the thread, if any), `text` and `attachments`. `cut` is true
+        `message_id`, `thread` (first message of the thread, if known), `text` and `attachments`. `cut` is true
         if the e-mail is over 1 MiB or has over 128 KiB of text, 100 parts or 20 attachments; the rest is
         dropped. Text attachments become documents of the user, named in `document`; other attachments have
         only a name, type, size and the reason `left_out`.

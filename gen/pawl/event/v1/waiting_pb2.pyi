@@ -40,7 +40,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_AGENT: _WaitReason.ValueType  # 5
     """A child run must end. Interrupted."""
     WAIT_REASON_TURN: _WaitReason.ValueType  # 6
-    """It is the turn of an earlier run in the conversation. Transient."""
+    """An earlier run in the conversation has its turn. Transient."""
     WAIT_REASON_PLACE: _WaitReason.ValueType  # 7
     """The store or user has reached its limit of active runs. Transient."""
     WAIT_REASON_WORKER: _WaitReason.ValueType  # 8
@@ -81,7 +81,7 @@ WAIT_REASON_TOKENS: WaitReason.ValueType  # 4
 WAIT_REASON_AGENT: WaitReason.ValueType  # 5
 """A child run must end. Interrupted."""
 WAIT_REASON_TURN: WaitReason.ValueType  # 6
-"""It is the turn of an earlier run in the conversation. Transient."""
+"""An earlier run in the conversation has its turn. Transient."""
 WAIT_REASON_PLACE: WaitReason.ValueType  # 7
 """The store or user has reached its limit of active runs. Transient."""
 WAIT_REASON_WORKER: WaitReason.ValueType  # 8

@@ -347,7 +347,7 @@ class KeyEvent(_message.Message):
     by_user_id: _builtins.str
     """User who made the change."""
     by_delegate_user_id: _builtins.str
-    """User ID of the delegate that acted for `by_user_id`, if any."""
+    """User ID of the delegate that acted for `by_user_id`; empty if that user acted directly."""
     by_credential_id: _builtins.str
     """ID of the credential used."""
     @_builtins.property

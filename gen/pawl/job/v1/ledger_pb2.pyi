@@ -260,7 +260,7 @@ class SubmitMessageRequest(_message.Message):
     credential_id: _builtins.str
     """ID of the user's credential (not compared)."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate, if any (not compared)."""
+    """User ID of the delegate (not compared); empty if the user acts directly."""
     conversation_key: _builtins.str
     """Client-chosen key of the conversation, 1 to 200 bytes, instead of a `conversation_id`. If the conversation
     does not exist, it is created. Empty if there is no key.
@@ -468,7 +468,7 @@ class ClaimRunsRequest(_message.Message):
     background_runs_max: _builtins.int
     """Maximum number of background runs (jobs and their child runs) that the worker may hold in total."""
     idle: _builtins.bool
-    """The worker holds no runs. If it gets none, it wants to know how long to wait."""
+    """Whether the worker holds no runs. If it also gets none, the response contains `wait_seconds`."""
     def __init__(
         self,
         *,
@@ -1278,7 +1278,7 @@ class Command(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that sent it, set by the ledger; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that sent it for `user_id`, if any; set by the ledger."""
+    """User ID of the delegate that sent it for `user_id`, set by the ledger; empty if that user sent it."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -1727,7 +1727,7 @@ class SendCommandRequest(_message.Message):
     different credential, which must also differ from the run's.
     """
     delegate_user_id: _builtins.str
-    """User ID of the delegate, if any. Not part of the fingerprint."""
+    """User ID of the delegate; empty if the user acts directly. Not part of the fingerprint."""
     @_builtins.property
     def command(self) -> Global___Command:
         """The command; the ledger sets `time`."""

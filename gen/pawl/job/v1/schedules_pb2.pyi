@@ -40,7 +40,7 @@ class ScheduleOwner(_message.Message):
     credential_id: _builtins.str
     """Credential ID."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate, if any."""
+    """User ID of the delegate; empty if the user acts directly."""
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The user's roles."""
@@ -179,7 +179,7 @@ class DueSchedule(_message.Message):
     generation: _builtins.int
     """The schedule's generation when it was read."""
     last_run_id: _builtins.str
-    """Run started by the previous firing, if any."""
+    """Run started by the previous firing; empty if there is none."""
     @_builtins.property
     def owner(self) -> Global___ScheduleOwner:
         """The schedule's user and credential."""
@@ -194,7 +194,7 @@ class DueSchedule(_message.Message):
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """The scheduled time after that, if any."""
+        """The scheduled time after that; absent if there is none."""
 
     def __init__(
         self,

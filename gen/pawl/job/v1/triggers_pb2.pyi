@@ -282,7 +282,7 @@ class CheckWebhookResponse(_message.Message):
     DUE_FIELD_NUMBER: _builtins.int
     EVENT_ID_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """The webhook-id, if any."""
+    """The webhook-id; empty if the webhook has none."""
     @_builtins.property
     def due(self) -> Global___DueTrigger:
         """What FireTrigger needs."""

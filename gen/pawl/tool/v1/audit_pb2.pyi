@@ -150,17 +150,17 @@ class AuditEntry(_message.Message):
     front-end results without a lease.
     """
     prev_hash: _builtins.str
-    """Hash of the previous entry; empty for the first page."""
+    """Hash of the previous entry; empty for the first entry."""
     hash: _builtins.str
     """SHA-256, in hex, of this entry."""
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown and for RULE."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that started the run for `user_id`, if any."""
+    """User ID of the delegate that started the run for `user_id`; empty if that user started it."""
     by_credential_id: _builtins.str
     """ID of the credential that `by_user_id` used; empty if unknown."""
     by_delegate_user_id: _builtins.str
-    """User ID of the delegate that acted for `by_user_id`, if any."""
+    """User ID of the delegate that acted for `by_user_id`; empty if that user acted directly."""
     agent_name: _builtins.str
     """The run's agent; `default` if it did not name one. Empty for RULE and for workers' late results."""
     @_builtins.property

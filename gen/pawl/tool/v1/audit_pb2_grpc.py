@@ -81,8 +81,8 @@ class AuditServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def VerifyAudit(self, request, context):
-        """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
-        entries; the last response has `done` set. Read-only.
+        """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
+        every 10000 entries; the last response has `done` set. Read-only.
 
         Errors:
         - PERMISSION_DENIED

@@ -49,8 +49,8 @@ class AuditServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _grpc.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]
-    """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
-    entries; the last response has `done` set. Read-only.
+    """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
+    every 10000 entries; the last response has `done` set. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -85,8 +85,8 @@ class AuditServiceAsyncStub(AuditServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _aio.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]  # type: ignore[assignment]
-    """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
-    entries; the last response has `done` set. Read-only.
+    """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
+    every 10000 entries; the last response has `done` set. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -130,8 +130,8 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.VerifyAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_audit_pb2.VerifyAuditResponse], _abc.AsyncIterator[_audit_pb2.VerifyAuditResponse]]:
-        """Reads the whole chain and returns the first invalid entry, if any. Sends progress at least every 10000
-        entries; the last response has `done` set. Read-only.
+        """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
+        every 10000 entries; the last response has `done` set. Read-only.
 
         Errors:
         - PERMISSION_DENIED

@@ -79,8 +79,8 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_OUTCOME_UNKNOWN: _ExecutionOutcome.ValueType  # 4
     """Its process crashed during the call; it is unknown whether the call took effect."""
     EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
-    """Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far. READ_ONLY
-    and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
+    """Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far.
+    READ_ONLY and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
     """
     EXECUTION_OUTCOME_AWAITING_COMPLETION: _ExecutionOutcome.ValueType  # 6
     """Not ended: the call must be completed through CompletionService within `completion_seconds_left`. The tool
@@ -102,8 +102,8 @@ EXECUTION_OUTCOME_CANCELLED: ExecutionOutcome.ValueType  # 3
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
 """Its process crashed during the call; it is unknown whether the call took effect."""
 EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
-"""Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far. READ_ONLY
-and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
+"""Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far.
+READ_ONLY and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
 """
 EXECUTION_OUTCOME_AWAITING_COMPLETION: ExecutionOutcome.ValueType  # 6
 """Not ended: the call must be completed through CompletionService within `completion_seconds_left`. The tool
@@ -114,7 +114,7 @@ Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
 @_typing.final
 class CallContext(_message.Message):
-    """Identifies on whose behalf a call is made."""
+    """The run and user on whose behalf a call is made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,7 +144,7 @@ class CallContext(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that started the run, if any."""
+    """User ID of the delegate that started the run; empty if the user started it."""
     agent_name: _builtins.str
     """The run's agent; `default` if it did not name one. Required."""
     in_background: _builtins.bool
@@ -525,7 +525,7 @@ class ProposedCall(_message.Message):
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
-        """Series that it belongs to, if any, with the digest of its grant, if any."""
+        """Series that it belongs to, with the digest of its grant; absent if it belongs to no series."""
 
     def __init__(
         self,
@@ -705,7 +705,7 @@ class RecordedDecision(_message.Message):
     credential_id: _builtins.str
     """ID of the credential used to decide; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that decided for `user_id`, if any."""
+    """User ID of the delegate that decided for `user_id`; empty if that user decided directly."""
     definition_sha256: _builtins.str
     """Same as PinnedTool.definition_sha256."""
     for_series: _builtins.bool
@@ -821,7 +821,7 @@ class RecordedResult(_message.Message):
     credential_id: _builtins.str
     """ID of the credential used to return the result; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that returned it for `user_id`, if any."""
+    """User ID of the delegate that returned it for `user_id`; empty if that user returned it."""
     definition_sha256: _builtins.str
     """Same as PinnedTool.definition_sha256."""
     def __init__(
@@ -932,7 +932,7 @@ class Verdict(_message.Message):
     NOT_ALLOWED if a rule denies the call). More values may be added.
     """
     error_message: _builtins.str
-    """REFUSE: every violation, and near matches for unknown names."""
+    """REFUSE: up to 20 violations, and near matches for unknown names."""
     rule_id: _builtins.str
     """Rule that decided; empty if none did. An ALLOW rule has already counted the call, once."""
     approvals_required: _builtins.int
@@ -1030,7 +1030,7 @@ class ExecuteToolRequest(_message.Message):
     timeout_seconds: _builtins.float
     """Timeout in seconds, at most 86400; 0 means the tool's own, which defaults to 10."""
     approved_digest: _builtins.str
-    """Digest of the approval, if any."""
+    """Digest of the approval; empty if the call was not approved."""
     unknowns_resolved: _builtins.int
     """Number of UNKNOWN outcomes that an operator has resolved as not having taken effect. If it covers all of the
     call's unknown outcomes, the call runs again; otherwise the stored result is returned.
@@ -1047,8 +1047,8 @@ class ExecuteToolRequest(_message.Message):
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
-        """Series whose grant covers the call, with its digest, if any. It must match this call and have uses left;
-        otherwise the request fails with APPROVAL_REQUIRED.
+        """Series whose grant covers the call, with its digest; absent without a grant. It must match this call and have
+        uses left; otherwise the request fails with APPROVAL_REQUIRED.
         """
 
     def __init__(

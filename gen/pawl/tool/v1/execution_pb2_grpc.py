@@ -118,7 +118,7 @@ class ExecutionServiceServicer(object):
 
     def CheckCalls(self, request, context):
         """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-        schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+        schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
         rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
         calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
         invalid call does not affect the others. Idempotent by call ID.

@@ -52,7 +52,7 @@ class ExecutionServiceStub:
     """
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
     """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-    schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+    schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
     rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
     calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
     invalid call does not affect the others. Idempotent by call ID.
@@ -143,7 +143,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
     """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-    schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+    schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
     rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
     calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
     invalid call does not affect the others. Idempotent by call ID.
@@ -249,7 +249,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckCallsResponse, _abc.Awaitable[_execution_pb2.CheckCallsResponse]]:
         """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-        schema (applying defaults, reporting lossless coercions and listing all violations), the category, the bulk
+        schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
         rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
         calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
         invalid call does not affect the others. Idempotent by call ID.

@@ -189,7 +189,7 @@ class Rule(_message.Message):
     revoke_user_id: _builtins.str
     """User who revoked it. Output only."""
     call_id: _builtins.str
-    """The caller's call whose approval led to the rule, if any. The call must have needed approval and match the
+    """The caller's call whose approval led to the rule; optional. The call must have needed approval and match the
     rule's tool name.
     """
     @_builtins.property

@@ -33,8 +33,8 @@ class RuleServiceStub(object):
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
-    an ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
+    ALLOW rule for tool "*" that expires.
     """
 
     def __init__(self, channel):
@@ -68,8 +68,8 @@ class RuleServiceServicer(object):
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
-    an ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
+    ALLOW rule for tool "*" that expires.
     """
 
     def CreateRule(self, request, context):
@@ -148,8 +148,8 @@ class RuleService(object):
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
-    an ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
+    ALLOW rule for tool "*" that expires.
     """
 
     @staticmethod

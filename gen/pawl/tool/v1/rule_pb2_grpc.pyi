@@ -34,8 +34,8 @@ class RuleServiceStub:
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
-    an ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
+    ALLOW rule for tool "*" that expires.
     """
 
     @_typing.overload
@@ -82,8 +82,8 @@ class RuleServiceAsyncStub(RuleServiceStub):
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
-    an ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
+    ALLOW rule for tool "*" that expires.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -126,8 +126,8 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is simply
-    an ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
+    ALLOW rule for tool "*" that expires.
     """
 
     @_abc_1.abstractmethod

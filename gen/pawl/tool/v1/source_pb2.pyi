@@ -515,7 +515,7 @@ class HttpEndpointConfig(_message.Message):
     arguments_schema_json: _builtins.bytes
     """JSON Schema for the arguments; see ToolDefinition.arguments_schema_json."""
     idempotency_header: _builtins.str
-    """Header that carries the idempotency key, if any. Required for the effect class IDEMPOTENT."""
+    """Header that carries the idempotency key; required for the effect class IDEMPOTENT, otherwise optional."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Headers sent with every request."""

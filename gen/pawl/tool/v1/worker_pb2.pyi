@@ -529,7 +529,7 @@ class Invocation(_message.Message):
     attempt: _builtins.int
     """Number of executions started, including this one."""
     last_checkpoint_json: _builtins.bytes
-    """Latest checkpoint from earlier executions, if any."""
+    """Latest checkpoint from earlier executions; empty if there is none."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """When the call times out."""
