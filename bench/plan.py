@@ -57,7 +57,7 @@ class Costs:
     stream_kib: float
 
 
-# Differences between runs with one answer, with one answer at 20 ms per chunk, and with three more rounds, with 16
+# Differences between runs with one answer, with one answer at 20 ms per chunk, and with three more rounds, each with 16
 # concurrent runs. The two cores were busy with other work, so the CPU times are probably too high.
 MEASURED: Final = Costs(
     run=Cost(

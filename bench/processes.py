@@ -48,7 +48,7 @@ def _cpu(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
-        return 0.0  # Its parent has it now.
+        return 0.0  # Its parent process has counted it by now.
     return float(times.user + times.system + times.children_user + times.children_system)
 
 

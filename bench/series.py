@@ -45,7 +45,8 @@ SELECT extract(epoch FROM coalesce(start_time, create_time))::float8 AS begun FR
 WHERE run_id = $1 AND round > $2 ORDER BY round
 """
 _ENDED: Final = "SELECT extract(epoch FROM max(end_time))::float8 FROM job_store.runs WHERE reports_to <> ''"
-# Copies report to a conversation that does not exist, because they would all count there. They are due a second apart.
+# Copies report to a conversation that does not exist, because their own would have too many jobs. They are due a second
+# apart.
 _SPREAD: Final = """
 WITH numbered AS (SELECT store_id, run_id, row_number() OVER (ORDER BY run_id) AS n FROM job_store.runs
                   WHERE reports_to <> '' AND store_id LIKE 'copy-%')

@@ -91,7 +91,7 @@ class Pawl:
                 "PAWL_MODEL": "canned",
                 "PAWL_TOOLS": "bench.tools",
                 "PAWL_LOG_LEVEL": "warning",
-                # One user starts them all.
+                # The same user starts all runs.
                 "PAWL_ACTIVE_RUNS_PER_STORE": "1000",
                 "PAWL_ACTIVE_RUNS_PER_USER": "1000",
                 "PYTHONPATH": str(PEERS.parent.parent),

@@ -28,7 +28,7 @@ def reasons() -> frozenset[str]:
 @cache
 def common() -> frozenset[str]:
     found = _COMMON.search((PROTO / "pawl/error/v1/error.proto").read_text())
-    # Only for a key of the wrong kind; for a role the method names it.
+    # Only for a key of the wrong kind. If a role is missing, the method's comment names the error.
     return frozenset(_REASON.findall(found[1]) if found else ()) & reasons() - {"PERMISSION_DENIED"}
 
 

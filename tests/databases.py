@@ -95,7 +95,7 @@ async def _empty(connection: asyncpg.Connection[asyncpg.Record], schema: str) ->
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
     tables = await _tables(connection, schema)
-    # In any order, without foreign keys.
+    # The tables can be emptied in any order, because there are no foreign keys.
     kept = await _tables(connection, "public")
     changes = [
         *(f"DELETE FROM {schema}.{table};" for table in tables),  # noqa: S608

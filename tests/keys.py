@@ -17,7 +17,7 @@ LOCAL_KEY: Final = "local-key-of-the-tests"
 SERVICE_KEY: Final = "service-key-of-the-tests"
 # Has the digest of SERVICE_KEY as agent-loop's key, which may call most methods
 SERVICE_KEYS_FILE: Final = Path(__file__).with_name("service-keys.json")
-# The settings of a service that a test starts on its own
+# Settings of a service that a test starts without a suite
 ENVIRONMENT: Final = {
     "PAWL_LOCAL_KEY": LOCAL_KEY,
     "PAWL_SERVICE_KEY": SERVICE_KEY,

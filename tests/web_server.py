@@ -22,15 +22,15 @@ class Reply:
     body: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
-    # The last byte of the body repeats forever
+    # Repeat the last byte of the body forever
     is_endless: bool = False
-    # No response is sent
+    # Send no response
     waits: bool = False
-    # The response waits until this is set
+    # Wait with the response until this is set
     held: asyncio.Event | None = None
     # Sent before the response
     interim: bytes = b""
-    # The connection is closed instead of a response
+    # Close the connection instead of responding
     breaks: bool = False
 
 

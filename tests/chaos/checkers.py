@@ -195,7 +195,7 @@ def effects_match_their_class(record: Record) -> Iterator[str]:
     for effect in record.effects:
         call = record.calls.get(effect.key)
         if call is None:
-            # Read-only calls run with their check, and are forgotten if the worker dies before its step.
+            # Read-only calls run with their check, and leave no trace if the worker dies before its step.
             if effect.tool_name != READS:
                 yield f"{effect.tool_name} {effect.key} had an effect, but is in no ledger"
         elif json.loads(call.arguments_json) != effect.arguments:

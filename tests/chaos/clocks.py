@@ -38,7 +38,7 @@ def preload(folder: Path) -> Mapping[str, str] | None:
     if subprocess.run(command, capture_output=True, check=False).returncode != 0:
         return None
     _clocks(folder).mkdir()
-    # PostgreSQL, for one, may run under another account.
+    # Some processes, such as PostgreSQL, may run under another account.
     _clocks(folder).chmod(0o777)
     return {"LD_PRELOAD": str(library), "CHAOS_CLOCKS": str(_clocks(folder))}
 

@@ -148,7 +148,7 @@ class FrontEnd:
     def _see(self, event: event_pb2.RunEvent) -> None:
         last = self._positions.get(event.run_id, 0)
         if event.seq > last + 1:
-            # Fewer are fine: a repeated frame attaches again, from the start.
+            # Fewer events are fine: a repeated frame attaches again, from the start.
             self._caller.history.complain(f"{self._client_id} got seq {event.seq} of {event.run_id} after {last}")
         self._positions[event.run_id] = max(last, event.seq)
         self._caller.history.see(seen(self._client_id, event))

@@ -50,7 +50,7 @@ class Operation:
     run_id: str = ""
     call_id: str = ""
     content: str = ""
-    # Number of calls granted for a series, if any.
+    # Number of calls granted for a series; empty without a grant.
     series: str = ""
 
 

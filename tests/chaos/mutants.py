@@ -128,7 +128,7 @@ def _pressed_early(record: Record) -> None:
 
 _NOTICE = {"job_id": JOB, "state": "COMPLETED"}
 
-# Mutants by the checker that must find each.
+# Each mutant under the name of the checker that must find it.
 MUTANTS: Mapping[str, Mutant] = {
     # An acknowledged run is missing.
     "accepted_messages_are_kept": _acknowledged(Kind.START, "run-lost", content="do what is lost"),
@@ -145,7 +145,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "model_refuses_nothing": lambda record: record.process_logs.refusals.append("model.log:1: chat.refused"),
     # A stop was acknowledged, but the run completed.
     "cancelled_runs_stay_cancelled": _acknowledged(Kind.CANCEL, FOREIGN),
-    # A client was shown another end.
+    # A client saw another final state.
     "terminal_states_are_final": _started(MAIN, "CANCELLED"),
     # The last entry of a log is missing.
     "logs_have_no_gaps": _run(FOREIGN, "last_seq", 99),
@@ -173,7 +173,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "one_result_per_call": _without_result,
     # The model was called for a stopping run.
     "nothing_starts_after_a_cancel": _late_round,
-    # A run started from a state that it was not in.
+    # A transition starts from a state that the run was not in.
     "state_changes_are_allowed": _logged(
         FOREIGN, "run_changed", _set("run_changed.from_state", run_pb2.RUN_STATE_WAITING), place=1
     ),
@@ -189,15 +189,15 @@ MUTANTS: Mapping[str, Mutant] = {
     "job_ends_are_reported": _notices(),
     # The end of the job is in two notices.
     "notices_are_delivered_once": _notices(_NOTICE, _NOTICE),
-    # The run that started the job has a call of another one.
+    # The run that started the job has a call of another run.
     "detached_calls_have_their_job": _run(MAIN, "depth", 1),
     # A notice started the main run, which waited for people.
     "turns_never_wait_for_people": _run(MAIN, "generation", 1),
-    # The job made its call once, but must not.
+    # The job made its call once, although it must not make it.
     "series_keep_their_interval": _run(JOB, "job.iterations_max", 0),
 }
 
-# How the foreign run ends where that is the fault; empty: not at all.
+# Final state of the other user's run for each mutant; empty if the run does not end.
 _FOREIGN_ENDS = {"runs_end": "", "runs_do_not_fail": "FAILED"}
 
 UNFIXED = "no_internal_error_is_visible"

@@ -10,7 +10,7 @@ from pawl.tool.v1 import source_pb2
 
 ROOT: Final = Path(__file__).parents[2]
 FAKE: Final = ROOT / "tests" / "fakes" / "mcp_server.py"
-# The folders of the server itself: tests, environment and Python
+# Folders that the server itself needs: tests, environment and Python
 READABLE: Final = (str(ROOT), sys.prefix, sys.base_prefix)
 
 

@@ -60,7 +60,7 @@ class FakeRegistry:
     effects: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
     tells_progress: bool = False
-    # True if read-only calls run with their check, on request
+    # Whether read-only calls run with their check if requested
     reads_at_once: bool = False
     # Tools whose calls have an unknown outcome
     forgets: set[str] = field(default_factory=set)
@@ -191,7 +191,7 @@ class FakeRegistry:
         self.cancelled.append(call_id)
         task = self._journal.get(call_id)
         if task is None:
-            # From now on it cannot start.
+            # From now on the call cannot start.
             self._journal[call_id] = asyncio.get_running_loop().create_task(_value(CANCELLED))
             return Stopped(stopped=True)
         if call_id in self._awaited_until and call_id not in self.completed:

@@ -98,7 +98,7 @@ async def _play(suite: Suite, endpoint: httpx2.AsyncClient) -> str:
     state = ""
     while state not in {"RUN_STATE_COMPLETED", "RUN_STATE_FAILED"}:
         answer = await endpoint.post(f"{_AGENT}/GetRun", json={"runId": run_id, "waitSeconds": 10})
-        state = answer.json().get("run", {}).get("state", "")  # none while no replica runs
+        state = answer.json().get("run", {}).get("state", "")  # empty while no replica runs
         await asyncio.sleep(0.1)
     assert state == "RUN_STATE_COMPLETED"
     return run_id

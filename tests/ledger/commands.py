@@ -14,7 +14,7 @@ from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
 
 STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")
-# One of an unknown user, the shared local one, and two of known users.
+# An unknown user, the local user that everyone shares, and two known users.
 CREDENTIALS = ("", "local", "key_1", "key_1", "key_2")
 PEOPLE: Sequence[tuple[str, ...]] = ((), (), (), ("olga",), ("cyd", "olga"), ("eve",))
 WORKERS = ("w1", "w2")
@@ -68,7 +68,7 @@ class Chooser:
 
     def share(self) -> Row:
         found = self.pick(list(self.model.conversations.values()))
-        # Mostly the opposite of the current state.
+        # Usually the opposite of the current state.
         others = ["READ", "PRIVATE"] if found["sharing"] == "WRITE" else ["WRITE", "WRITE"]
         return self._ask(
             "share",

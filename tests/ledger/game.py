@@ -32,7 +32,7 @@ from tests.unit.job_store.test_waiting import check as check_waiting
 # Time between two asks, so that they are ordered.
 TICK_SECONDS = 0.001
 
-# Whole stores are compared after this many moves.
+# The stores are compared completely after this many asks.
 _COMPARED = 5
 
 _STEPS = 60
@@ -220,7 +220,7 @@ class Game:
                 if run["state"] not in ENDED:
                     await self.play(self.choose.cancel(run))
             await self.play(self.choose.wait(100.0))
-            # Runs that needed one more dead worker before quarantine have had it.
+            # Runs that one more dead worker would quarantine are quarantined by now.
             await self.play(self.choose.sweep_crashed())
             for worker in ("w1", "w2", "w3"):
                 await self.play(self.choose.claim(worker, 64))

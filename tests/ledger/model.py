@@ -153,7 +153,7 @@ class Model:
         runs = [run for run in self.runs.values() if run["store"] == ask["store"]]
         active = [run for run in runs if run["worker"] or run["state"] in {"RUNNING", "CANCELLING"}]
         free = max(0, self.limits["per_store"] - len(active))
-        # Runs that only wait for a worker do not block another one.
+        # Runs that only wait for a worker do not block other runs.
         waiting = len([run for run in runs if run["state"] == "QUEUED" and not run["worker"]]) - free
         waits = len(found["queue"]) if found else 0
         is_writer = found is not None and found["user"] != ask["user"]

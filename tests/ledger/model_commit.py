@@ -65,7 +65,7 @@ def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
     elsewhere = ask["state"] not in {"", "CANCELLING", *(set(RUN_MOVES["CANCELLING"].split()) & ENDED)}
     if not (starts or elsewhere):
         return set()
-    # An owner that has not read the stop must read it first; one that has is at fault.
+    # An owner that has not read the stop must read it first. After that, starting anything is its fault.
     return {_CHANGED if any(command["kind"] == "cancel" for command in left) else _ILLEGAL}
 
 
@@ -156,7 +156,7 @@ def _may_change_request(call: Row, call_change: Row) -> bool:
 def _passes_the_gate(call: Row, call_change: Row) -> bool:
     """I9, I10: until a gated call is approved, it equals the call that was shown; then it equals the approved call."""
     if call_change["state"] == "AWAITING_APPROVAL":
-        return True  # It is shown next, and needs its own decision.
+        return True  # The call is shown next, and needs its own decision.
     if not call["digest"]:
         return not call_change["digest"]
     falls_back = call_change["tool"] == call["fallback"] != call["tool"] and not call_change["digest"]

@@ -242,7 +242,7 @@ def _counts_only(call: Row | None, ask: Row) -> bool:
 def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
     kind = ask["kind"]
     if kind == "progress" and call is not None and call["told"] is not None and model.now < call["told"] + _PAUSE:
-        # Too soon after the last one: it renews the lease and is not forwarded.
+        # The report comes too soon after the previous one, so it renews the lease but is not forwarded.
         call["held_until"] = model.after(call["held_for"])
         return
     if kind == "cancel" and run["state"] == "CANCELLING":

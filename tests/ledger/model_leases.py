@@ -7,10 +7,10 @@ from typing import Any
 from tests.ledger.model import Key, Model, Refusal, Row
 from tests.simulation.reference import ENDED
 
-# How long a run rests after its worker released it because it could not drive it.
+# How long a run waits after its worker released it because it could not drive it.
 _REST_SECONDS = 2.0
 
-# How long the last permitted worker of a run may still return.
+# How long the last permitted worker of a run may take to return.
 _GRACE_SECONDS = 5.0
 
 

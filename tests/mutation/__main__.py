@@ -26,7 +26,7 @@ _RUN_SECONDS_MAX = 600
 # A fault that makes a test hang counts as found.
 _TEST_SECONDS_MAX = 150
 _TESTS_MAX = 1000
-# Limit for the tests of one fault, by their recorded durations. Slower tests are skipped unless there is no other.
+# Limit for the tests of one fault, by their recorded durations. A slower test runs only if there is no other.
 _TESTS_SECONDS_MAX = 150
 
 

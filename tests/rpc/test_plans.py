@@ -21,9 +21,9 @@ class Service:
     schema: str
     tables: tuple[str, ...]
     rows: tuple[str, ...]
-    # Indexes with few rows of a store
+    # Indexes with only a few rows for each store
     few: frozenset[str]
-    # Statements over a whole store or all stores, for operators, metrics and sweeps
+    # Statements that cover a whole store or all stores, for operators, metrics and sweeps
     of_all: tuple[str, ...]
 
 
@@ -107,7 +107,7 @@ SELECT 'dlv' || n, 'webhook' || n / 50, 'acme', 'ann', n, '', '' FROM generate_s
     few=frozenset({"notifications_unpublished", "notifications_unread", "webhook_deliveries_tests_of_webhook"}),
     of_all=("deliveries.store.DUE", "deliveries.store._DUE_SECONDS", "deliveries.store._COUNT_WAITING"),
 )
-# Per store, by no column that identifies a row.
+# Columns that select a whole store or user and do not identify a row.
 _WHOLE = {"store_id", "user_id", "state"}
 _TABLES = "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace($1)"
 _INDEXES = """

@@ -60,7 +60,7 @@ LIMITS = Limits(
 )
 INBOX = inbox.Limits(commands_max=8, bytes_max=16 * 1024)
 STEP_BYTES_MAX = 6 * 1024
-# Larger messages are refused, as by gRPC. All three limits are smaller than in the product.
+# Like gRPC, refuse larger messages. All three limits are smaller than in the product.
 MESSAGE_BYTES_MAX = 42 * 1024
 
 _TIMES = ClientTimes(

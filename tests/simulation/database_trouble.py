@@ -20,7 +20,7 @@ class DatabaseTrouble:
         self._world = world
         self._server = world.tables.server
         self._draw = world.chance.stream("database trouble")
-        # Some adapters do not recognise every one of these errors; for them it is an unexpected error.
+        # Adapters that do not recognise one of these errors treat it as an unexpected error.
         self._server.refusal = self._draw.choice([Internal, DependencyUnavailable])
 
     async def make(self) -> None:

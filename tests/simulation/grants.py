@@ -22,7 +22,7 @@ _RAISED_TO = 2
 _RAISED_WITHIN_SECONDS = 60.0
 _GRANTS = 0.7
 _EDITS = 0.5
-# How late an iteration may start that was due before the end of its series.
+# How late an iteration may start if it was due before the end of its series.
 _LATE_SECONDS = 60.0
 
 

@@ -62,7 +62,7 @@ class Effect:
     arguments_json: bytes
     # Time at which the registry accepted the call.
     begin: float
-    # Tool version in force at that time.
+    # The current tool version at that time.
     version: int
     # True if a rule required approval at that time.
     requires_approval: bool
@@ -119,9 +119,9 @@ class History:
     approvals_required: dict[str, int] = field(default_factory=dict)
     # Times at which the database clock jumped.
     jumps: list[float] = field(default_factory=list)
-    # Conversations shared for writing that are, or were for a while, private again.
+    # Conversations that were made private, at least for a while, after they had been shared for writing.
     made_private: set[str] = field(default_factory=set)
-    # Total time that the clock was set back. Due times are delayed by as much.
+    # Total time by which the clock was set back. Due times are delayed by the same time.
     set_back_seconds: float = 0.0
     # What a worker would have loaded without a kept history, by run and epoch.
     whole_loads: defaultdict[tuple[str, int], list[Loaded]] = field(default_factory=lambda: defaultdict(list))

@@ -33,7 +33,7 @@ _NOTICES = re.compile(r"^\[\{\"job_id\".*$", re.MULTILINE)
 MODELS = ("first", "second", "third")
 # A job condition that about half of the results meet.
 WATCHED = "value.endsWith('again')"
-# Does not match the quoted words of other users.
+# Does not match text that is quoted from other users.
 _PLAN = re.compile(r"(?<!> )plan-(\w+)")
 _ROUNDS_MAX = 3
 _SILENCE = 0.15

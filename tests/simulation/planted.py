@@ -26,7 +26,7 @@ class Mutant:
         return ((self.module, self.text, self.instead), *self.also)
 
 
-# Found by the model-based tests in tests/ledger; `seeds` are theirs.
+# Found by the model-based tests in tests/ledger, whose seeds `seeds` counts.
 REFERENCE_MODEL = "the reference model"
 
 _COMMIT = "pawl.job_store.ledger.rules.commit"

@@ -55,7 +55,7 @@ LEASE_SECONDS = 4.0
 _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
 # Reads that end within this time return their result with the verdict.
 _MOMENT_SECONDS = 0.3
-# How late an iteration may start that was due before the end of its series.
+# How late an iteration may start if it was due before the end of its series.
 _LATE_SECONDS = 60.0
 _OFFERED = tool("OFFER", context="FRONTEND")
 OUTCOMES = ("done", "done again")
@@ -78,7 +78,7 @@ class Journal:
     entries: dict[str, _Entry] = field(default_factory=dict)
     # Calls started under each grant.
     grants: dict[str, set[str]] = field(default_factory=dict)
-    # Version of the gated tools in force.
+    # The current version of the gated tools.
     version: int = 1
     # True while a rule requires approval of each call of the gated tools.
     requires_approval: bool = False
@@ -323,7 +323,7 @@ def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
 
 def _result(execution: Execution) -> ExecutionResult:
     """Return one of two successful results that monitors can tell apart, the same for each attempt."""
-    outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same for each attempt
+    outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same outcome for each attempt
     content = msgspec.json.encode(f"{execution.tool_name} {outcome}")
     return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))
 

@@ -35,7 +35,7 @@ _SETTLING_SECONDS = 40.0
 # A claim of a dead process ends after ten seconds; the rest is for catching up.
 _SLACK = timedelta(seconds=25)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Cron expressions and their intervals, in every time zone: no offset has an odd number of minutes.
+# Cron expressions and their intervals, which are the same in every time zone with an even offset in minutes.
 _CRONS = {"* * * * *": timedelta(minutes=1), "*/2 * * * *": timedelta(minutes=2)}
 
 

@@ -18,7 +18,7 @@ class Writer(User):
         super().__init__(host.world, f"{host.name}writer", front_end=False)
         self._host = host
         self._sharing = host.world.chance.stream("sharing", host.name)
-        self._count = 1  # The conversation exists: no message of the writer creates one.
+        self._count = 1  # The conversation exists, so no message of the writer creates it.
 
     async def live(self) -> None:
         while not (self._host.run_ids or self._host.done):

@@ -14,7 +14,7 @@ from pawl.chassis.process.settings import CONSTANT, ServiceSettings
 from pawl.launcher.services import STAGES
 from tests.tidy import tree
 
-# An option must be needed by two kinds of user; otherwise it is a constant.
+# Two kinds of users must need an option; otherwise it is a constant.
 SETTINGS_MAX = 60
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
 # The comment, name and value of each variable of .env.example.

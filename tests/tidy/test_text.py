@@ -13,7 +13,7 @@ from tests.simulation.test_simulation import LONG_SEEDS, SHORT_SEEDS
 from tests.system.background.test_deaths import EVERY, SOME
 from tests.tidy import tree
 
-# Written in two parts, so that this file keeps its own rules.
+# In two parts, so that this file does not break its own rule.
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 HOME = re.compile(r"/(?:home|root|Users)" + r"/\w")
 REQUIREMENT = re.compile(r"\b(?:LOOP|TOOL|FE|HITL|ASYNC|FLOW|EVT|NOTE|OPS|RES|DOOR|TEST)-\d+\b")

@@ -61,7 +61,7 @@ OPERATOR = (("authorization", "Bearer key-of-operator-0123"),)
 BOSS = (("authorization", "Bearer key-of-helping-boss1"),)
 ADMIN = (("authorization", "Bearer key-of-the-admin-012"),)
 FOREIGN_BOSS = (("authorization", "Bearer key-of-foreign-boss1"),)
-# Has no right to decide
+# May not decide
 DELEGATE = (("authorization", "Bearer key-of-a-product-012"),)
 # A delegate that acts for the admin
 OFFICE = (("authorization", "Bearer key-of-the-office-12"), ("pawl-user", "root"), ("pawl-roles", "admin"))

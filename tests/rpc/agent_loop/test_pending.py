@@ -98,7 +98,7 @@ async def test_run_waiting_for_tokens_is_in_the_inbox_until_it_resumes(
         stream.cancel()
 
 
-# Polls for pending items are shared by watchers with the same view only.
+# Only watchers with the same view share polls for pending items.
 
 
 CALLER = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))

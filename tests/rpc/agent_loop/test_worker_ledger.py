@@ -213,7 +213,7 @@ async def test_renewal_returns_held_runs_and_marks_those_with_commands(
     assert (await client.renew(WorkerId("worker"), lease_seconds=10)).held == ()
 
 
-# The roles of a user travel with the run from the credential through the ledger to the registry.
+# The roles of a user come from the credential and pass through the ledger to the registry.
 
 
 MEMBER = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member"}))

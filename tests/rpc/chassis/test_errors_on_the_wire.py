@@ -37,7 +37,7 @@ async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
         "group": RunNotFound,
         "gone": Cancelled,
         "gone-group": Cancelled,
-        # Messages above our limit and above the gRPC limit.
+        # Messages above Pawl's limit and above gRPC's limit.
         "x" * 110_000: TooLarge,
         "x" * 2_000_000: TooLarge,
     }

@@ -116,7 +116,7 @@ async def test_search_finds_conversations_by_message_words_or_title(user: User, 
     assert await listed(user, query="paid MARCH") == [invoice]
     assert await listed(user, query="straßencafé") == [lunch]
     assert await listed(user, query="noo") == [lunch]
-    assert await listed(user, query="invoice march") == []  # In one message
+    assert await listed(user, query="invoice march") == []  # The words must be in one message
     assert await listed(user, query="kim invoice") == []
     assert await listed(user, query="is") == [lunch, invoice]
     assert await listed(User(user.stub, store_id="globex"), query="invoice") == []

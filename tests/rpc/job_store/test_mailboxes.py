@@ -139,7 +139,7 @@ async def test_each_email_fires_once_even_if_delivered_repeatedly(box: Box) -> N
     assert (await box.deliver_mail(mailbox, 11)).duplicate
     skipped = await box.deliver_mail(mailbox, 12, skipped="bob@b.example is not one of the allowed senders")
     assert skipped.fire.outcome == SKIPPED
-    # The position decides after the events are deleted.
+    # After the events are deleted, the position still detects duplicates.
     await box.replica.database.execute("DELETE FROM job_store.trigger_events")
     for uid in (11, 12, 3):
         again = await box.deliver_mail(mailbox, uid)

@@ -58,7 +58,7 @@ async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) ->
     rows: list[dict[str, Any]] = [{"kinds": [kind]} for kind in (0, 99)]
     rows += [{"after_seconds": 86401}, {"create_time": Timestamp(seconds=2**62)}]
     urls = ["https://169.254.169.254/", "https://10.1.2.3/", "https://elsewhere.example/", "ftp://example.com/", ""]
-    urls += ["http://example.com/"]  # A secret in the body would be visible to its reader
+    urls += ["http://example.com/"]  # Anyone who reads a body with a secret would see it
     for fields in (*rows, *({"url": url} for url in urls)):
         assert await reason_of(created(channels, **fields)) == "INVALID_FIELD", fields
     channel = (await created(channels)).channel

@@ -90,7 +90,7 @@ KEYS = [
     for store in ("acme", "other")
     for user, roles in _ROLES.items()
 ]
-# A delegate without the right to decide
+# A delegate that may not decide
 DELEGATE = ApiKey(
     key="key-of-shop-of-acme", store_id="acme", user_id="shop", roles=["delegate", "member", "approver", "admin"]
 )

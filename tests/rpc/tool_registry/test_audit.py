@@ -348,7 +348,7 @@ async def test_call_runs_only_after_its_audit_entry_is_written(database_url: str
                     await call
         finally:
             await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
-        # The head is moved back by one, so each next entry has a taken number. Other stores are not affected.
+        # Moving the head back by one makes each new entry use a number that is taken. Other stores are not affected.
         await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 0")
         assert await refusal(registry.run("pay", call="c1")) == "DEPENDENCY_UNAVAILABLE"
         asked = [registry.check("look", call=f"c{n}", store="other" if n % 2 else "acme") for n in range(12)]

@@ -118,7 +118,7 @@ async def test_rate_limit_counts_a_call_once_and_recovers_over_time(registry: Re
     moved = "UPDATE tool_registry.rates SET unused_at = unused_at + interval '{} seconds'"
     for attempt in range(3):
         assert outcome(await registry.run("glance", call="c0", earlier_attempts=attempt)) == "SUCCEEDED"
-    # One per minute; a database clock that went back must not block calls for long.
+    # One per minute: a database clock that was set back must not block calls for long.
     for number, (seconds, expected) in enumerate(
         ((-30, "FAILED RATE_LIMITED"), (-30, "SUCCEEDED"), (1000, "SUCCEEDED"), (0, "FAILED RATE_LIMITED")), 1
     ):

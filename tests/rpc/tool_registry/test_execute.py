@@ -216,7 +216,7 @@ async def test_timed_out_thread_is_cancelled_and_keeps_its_slot_until_it_ends(
     await registry.run_out_of_time("block", call="a")
     assert registry.runner.threads_busy == 1
     await registry.run_out_of_time("block", call="b")
-    # Both threads are busy: the next call waits for its turn within its own timeout.
+    # Both threads are busy, so the next call waits for a thread within its own timeout.
     assert outcome(await registry.run("thread_name", timeout_seconds=0.1, call="c")) == "FAILED TOOL_TIMEOUT"
     assert b"tool_threads_busy 2.0" in registry.metrics.text()
     events.release.set()

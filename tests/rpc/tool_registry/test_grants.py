@@ -79,7 +79,7 @@ async def test_granted_series_runs_without_further_approvals_up_to_its_limit(dat
         assert (await check(registry, "call_4", of)).disposition == APPROVE
         assert await refused(registry, "call_4", of) == "APPROVAL_REQUIRED"
     async with running(database_url, tmp_path, bills(changed=True), name="b") as registry:
-        # A new version needs a new approval, also in runs with the older one; that grant covers both versions.
+        # A new version needs a new approval, even in runs with the older version. That grant covers both versions.
         verdict = await check(registry, "call_5", of)
         assert verdict.disposition == APPROVE
         assert verdict.series_digest not in {"", of.digest}
@@ -102,7 +102,7 @@ async def test_grant_expires_and_covers_exactly_what_was_shown(registry: Registr
     assert await refused(registry, "call_2", of, amount=2) == "APPROVAL_REQUIRED"
     assert (await check(registry, "call_2", of, run="another")).disposition == APPROVE
     assert (await check(registry, "call_2", None)).series_digest == ""
-    # One extra minute for calls that were due before the end and are late.
+    # Calls that were due before the end may start up to a minute late.
     for ends_in, disposition in ((-5.0, RUN), (-120.0, APPROVE)):
         shown = series(ends_in=ends_in)
         shown.digest = (await check(registry, "call_1", shown)).series_digest

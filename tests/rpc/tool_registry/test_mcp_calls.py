@@ -108,7 +108,7 @@ async def test_crashed_server_restarts_and_its_call_has_an_unknown_outcome(
     assert outcome(await mcp.run("fake.die_once")) == UNKNOWN
     assert server.log().count("call die_once") == 1
     assert content(await mcp.run("fake.note", call="two")) == "noted"
-    # Over HTTP the status shows that nothing has run. The text alone may come after the effect.
+    # Over HTTP, the status shows that nothing ran. The text alone could also come after the effect.
     assert "Session terminated" in failure(await mcp.run("fake.terminate", call="four"))
     assert server.log().count("call terminate") == 1
 

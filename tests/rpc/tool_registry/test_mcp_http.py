@@ -55,7 +55,7 @@ async def test_server_with_the_newest_protocol_works(mcp: McpRegistry, url: str)
     await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert content(await mcp.run("web.add", {"a": 1, "b": 2}, call="1")) == {"result": 3}
     assert "you sent [secret]" in str(content(await mcp.run("web.whoami", call="2")))
-    # In parallel, and each call gets its own question.
+    # The calls run in parallel, and each call gets its own question.
     first, second = [await mcp.run("web.order", call=call) for call in ("3", "4")]
     assert outcome(first) == outcome(second) == "INPUT_REQUIRED"
     for call, size in (("4", "small"), ("3", "large")):

@@ -150,7 +150,7 @@ async def test_undo_is_returned_and_idle_processes_end_with_their_runner() -> No
 
 ACME = StoreId("acme")
 
-# Its factorial takes longer than any timeout
+# The factorial of this number takes longer than any timeout
 ENDLESS = 10**8
 
 
@@ -197,6 +197,6 @@ async def test_store_does_not_wait_for_other_stores_jobs(helpers: Helpers) -> No
         for store in ("slow", "slow", "slower", "acme")
     ]
     await helpers.run(StoreId("other"), math.factorial, 5, cpu_seconds=1)
-    for store in ("acme", "slow"):  # Its own pages and documents do not delay calls either
+    for store in ("acme", "slow"):  # Even the store's own pages and documents do not delay its calls
         assert await helpers.run(StoreId(store), math.factorial, 5, cpu_seconds=1) == 120
     assert not any(each.done() for each in waiting)

@@ -120,7 +120,7 @@ async def test_read_result_is_returned_with_its_check_and_recorded(registry: Reg
     one, two, wrong = await checked(registry, ("a", "look", {"n": 1}), ("b", "look", {"n": 2}), ("c", "look", b"x"))
     for number, verdict in enumerate((one, two), 1):
         assert verdict.disposition == execution_pb2.DISPOSITION_RUN
-        # On a busy machine the wait is too short: then the result is kept for the execution.
+        # On a busy machine the wait may be too short, and the result is kept for the execution.
         result = verdict.result
         if not verdict.HasField("result"):
             result = await registry.run("look", {"n": number}, call=verdict.call_id)
@@ -163,7 +163,7 @@ async def test_slow_read_runs_once_and_its_result_is_kept_for_execute(registry: 
     tools.release.set()
     assert content(await attached) == "found"
     await at_rest(registry)
-    # The other call has ended and was not executed yet.
+    # The other call has ended but was not executed.
     assert content(await registry.run("slow", call="b")) == "found"
     assert tools.ran["slow"] == 2
     assert Counter(kinds(await listed(registry))) == {"PROPOSED": 2, "EXECUTED": 2, "RETURNED": 2}

@@ -87,7 +87,7 @@ async def test_versions_of_loaded_tools_are_stable_across_restarts_and_replicas(
             assert await resolve(newer, pinned={"add": 1}) == {"add": 1}
             assert await resolve(first) == {"add": 1}
     async with running(database_url, tmp_path, [add, add_changed]) as restarted:
-        # Both have the name: the second is skipped and logged.
+        # Both tools have this name, so the second is skipped and logged.
         assert await resolve(restarted) == {"add": 1}
 
 

@@ -66,7 +66,7 @@ class Files:
         for path in paths:
             self.at[path] = self.at.get(path, 0) + 1
             self.most[path] = max(self.most.get(path, 0), self.at[path])
-        await asyncio.sleep(0.01)  # A mistake would show within this time; nothing waits for it
+        await asyncio.sleep(0.01)  # A wrong result would appear within this time; no assertion depends on it
         for path in paths:
             self.at[path] -= 1
             self.edits.append(path)
@@ -163,7 +163,7 @@ async def test_lock_is_released_if_its_commit_outlives_the_connection(
         holding = asyncio.ensure_future(hold(locks))
         await until(commits)
         database._cut()
-        await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; a mistake would show within this time
+        await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; an error would appear in this time
         await admin.execute("SELECT pg_advisory_unlock(7)")
         with pytest.raises(DependencyUnavailable):
             await holding

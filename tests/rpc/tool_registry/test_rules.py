@@ -61,7 +61,7 @@ async def test_allowed_call_runs_without_approval_until_its_rule_is_revoked(regi
     assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
     await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
     assert await refusal(registry.run("pay", call="two", rule_id=rule_id)) == "APPROVAL_REQUIRED"
-    # A started call returns its result and does not run again.
+    # A call that has started returns its result and does not run again.
     assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
     assert (await registry.check("pay", call="three")).disposition == APPROVE
 

@@ -48,7 +48,7 @@ def apart() -> str:
 '''
 
 
-# It blocks until the watchdog has noticed.
+# The tool blocks until the watchdog has noticed it.
 ASYNC = '''
 import threading
 from pawl.tool_registry.sources.python import tool_loop

@@ -19,7 +19,7 @@ from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpos
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 from tests.rpc.tool_registry.world import digest_of
 
-# Long enough for a test's steps, short enough to wait for the expiry.
+# Long enough for the steps of a test, and short enough to wait for its expiry.
 BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
 LASTING = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1)
 
@@ -93,7 +93,7 @@ async def test_lost_at_most_once_call_has_an_unknown_outcome(registry: Registry)
             await asyncio.wait({asked}, timeout=BRIEF.lease_seconds / 5)
         assert outcome(await asked) == UNKNOWN
         await second.send(drain=worker_pb2.WorkerDrain())
-        assert await second.ended() is grpc.StatusCode.OK  # It got no call
+        assert await second.ended() is grpc.StatusCode.OK  # The worker got no call
     assert outcome(await registry.run("charge")) == UNKNOWN
 
 

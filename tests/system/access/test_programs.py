@@ -65,7 +65,7 @@ async def test_worker_and_metrics_scraper_use_tls(walked: Walked, monkeypatch: p
         trusting = ssl.create_default_context(cafile=walked.folder / f"{name}-authority.pem")
 
         def get(path: str, address: str = replica.metrics, context: ssl.SSLContext = trusting) -> bytes:
-            with urlopen(f"https://{address}{path}", context=context, timeout=60) as response:  # our own URL
+            with urlopen(f"https://{address}{path}", context=context, timeout=60) as response:  # a URL of the suite
                 body: bytes = response.read()
                 return body
 

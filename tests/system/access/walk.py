@@ -24,7 +24,7 @@ T = TypeVar("T", bound=tuple[str, str])
 _TRIES: Final = 5
 _SECONDS_MAX: Final = 60.0
 _GEN: Final = Path(tool_pb2.__file__).parents[2]
-# These check more than the table after they read an empty request.
+# After they read an empty request, these methods check more than the table.
 _BY_CONTENT: Final = ("/pawl.tool.v1.SourceService/AddSource", "/pawl.tool.v1.RuleService/CreateRule")
 OPEN: Final = {f"/{health.SERVICE_NAME}/Check": False, f"/{health.SERVICE_NAME}/Watch": False}
 # Answered immediately; an empty request would wait for news.

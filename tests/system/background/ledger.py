@@ -24,7 +24,7 @@ _CHECKERS: Final = (
     checkers.earlier_owners_stop_writing,
     *LEDGER_CHECKERS,
 )
-# Checkers of things that happen automatically, a little later.
+# Checkers of things that happen a little later.
 _IN_TIME: Final = (checkers.runs_end, checkers.every_run_end_is_notified, checkers.job_ends_are_reported)
 
 

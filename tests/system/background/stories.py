@@ -88,7 +88,7 @@ class PlainSeries(Story):
         begin = job.job.begin_time.ToNanoseconds()
         beats = [int((call.create_time.ToNanoseconds() - begin) / 5e8) async for call in self.pawl.calls(self.job_id)]
         assert beats == sorted(set(beats)), "at most one per due time"
-        # The last one may be written an interval late or more, if nothing could be written.
+        # The last iteration may be recorded an interval late or more, if nothing could be written.
         assert beats[-2] + 2 <= len(beats) + job.missed_iterations <= beats[-1] + 1
         reported = await self.talk.end_reported(self.job_id)
         iterations = [int(str(notice["iteration"])) for notice in reported if not is_end(notice)]
@@ -152,7 +152,7 @@ class ScheduleFires(Story):
         self._poll_task = asyncio.create_task(self._look_on())
 
     async def _look_on(self) -> None:
-        # Twenty fires are kept, and a busy machine takes longer than these.
+        # Pawl keeps twenty firings, and a busy machine may need more time than that.
         while True:
             await self._look()
             await asyncio.sleep(0.5)
@@ -251,7 +251,7 @@ class _EndNotifications(Story):
 
     async def check(self) -> None:
         self.held.set()
-        # The claim of a dead process ends after half a minute, and the next try is due later still.
+        # The claim of a dead process ends after half a minute, and the next attempt is due even later.
         await self.world.database("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE claimed")
         await until(self._are_delivered, patience_seconds=PATIENCE_SECONDS)
         assert len({each for each, _ in self.came()}) == len(self._runs), "each has its own id"

@@ -77,7 +77,7 @@ class CommandLine:
 
 @pytest.fixture(scope="package")
 def pawl() -> Iterator[CommandLine]:
-    # Not pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
+    # Not pytest's folder, which PostgreSQL's account cannot read if the tests run as root.
     with tempfile.TemporaryDirectory(prefix="pawl-cli-") as folder:
         yield from _running(Path(folder))
 

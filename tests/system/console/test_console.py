@@ -14,7 +14,7 @@ from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import BEHIND, NewPage, at, done, say
 
-# Each test starts from what a user sees, and waits for what a user would see.
+# Each test starts from what users see, and waits for changes that users would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 LISTS = (
@@ -195,7 +195,7 @@ async def test_pages_fit_on_a_phone(open_page: NewPage) -> None:
         assert wide <= 0, path
     await page.goto(at(page, "/audit"))
     await expect(page.locator(".filters label")).to_have_count(5)
-    # Filters are side by side, or each fills the screen.
+    # Filters are side by side; otherwise each would fill the screen.
     tops = await page.locator(".filters label").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
     assert len(set(tops)) == 3
     await page.goto(at(page, "/runs"))

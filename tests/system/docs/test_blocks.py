@@ -61,7 +61,7 @@ def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
 
 @pytest.mark.parametrize("names", PAGES, ids=" ".join)
 def test_code_blocks_of_a_page_work_in_order(names: tuple[str, ...]) -> None:
-    # Not pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
+    # Not pytest's folder, which PostgreSQL's account cannot read if the tests run as root.
     with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
         for name in names:
             reader.turn_page()

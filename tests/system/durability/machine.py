@@ -30,7 +30,7 @@ class Machine:
     async def install(self) -> None:
         async with Suite(SuiteOptions(data=self._data, scripted_model=False, stages=())):
             pass
-        # So that PostgreSQL's account can reach it.
+        # PostgreSQL's account must be able to reach the folder.
         self._disk.place.chmod(0o711)
         for name in _ON_DISK:
             original, place = self._data / name, self._disk.place / name
@@ -57,7 +57,7 @@ class Machine:
     async def cut_power(self, suite: Suite) -> None:
         stopping = asyncio.create_task(suite.stop())
         while not stopping.done():
-            # Repeated, because the launcher may be starting a process just then.
+            # Repeated, because the launcher may be starting a process at that moment.
             for process in _all_of(suite):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()

@@ -50,7 +50,7 @@ def _enough(promises: list[Promise]) -> bool:
 
 
 async def _work_and_cut(machine: Machine, suite: Suite, disk: Disk, effects: Path) -> list[Promise]:
-    # Its notifications are then only on the stream.
+    # At that point its notifications are only in the stream.
     await suite.stop_process("notifier")
     people = Users(suite, effects)
     await people.work_until(_enough, disk.cut)

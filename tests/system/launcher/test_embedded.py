@@ -39,7 +39,7 @@ async def suite() -> AsyncIterator[Suite]:
         async with Suite(options) as suite:
             await query(suite, "CREATE TABLE before (password text)")
             await query(suite, "INSERT INTO before VALUES ($1)", password_of(suite))
-        # Another process has the recorded pid by now.
+        # By now another process has the recorded pid.
         note = suite.folder.postgres / "postmaster.pid"
         note.write_text(f"{os.getpid()}\n{suite.folder.postgres}\n")
         async with Suite(options) as suite:
@@ -128,7 +128,7 @@ async def test_files_of_the_suite_are_readable_only_by_their_owner(suite: Suite)
                 if not path.is_symlink() and path.stat().st_mode & 0o077:
                     open_to_others.append(str(path))
     assert open_to_others == []
-    # Started by root, PostgreSQL has its own account, which needs access.
+    # If root starts it, PostgreSQL has its own account, which needs access.
     assert suite.folder.path.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
 
 

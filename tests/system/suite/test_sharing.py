@@ -30,7 +30,7 @@ REST: dict[str, dict[str, Any]] = {
     "TopUpRun": {"tokens": 5},
     "UpdateConversation": {"title": "mine now"},
 }
-# Methods that name no objects of others and return the caller's own only; and a stream, whose frames are tested
+# Methods that name no objects and return only the caller's own, and a stream whose frames are tested
 # separately.
 OF_THE_CALLER = {
     *("WhoAmI", "ListPending", "WatchPending", "ListConversations", "ImportConversation", "DecideCalls", "Session")

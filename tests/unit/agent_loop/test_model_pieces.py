@@ -89,7 +89,7 @@ def test_an_endless_line_or_event_is_refused(part: bytes) -> None:
 HEAD = OutputDelta(round=1, model_attempt=1)
 
 
-# By how much an output's timer is late, and how long its commit takes.
+# How late an output's timer is, and how long its commit takes.
 Delay = tuple[float, float]
 
 
@@ -384,7 +384,7 @@ def test_each_fragment_has_the_position_and_name_of_its_call() -> None:
     assert assembly.add(piece(5, arguments="[]")) == piece(1, "b", "g", "[]")
 
 
-# Tools named `<source>.<tool>`, on the wire to a model server and back.
+# Names of tools, `<source>.<tool>`, as sent to a model server and received back.
 
 
 ALLOWED = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)

@@ -298,7 +298,7 @@ async def test_a_service_uses_the_current_key_of_its_file(tmp_path: Path, monkey
     monkeypatch.setenv("PAWL_SERVICE_KEY_FILE", str(file))
     shown = service_key(read(ServiceSettings), clock)
     assert shown is not None
-    # A key that no header can carry would fail every call.
+    # If no header can carry the key, every call would fail.
     broken = [("\n", "two"), ("2\r\n", "two"), ("2\n2\n", "two"), ("zw\u00f6", "two")]
     for text, wanted in [("two\n", "two"), *broken, ("three", "three")]:
         file.write_bytes(text.encode())

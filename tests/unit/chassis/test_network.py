@@ -121,7 +121,7 @@ def test_a_certificate_for_another_service_is_reported_at_start(
         with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*`127.0.0.1`, `job-store`"):
             tls.check_own(shown, "notifier", is_called=is_called)
     expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
-    tls.check_own(certificates.tls_of(expired, clock)(), "job-store", is_called=True)  # used once its files exist
+    tls.check_own(certificates.tls_of(expired, clock)(), "job-store", is_called=True)  # used as soon as its files exist
     alone = tls.of_service(files.certificate, files.key, None, clock=clock)
     assert alone is not None
     tls.check_own(alone(), "notifier", is_called=False)  # Without an authority names are not compared.
@@ -257,7 +257,7 @@ def test_the_best_available_replica_is_chosen(key: str, known: list[ReplicaHealt
         assert not at.is_busy or all(one.is_busy for one in reached)
     else:
         assert not at.is_unavailable or all(one.is_unavailable for one in known)
-        # A silent replica may just be slow; an unreachable one cannot serve at all.
+        # A silent replica may only be slow, but an unreachable replica cannot serve at all.
         assert at.is_connected or not at.is_unavailable or not any(one.is_connected for one in known)
 
 

@@ -100,7 +100,7 @@ def test_an_interrupted_call_is_cancelled() -> None:
             time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGINT)
 
-    # A shell that runs a command in its background makes it ignore Ctrl-C.
+    # A command that a shell runs in its background ignores Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()

@@ -128,7 +128,7 @@ async def test_a_session_is_never_renewed_as_the_previous_user(world: World, the
         await world.go("POST", "/login", json={"key": "key"}, headers=ORIGIN)
     else:
         await world.go("POST", "/login/out", headers=ORIGIN)
-    world.cookies["pawl_renewal"] = kept  # As left behind, or as set by another host of the domain.
+    world.cookies["pawl_renewal"] = kept  # As left behind by an earlier login, or as set by another host of the domain.
     before = world.cookies.get("__Host-pawl_session")
     assert world.revoked == (["staff", "next"] if then == "nobody" else [])
     await world.clock.advance(61.0)

@@ -186,7 +186,7 @@ async def test_a_slow_client_gets_the_whole_response(listener: Listener, monkeyp
         with contextlib.closing(reader(address, REQUEST, listener.trusting, buffer_bytes=65536)) as found:
             while count < size and (data := found.recv(16384)):
                 count += len(data)
-                time.sleep(0.002)  # the whole takes twice as long as one part may
+                time.sleep(0.002)  # sending everything takes twice as long as one part may take
         return count
 
     async with listener.serve(app) as found:

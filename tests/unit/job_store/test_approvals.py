@@ -199,7 +199,7 @@ def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> Non
     call = world.call("call")
     assert [approval.user_id for approval in call.approvals] == ["dan"]
     assert (call.decision, call.approvals_required) == (None, 2)
-    # Earlier approvals were for another call.
+    # Earlier approvals were for another version of the call.
     assert decide(world, run_id, "eve") == ("REFUSED", "DIGEST_MISMATCH")
     assert decide(world, run_id, "dan", digest=EDITED_DIGEST) == AGAIN
     assert decide(world, run_id, "cyd", digest=EDITED_DIGEST, command_id="last") == ACCEPTED

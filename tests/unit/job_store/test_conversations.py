@@ -62,7 +62,7 @@ def test_a_key_belongs_to_one_user_of_one_store() -> None:
     assert len({key_hash(StoreId(s), UserId(u), "k") for s, u in (("a", "bc"), ("ab", "c"), ("a", "b"))}) == 3
     world = World()
     assert keyed(world) != keyed(world, user_id=bob, key_hash=key_hash(STORE, bob, "ticket 42"))
-    # Even with equal hashes: the user id is part of the key.
+    # Even if the hashes are equal: the user id is part of the key.
     assert keyed(world, user_id=bob) != keyed(world)
 
 

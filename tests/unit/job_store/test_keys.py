@@ -42,7 +42,7 @@ OPERATORS = st.builds(
     st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])),
 )
 GOVERNORS = OPERATORS | st.just(DEPLOYMENT)
-# Mostly valid keys, so that the rules have something to judge.
+# Mostly valid keys, so that the rules do not refuse nearly all of them.
 KEYS = st.builds(
     Key,
     name=st.sampled_from(["", "laptop", "x" * 200]) | st.sampled_from(["x" * 201, "two\nlines"]),

@@ -105,7 +105,7 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
     digest = "ab" * 32 if after is CallState.AWAITING_APPROVAL else ""
     step = change("call", after, attempt=2, digest=digest, child_run_id=child)
     if again:
-        # The same request, escalated.
+        # The same request after its escalation.
         world.unit.put_call(replace(world.call("call"), digest="ab" * 32))
         step = replace(step, escalated=True)
     consumed = ("cmd",) if pending else ()

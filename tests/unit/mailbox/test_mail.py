@@ -121,7 +121,7 @@ def test_an_email_with_ambiguous_headers_is_refused(head: bytes) -> None:
         (["mx.example.net; none"], False),
         (["evil.example; dmarc=pass"], False),
         (["mx.example.net.evil.example; dmarc=pass"], False),
-        # The sender wrote the lower one.
+        # The sender wrote the lower header.
         (["mx.example.net; dmarc=fail", "mx.example.net; dmarc=pass"], False),
         (["mx.example.net; spf=pass", "mx.example.net; dmarc=pass"], False),
         (["mx.example.net; dmarc=fail; dmarc=pass"], False),

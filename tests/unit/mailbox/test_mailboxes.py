@@ -160,7 +160,7 @@ async def test_an_unacknowledged_email_is_delivered_again_and_counts_once(
         await until(lambda: len(peers.mails) == 12)
     assert [mail.position.uid for mail in peers.mails] == list(range(1, 13))
     assert len({mail.event_id for mail in peers.mails}) == 12
-    # The process ends between a delivery and its response, and another one starts.
+    # The process ends between a delivery and its response, and another process starts.
     server.add(MAIL)
     peers.lost = 1
     async with reading(peers, server) as first:

@@ -94,7 +94,7 @@ def test_every_attempt_has_one_outcome(status: int, number: int, is_test: bool, 
     [
         (len(AGES), FAILING_MAX.days, False, True),
         (len(AGES), FAILING_MAX.days - 0.01, False, False),
-        (1, 30, False, False),  # It is tried again.
+        (1, 30, False, False),  # It is retried.
         (1, 30, True, False),
     ],
 )
@@ -212,8 +212,8 @@ def test_quiet_hours_follow_the_time_zone() -> None:
         ("2026-05-02T05:00", None),
         ("2026-01-01T20:30", None),  # 21:30 in winter.
         ("2026-01-01T21:30", "2026-01-02T06:00"),
-        ("2026-03-28T23:00", "2026-03-29T05:00"),  # Clocks go forward in that night.
-        ("2026-10-24T23:00", "2026-10-25T06:00"),  # And back in that one.
+        ("2026-03-28T23:00", "2026-03-29T05:00"),  # Clocks go forward in this night.
+        ("2026-10-24T23:00", "2026-10-25T06:00"),  # Clocks go back in this night.
     ]:
         assert quiet_until(BERLIN, at(now)) == (at(until) if until else None), now
 
@@ -226,7 +226,7 @@ def test_quiet_hours_handle_daylight_saving_changes() -> None:
         ("22:00", "02:30", "2026-10-24T23:00", "2026-10-25T01:30"),
         ("02:10", "02:50", "2026-03-29T01:20", None),  # 03:20: 02:10 does not exist.
         ("02:30", "03:15", "2026-03-29T00:59", None),
-        ("02:30", "03:15", "2026-03-29T01:00", "2026-03-29T01:15"),  # From the jump on.
+        ("02:30", "03:15", "2026-03-29T01:00", "2026-03-29T01:15"),  # From the clock change on.
         ("22:00", "02:30", "2026-03-28T23:00", "2026-03-29T01:00"),
     ]:
         quiet = replace(BERLIN, hours=(QuietHours(start=start, end=end),))

@@ -179,7 +179,7 @@ def test_arguments_that_fail_type_validation_give_an_error_result() -> None:
         """Halve."""
         return even.number // 2
 
-    halve.__annotations__["even"] = Even  # A local name, which no module has.
+    halve.__annotations__["even"] = Even  # A local name, which no module contains.
     with pytest.raises(ToolError, match="must be even"):
         tool(halve).bind({"even": {"number": 3}}, ToolContext())
 
