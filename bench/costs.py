@@ -43,7 +43,7 @@ class Load:
     cost: Mapping[str, float]
 
     def minus(self, name: str, other: Load, divided_by: float = 1.0) -> Load:
-        """Return the costs that exceed those of `other`, divided by `divided_by`."""
+        """Return the difference from the costs of `other`, divided by `divided_by`."""
         return Load(name, {key: (value - other.cost[key]) / divided_by for key, value in self.cost.items()})
 
 

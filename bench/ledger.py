@@ -350,13 +350,13 @@ async def _user_at_limit(store: JobStore, runs: int) -> str | None:
 
 
 async def _due(store: JobStore, runs: int) -> str | None:
-    """Give runs that are due to 1,000 stores; the measured claims take these runs."""
+    """Spread runs that are due over 1,000 stores. The measured claims take these runs."""
     await _copies(store, runs, stores=1000, users=10)
     return None
 
 
 async def _parked(store: JobStore, runs: int) -> str | None:
-    """Give runs that wait for their users until tomorrow to 1,000 stores."""
+    """Spread parked runs, which wait for their users until tomorrow, over 1,000 stores."""
     await _copies(store, runs, stores=1000, users=10)
     async with connect(store.suite) as connection:
         await connection.execute(

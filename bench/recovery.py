@@ -185,7 +185,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 async def _step_time(stubs: Sequence[Stub], begin_time: float, active: _Active) -> float:
-    """Return the time at which the next owner of a run first wrote to its log."""
+    """Return the time at which the run's next owner first wrote to the log."""
     request = agent_pb2.WatchRunRequest(run_id=active.run.run_id, after_seq=active.run.last_seq)
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:

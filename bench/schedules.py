@@ -181,7 +181,7 @@ async def _made(subject: Pawl, due: object) -> tuple[int, int, float]:
 
 
 async def _rest(subject: Pawl) -> None:
-    """Wait until no run is active, but not forever."""
+    """Wait until no run is active, or until a time limit."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         if not await subject.ask("SELECT count(*) FROM job_store.runs WHERE state < 10") or time.monotonic() > until:

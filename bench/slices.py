@@ -20,7 +20,7 @@ from bench.subjects import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The result of a subject in a turn. `cpu` is by process and `client` is of this process, both in ms per run.
+    """The result of one slice. `cpu` is the CPU time of each process and `client` that of this process, in ms per run.
 
     If a subject has a driver program, that program includes the client, so `client` is almost 0.
     """

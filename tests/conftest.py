@@ -1,4 +1,4 @@
-"""Fixtures for all tests: real servers, started once a session, and fake time and ids."""
+"""Fixtures for all tests: real servers, started once per session, and fake time and ids."""
 
 from __future__ import annotations
 

@@ -62,5 +62,5 @@ def run(command: list[Path | str], folder: Path, timeout_seconds: float) -> subp
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment, with the node that comes with Python first in PATH."""
+    """Return this process's environment with `more`, and with the node that comes with Python first in PATH."""
     return os.environ | {"PATH": os.pathsep.join([str(NODE.parent), os.environ["PATH"]])} | more

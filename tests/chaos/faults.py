@@ -27,7 +27,7 @@ Play = Callable[[World], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One fault. `why_not` returns why this machine cannot play it, or an empty string."""
+    """One fault. `why_not` returns why this machine cannot cause it, or an empty string."""
 
     name: str
     kind: str

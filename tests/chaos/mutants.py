@@ -215,7 +215,7 @@ def hunt(name: str) -> str:
 def hunt_unfixed() -> str:
     """Return a report of a failover against services without the fix, or an empty string if no checker finds the fault.
 
-    It plays several seeds, because the point at which the failover hits depends on the speed of the machine.
+    Several seeds are tried, because the point at which the failover hits depends on the speed of the machine.
     """
     return next(filter(None, map(_play_unfixed, UNFIXED_SEEDS)), "")
 

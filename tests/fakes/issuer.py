@@ -29,7 +29,7 @@ CLAIMS: Final[dict[str, Any]] = {
 
 
 def provider(**more: Any) -> Provider:
-    """Return a provider as an entry of PAWL_OIDC_FILE."""
+    """Return a provider as read from an entry of PAWL_OIDC_FILE."""
     base = {"issuer": ISSUER, "audience": AUDIENCE, "store": {"claim": "tenant"}, "user": {"claim": "sub"}}
     [made] = parse_providers(json.dumps([base | more]).encode())
     return made

@@ -230,7 +230,7 @@ class Game:
                     assert answer[0] == "ok", answer
 
     async def check_logs(self) -> None:
-        """I7, I12, I16, I17: the simulation's checkers of logs find nothing."""
+        """I7, I12, I16, I17: the simulation's log checkers find nothing."""
         for product in self._products:
             tables = await product.store.tables()
             for store_id in map(StoreId, sorted(set(STORES))):

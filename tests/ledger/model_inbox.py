@@ -209,7 +209,7 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
 def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
     """D6: if a call needs several approvals, people who started or steered its run may not decide.
 
-    Nobody decides twice, and neither does a credential, whichever user it names. The creator of a key counts as acting
+    No user decides twice, and no credential, whichever user it names. The creator of a key counts as acting
     with it.
     """
     if call["state"] == "ASKED":

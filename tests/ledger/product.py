@@ -114,7 +114,7 @@ class Product:
 
 
 def _sorted(keys: tuple[T, ...]) -> tuple[T, ...]:
-    """Sort keys whose order is unspecified, because it would determine the order of event ids."""
+    """Sort keys, because their order determines the order of event ids and is otherwise unspecified."""
     return tuple(sorted(keys))  # type: ignore[type-var]  # keys of rows
 
 

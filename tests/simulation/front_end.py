@@ -167,7 +167,7 @@ class FrontEnd:
 
 
 class Reader:
-    """Watches the runs of a user from different seqs and disconnects at random."""
+    """Watches the runs of a user from different positions in their logs, and disconnects at random."""
 
     def __init__(self, user: User) -> None:
         self._user = user

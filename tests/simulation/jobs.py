@@ -275,7 +275,7 @@ def entered(record: Ledger, conversation_id: str) -> Iterator[tuple[int, dict[st
 
 
 def is_turn(run: run_pb2.Run) -> bool:
-    """Return whether job notices started the run, not a message."""
+    """Return whether job notices, instead of a message, started the run."""
     return run.generation > 0 and not run.reports_to_conversation_id
 
 
@@ -297,7 +297,7 @@ def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> boo
 
 
 def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
-    """Return whether the user's model received the end and answered, or ended the turn silently."""
+    """Return whether the user's model received the job's end and answered, or ended the turn silently."""
     answers = (
         message.number > number
         and message.role == message_pb2.ROLE_ASSISTANT

@@ -37,7 +37,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether the callbacks of the process are queued."""
+        """Whether callbacks of the process are queued instead of run."""
         return self.frozen or not self.alive
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:

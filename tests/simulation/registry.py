@@ -194,7 +194,7 @@ class Server:
         )
 
     async def execute(self, context: CallContext, execution: Execution) -> ExecutionResult:
-        """Run a call, join a running one, or return its journaled result."""
+        """Run a call, join its running execution, or return its journaled result."""
         verdict = TOOLS[execution.tool_name]
         if verdict.disposition is Disposition.APPROVE and execution.approved_digest != digest_of(
             context.store_id, execution.call_id, execution.tool_name, execution.arguments_json

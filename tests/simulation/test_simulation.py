@@ -43,7 +43,7 @@ def test_seed_reproduces_a_simulation_exactly() -> None:
 
 
 def test_planted_faults_are_found() -> None:
-    """The test plays two of the planted faults; `make mutants` plays all."""
+    """The test plants two of the faults; `make mutants` plants all of them."""
     found = _run("tests.simulation.mutants", "requests_are_forgotten", "any_user_may_decide")
     assert found.count(": seed ") == 2, found
 

@@ -48,7 +48,7 @@ class Talk:
         return await self.job(job_id, lambda job: job.state >= COMPLETED)
 
     async def turns(self) -> list[list[dict[str, object]]]:
-        """Return the job notices of each turn, in order, or nothing if the model has not answered the last notice."""
+        """Return the job notices of each turn, in order, or `[]` if the model has not answered the last notice."""
         messages = [message async for message in self._pawl.messages(self.conversation_id)]
         if not messages or messages[-1].role != message_pb2.ROLE_ASSISTANT:
             return []

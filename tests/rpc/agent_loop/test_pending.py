@@ -222,7 +222,7 @@ async def test_watchers_with_different_views_use_separate_polls() -> None:
 
 
 async def test_watcher_that_joins_during_a_poll_waits_for_the_next() -> None:
-    """Its first snapshot must include every item that existed before the watch started.
+    """The watcher's first snapshot must include every item that existed before the watch started.
 
     Watchers that join during one poll share the next poll.
     """

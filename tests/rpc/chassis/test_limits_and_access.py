@@ -283,7 +283,7 @@ async def test_delegate_calls_end_when_their_key_changes_identity(serve: Serve, 
 
 
 async def test_revoking_a_service_key_ends_its_batched_stream(serve: Serve, servicer: EchoServicer) -> None:
-    """Its running call fails, and calls with the revoked key are rejected."""
+    """The running call fails, and calls with the revoked key are rejected."""
     known = Known()
     async with (
         serve(authenticator=known, service_only=True, callers_seconds=0.01) as server,

@@ -116,7 +116,7 @@ async def test_workers_are_woken_for_work_and_for_commands(
 async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """NOTE-2: they keep their order and ids, even if no consumer ever read the deleted messages."""
+    """NOTE-2: resent events keep their order and ids, even if no consumer ever read the deleted messages."""
     user = User((await start(nats_url=nats.url)).stub)
     owner = await user.start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="done")
@@ -256,7 +256,7 @@ async def test_inbox_watchers_are_notified_only_of_each_change(
         return len([message for message in live if b"fence" in message.data])
 
     async def check_published(*expected: str) -> None:
-        """Check which messages arrived since the last call, before an event that is published now."""
+        """Check which messages arrived since the last call, using a new event as the end mark."""
         before = fences()
         await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="fence"))])
         await until(lambda: fences() > before and len(received) >= len(expected))

@@ -39,7 +39,7 @@ async def update(user: User, conversation_id: str, **fields: Any) -> Any:
 
 
 async def two(start: StartReplica) -> list[User]:
-    """Return the same user as a client of two replicas whose store queues never fill."""
+    """Return the same user as a client of two replicas, with a queue limit that no test reaches."""
     return [User((await start(store_queue_max=100_000)).stub) for _ in range(2)]
 
 

@@ -150,7 +150,7 @@ async def test_original_is_kept_while_a_fork_shows_it(user: User, database: Data
 
 
 async def test_erased_messages_disappear_from_forks(replica: Replica, user: User) -> None:
-    """I22: forks of forks lose them too. Messages written in a fork stay, and the model sees only those."""
+    """I22: forks of forks lose the messages too. Messages written in a fork stay, and the model sees only those."""
     await ended_run(user, "c1", "zanzibar", "a0")
     one = (await fork(user, "c1")).conversation_id
     await ended_run(user, one, "q1", "a1")

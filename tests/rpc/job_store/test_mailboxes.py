@@ -221,7 +221,7 @@ async def test_new_folder_resets_the_position_and_the_same_folder_keeps_it(box: 
 
 
 async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
-    """The password belongs to the store, so a former admin must not be able to use it."""
+    """The mailbox's password belongs to the store, so a former admin must not be able to use it."""
     await box.make()
     await box.pause()
     box.act_as("member")

@@ -392,7 +392,7 @@ async def test_only_recent_secrets_sign_deliveries_alongside_the_current_one(que
 async def test_erased_conversations_viewers_and_mutes_are_deleted(
     queue: Repository, store: PostgresStore, database: Database
 ) -> None:
-    """I13: none of them remain."""
+    """I13: no row remains."""
     await PostgresPreferences(database).mute(ANNS, Mute(conversation_id=ConversationId("conv_1")))
     await queue.note_viewers({(ANNS, RunId("run_1"))})
     await store.erase(PART)

@@ -153,7 +153,7 @@ async def test_connection_lost_after_the_message_resends_it_with_the_same_id(
 
 
 async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox, database: Database) -> None:
-    """This prevents mail flooding and code guessing."""
+    """The limits prevent mail flooding and code guessing."""
     channel_id = (await created(desk.stub, ADDRESS)).channel.channel_id
     await has_arrived(box, 1)
     (first,) = box.codes()

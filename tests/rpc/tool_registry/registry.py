@@ -217,7 +217,7 @@ class Registry:
         )
 
     async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
-        """Run one call to its end and return its result, which must be the only one and the last response."""
+        """Run one call to its end and return its result, which must be the last response and the only result."""
         responses = [response async for response in self.stream(tool, arguments, **more)]
         kinds = [response.WhichOneof("kind") for response in responses]
         assert kinds.count("result") == 1

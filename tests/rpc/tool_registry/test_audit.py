@@ -186,7 +186,7 @@ def returned(call: str, **changes: Any) -> execution_pb2.RecordResultsRequest:
 
 
 async def test_front_end_results_are_counted_once(registry: Registry, database_url: str) -> None:
-    """TOOL-6: the same holds if a result is reported several times concurrently."""
+    """TOOL-6: a result that is reported several times concurrently is counted once too."""
     await registry.check("look", call="c0")
     for _ in range(2):  # Reported again after a crash
         tellings = [

@@ -142,7 +142,7 @@ async def test_truncated_result_is_read_in_pieces(database_url: str, tmp_path: P
 
 
 async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(planning: Registry) -> None:
-    """LOOP-9, I13: other users and stores never see these plans."""
+    """LOOP-9, I13: other users and stores never see the projects and tasks."""
     made = await asyncio.gather(
         *(planning.run("create_task", {"title": f"t{n}", "project": "New"}, call=f"c{n}") for n in range(6))
     )

@@ -113,7 +113,7 @@ async def test_rules_of_an_erased_conversation_never_return(database_url: str, t
 
 
 async def test_calls_of_an_erased_run_never_start(database_url: str) -> None:
-    """Such a call may come from a process that was suspended during the erasure."""
+    """A call of an erased run may come from a process that was suspended during the erasure."""
     async with Database(database_url, application_name="test") as database:
         await PostgresErasures(database).erase(PART)
         details = worker_pb2.Invocation(

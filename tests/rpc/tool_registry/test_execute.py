@@ -171,7 +171,7 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
 
 
 async def test_tool_gets_the_user_and_store_of_its_call(registry: Registry) -> None:
-    """TOOL-4: it also gets the attempt and the deadline."""
+    """TOOL-4: the tool also gets the attempt and the deadline."""
     seen = content(await registry.run("who", call="c1", earlier_attempts=2, timeout_seconds=7))
     assert seen["ids"] == ["acme", "ann", "conversation", "run", "c1"]
     assert (seen["key"], seen["attempt"]) == ("c1", 3)

@@ -99,7 +99,7 @@ def glance() -> str:
 
 
 async def test_stuck_function_blocks_a_second_attempt(database_url: str, tmp_path: Path) -> None:
-    """Its thread cannot be stopped, so repeated attempts would use up all threads of the registry."""
+    """The function's thread cannot be stopped, so repeated attempts would use up all threads of the registry."""
     stuck = StuckFunction(EffectClass.IDEMPOTENT)
     async with running(database_url, tmp_path, [stuck.tool, glance], threads_max=2) as registry:
         try:

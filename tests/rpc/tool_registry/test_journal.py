@@ -230,7 +230,7 @@ def unstoppable_threads() -> Iterator[threading.Event]:
 async def test_unstoppable_thread_is_reported_as_still_running(
     database_url: str, tmp_path: Path, unstoppable_threads: threading.Event
 ) -> None:
-    """C5, I5: its effect may still happen, and every caller gets this state."""
+    """C5, I5: the effect of the tool may still happen. Every caller gets this result."""
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -255,7 +255,7 @@ async def test_unstoppable_thread_is_reported_as_still_running(
 
 
 async def test_call_without_a_journal_is_cancelled_in_any_replica(database_url: str, tmp_path: Path) -> None:
-    """I12: its caller may hang, or lose its connection to the replica without ending its stream."""
+    """I12: the caller may hang, or lose its connection to the replica without ending its stream."""
     begun = asyncio.Event()
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
@@ -337,7 +337,7 @@ async def test_cancel_works_in_any_replica_and_is_permanent(
 async def test_cancelled_call_in_a_dead_process_has_an_unknown_outcome(
     database_url: str, registry: Registry, world: World
 ) -> None:
-    """I5: nothing of it is still running, but nobody knows whether it had its effect."""
+    """I5: no part of the call is still running, but nobody knows whether it took effect."""
     async with dead_process(database_url, registry, "pay", "call"):
         await database_is_told(database_url, alive=True)
         assert not (await registry.cancel(wait=0.2)).stopped

@@ -313,7 +313,7 @@ async def test_program_cannot_reach_server_sockets(folders: Path, monkeypatch: p
 
 @ON_LINUX
 async def test_program_cannot_read_other_processes_memory_environment_or_keyring(folders: Path) -> None:
-    """OPS-1: they may hold database rows, keys and tickets of the user who runs the registry."""
+    """OPS-1: memory, environment and keyring may hold database rows, keys and tickets of the registry's user."""
     memory = SharedMemory(create=True, size=16)
     try:
         for path in (f"/dev/shm/{memory.name}", f"/proc/{os.getpid()}/environ"):  # noqa: S108

@@ -146,7 +146,7 @@ async def test_tool_that_keeps_asking_new_questions_is_stopped(
 
 
 async def test_calls_waiting_for_answers_do_not_use_slots(registry: Registry) -> None:
-    """An answer may take days, and unanswered questions would block the tools of all stores."""
+    """Otherwise unanswered questions, which may stay open for days, would block the tools of all stores."""
     for number in range(5):
         assert outcome(await registry.run("order", call=f"order-{number}")) == "INPUT_REQUIRED"
     assert outcome(await registry.run_approved("pay", call="pay")) == "SUCCEEDED"

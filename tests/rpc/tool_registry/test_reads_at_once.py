@@ -188,7 +188,7 @@ async def test_read_that_asks_a_question_is_requested_again(registry: Registry) 
 async def test_read_that_is_checked_but_never_executed_ends(
     registry: Registry, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This happens if the run was cancelled or its caller has disconnected."""
+    """A checked read is never executed if its run was cancelled or its caller has disconnected."""
     monkeypatch.setattr(executor, "KEPT_SECONDS", 0.2)
     await checked(registry, ("a", "slow", {}))
     await at_rest(registry)

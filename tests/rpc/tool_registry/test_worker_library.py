@@ -208,7 +208,7 @@ async def test_exception_or_return_value_never_ends_the_worker(registry: Registr
 async def test_worker_that_cannot_attach_reports_the_address_and_reason(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: it also never sends its key unencrypted to another machine."""
+    """OPS-1: the worker also never sends its key unencrypted to another machine."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await Worker(registry.address, name="billing", api_key="key-of-ann-of-acme").run()
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -131,7 +131,7 @@ async def test_worker_gets_the_context_of_a_call_and_its_result_counts_once(regi
 
 
 async def test_other_stores_cannot_see_run_or_remove_worker_tools(registry: Registry) -> None:
-    """I13: their workers cannot send results of its calls either."""
+    """I13: workers of other stores cannot send results of the store's calls either."""
     remove = tool_pb2.UnregisterToolRequest(name="charge")
     async with attached(registry) as worker:
         listed = await registry.users["other", "ann"].ListTools(tool_pb2.ListToolsRequest())

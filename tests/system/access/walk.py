@@ -69,7 +69,7 @@ def is_forwarded(at: tuple[str, str]) -> bool:
 
 
 def wrong(answers: Mapping[T, Answer], callers: Collection[str], refusal: str) -> dict[T, Answer]:
-    """Return the answers that contradict the access table for such a caller."""
+    """Return the answers that the access table does not allow for a caller of these kinds."""
     return {at: answer for at, answer in answers.items() if not _is_right(at, answer, callers, refusal)}
 
 

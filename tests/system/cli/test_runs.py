@@ -101,7 +101,7 @@ def test_run_waits_for_tokens_and_continues_after_top_up(pawl: CommandLine) -> N
 
 
 def test_whoami_shows_the_caller_and_available_options(pawl: CommandLine) -> None:
-    """OPS-1: it shows the caller's store, credential and permissions, and the tools, agents and limits."""
+    """OPS-1: the output shows the caller's store, credential and permissions, and the tools, agents and limits."""
     output = pawl.succeed("whoami", "--limits")
     for said in (
         "me of the store local",

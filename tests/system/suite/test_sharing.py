@@ -101,7 +101,7 @@ async def check_session(reader: Agent, named: dict[str, str]) -> None:
 
 
 async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent) -> None:
-    """I13: this includes the frames of sessions."""
+    """I13: the frames of sessions are refused too."""
     run = await agent.start(TEXT)
     question = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
     named = {"conversation_id": run.conversation_id, "run_id": run.run_id, "call_id": question.call_id}

@@ -196,7 +196,7 @@ def iteration(number: int, start: float, end: float) -> Call:
 def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
     interval: float, start: float, delay: bool, durations: list[tuple[float, float]]
 ) -> None:
-    """This does not depend on how late an iteration starts or how long it takes."""
+    """How late an iteration starts and how long it takes does not matter."""
     job = Job(tool_name="look", arguments_json=b"{}", begin_time=start, interval_seconds=interval, delay_first=delay)
     last, before, missed = None, -1.0, 0
     for number, (late, seconds) in enumerate(durations, 1):
@@ -255,7 +255,7 @@ async def test_a_tool_without_background_support_runs_inline_with_a_note() -> No
 
 
 async def test_an_iteration_uses_the_background_timeout_of_its_tool() -> None:
-    """Neither the tool's foreground timeout nor the limits of the run shorten it."""
+    """Neither the tool's foreground timeout nor the limits of the run shorten the iteration."""
 
     story = Story(calls(async_call("slow"), async_call("work")), says("Begun."), seconds=3000.0)
     story.say("do it")

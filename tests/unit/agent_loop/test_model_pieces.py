@@ -94,7 +94,7 @@ Delay = tuple[float, float]
 
 
 def play(pieces: Sequence[tuple[float, Piece]], delays: Iterable[Delay] = ()) -> list[OutputDelta]:
-    """Return the outputs of pieces that arrive at these times. The first outputs have the given delays.
+    """Return the outputs for `pieces`, each with its arrival time. `delays` apply to the first outputs.
 
     Fails if a piece is due later than 1 s after its arrival.
     """

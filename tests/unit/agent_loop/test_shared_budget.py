@@ -18,7 +18,7 @@ from tests.unit.agent_loop.test_jobs import Story, background
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: int) -> None:
-    """LOOP-12: at most the model calls that are running when the budget is used up may exceed it."""
+    """LOOP-12: only model calls that are running when the budget is used up may exceed it."""
     story, draw, at_once = Story(seconds=5.0), random.Random(seed), [0]
     model, budget = story.world.model, draw.randint(1500, 5000)
 

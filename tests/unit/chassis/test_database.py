@@ -198,7 +198,7 @@ async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Ev
 
 
 async def test_no_caller_hangs_on_a_frozen_server(database_url: str) -> None:
-    """This includes running statements, callers that wait for a connection, and later callers."""
+    """The test covers running statements, callers that wait for a connection, and later callers."""
     running = asyncio.Event()
     running.set()
 

@@ -304,7 +304,7 @@ def test_rfc8725_3_1_a_key_is_used_only_for_its_algorithm() -> None:
 
 
 def test_rfc8725_3_1_a_key_is_used_only_for_its_key_type() -> None:
-    """A signature of one type is labelled as another, while two keys of these types have the same id."""
+    """The token names a different algorithm from the one that signed it, and keys of both types share an id."""
     both = keys(key(), key("RSA", 2048), key("EC", "P-384"))
     good = token(private=key("RSA", 2048), alg="RS256")
     assert accept(good, published_keys=both).user_id == "ann"

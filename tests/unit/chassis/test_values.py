@@ -77,7 +77,7 @@ labelled = st.dictionaries(keys, values, max_size=LABELS_MAX)
 
 @given(labelled, labelled)
 def test_label_lines_match_only_if_all_labels_match(labels: dict[str, str], wanted: dict[str, str]) -> None:
-    """The index compares lines in this way, and only for the same user."""
+    """Lines of different users never match. Searches by label rely on both rules."""
     for sought in (wanted, dict(list(labels.items())[::2])):
         lines = set(kept.lines(*ANN, sought))
         assert (lines <= set(kept.lines(*ANN, labels))) == has_all(labels, sought)

@@ -84,7 +84,7 @@ async def until_end(client: AsyncSession) -> AsyncIterator[session_pb2.SessionRe
 
 
 async def test_removed_events_are_reported_as_one_gap(cluster: Cluster) -> None:
-    """EVT-1: this holds even if the stream breaks right after the gap."""
+    """EVT-1: even a stream that breaks right after the gap reports it once."""
     await cluster.book.append(10, ended=True)
     cluster.book.trimmed_seq = 7
     cluster.first.break_after_events = 1
@@ -200,7 +200,7 @@ def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
 
 
 async def test_a_call_offered_again_while_running_runs_once(cluster: Cluster) -> None:
-    """FE-2: a reconnect does not start it again."""
+    """FE-2: a reconnect does not start the call again."""
     slow, runs, leave = waiting_tool()
     async with cluster.client(tools=[slow]):
         await cluster.book.offer("call_1", "slow", epoch=1)

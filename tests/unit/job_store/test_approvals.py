@@ -207,7 +207,7 @@ def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> Non
 
 
 def test_lifecycle_events_report_open_and_settled_approvals(world: World) -> None:
-    """NOTE-2: each is reported once."""
+    """NOTE-2: each opened or settled approval is reported once."""
     run_id = gated(world)
     decide(world, run_id, "cyd", command_id="cmd")
     starts(world, run_id, "cmd")

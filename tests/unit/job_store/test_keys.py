@@ -69,7 +69,7 @@ def made(governor: Principal, asked: Key) -> Key | None:
 
 @given(OPERATORS, KEYS)
 def test_an_operator_cannot_grant_more_than_it_has(governor: Principal, asked: Key) -> None:
-    """OPS-1: it creates keys only for its own store, and cannot grant a decision right that it lacks."""
+    """OPS-1: an operator creates keys only for its own store, and cannot grant a decision right that it lacks."""
     key = made(governor, asked)
     if key is None:
         return

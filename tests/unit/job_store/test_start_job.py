@@ -45,7 +45,10 @@ def test_a_job_started_by_a_user_reports_to_its_conversation(desk: Desk) -> None
 
 
 def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
-    """This holds even at the limit of open jobs. Reusing the request id with other content is refused."""
+    """A repeated request succeeds even at the limit of open jobs.
+
+    Reusing the request id with other content is refused.
+    """
     job = start_job(desk, request_id="r1").run
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")

@@ -78,7 +78,7 @@ def _move_run(world: World, before: RunState, after: RunState) -> None:
 
 
 def test_a_step_moves_a_call_only_as_the_transition_table_allows() -> None:
-    """I16: this covers ungated calls; gated calls have their own tests."""
+    """I16: the test covers ungated calls; gated calls have their own tests."""
     for before, after in itertools.product(CallState, CallState):
         _move_call(World(), before, after)
 

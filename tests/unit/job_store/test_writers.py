@@ -144,7 +144,7 @@ def test_other_users_cannot_stop_or_steer_a_turn() -> None:
 
 
 def test_users_who_steered_a_job_count_as_steering_its_turns() -> None:
-    """Therefore none of them counts as a second approver in those turns."""
+    """Therefore these users cannot be second approvers in turns that report the job's end."""
     desk, mine, _ = desk_of_two()
     job = replace(desk.run(mine), steered_by=(UserId("carl"),), delegate_user_id=UserId("dora"))
     desk.unit.put_run(job)

@@ -31,7 +31,7 @@ def test_a_secret_is_created_once(tmp_path: Path) -> None:
 
 
 def test_secret_file_permissions_are_restored(tmp_path: Path) -> None:
-    """I22: reading a secret restores them."""
+    """I22: reading a secret restores its permissions."""
     folder = tmp_path / "secrets"
     secrets = SecretFiles(folder)
     secrets.get("key")

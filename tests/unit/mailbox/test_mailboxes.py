@@ -260,7 +260,7 @@ async def test_a_hanging_server_does_not_delay_other_mailboxes(server: ImapServe
 
 
 async def test_the_mailbox_service_stores_documents_only_for_a_user() -> None:
-    """Without a user it would be a document of the store, visible to every user's runs."""
+    """Without a user, a document would belong to the store and be visible to every user's runs."""
     set_principal(acting_for(service_principal("mailbox"), {"pawl-store": "acme"}))
     servicer = DocumentServicer(cast("Any", None))
     context = cast("Any", None)

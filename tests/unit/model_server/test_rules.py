@@ -123,7 +123,7 @@ def test_a_prompt_becomes_the_requested_calls() -> None:
 
 
 def test_the_outcome_of_a_call_is_reported_in_words() -> None:
-    """HITL-1, HITL-3, LOOP-4: these include answers, notes of reviewers, and failures."""
+    """HITL-1, HITL-3, LOOP-4: outcomes include answers, notes of reviewers, and failures."""
     mail = "e-mail ann@example.com saying hi"
     for prompt, result, reported in (
         ("book a table", '{"answer": "Tonight at 19:00"}', 'You answered "Tonight at 19:00"'),

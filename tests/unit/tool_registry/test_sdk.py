@@ -94,7 +94,7 @@ def test_sphinx_docstrings_are_read_too() -> None:
 
 
 def test_a_tool_without_options_gets_the_most_cautious_defaults() -> None:
-    """TOOL-2: it is sensitive, has its effect at most once, and is never parallel."""
+    """TOOL-2: the tool is sensitive, takes effect at most once, and never runs in parallel."""
     assert everything.definition.category is Category.SENSITIVE
     assert everything.definition.effect is EffectClass.AT_MOST_ONCE
     assert not everything.definition.parallel
@@ -198,7 +198,7 @@ def test_a_context_reports_cancellation() -> None:
 
 
 def test_secrets_are_redacted_from_every_string_in_a_value() -> None:
-    """TOOL-4, I22: this includes the keys of objects."""
+    """TOOL-4, I22: the keys of objects are redacted too."""
     value: Any = {"a hunter2 b": ["hunter2", {"x": "say hunter2!"}], "n": 1}
     assert without({"hunter2"}, value) == {"a [secret] b": ["[secret]", {"x": "say [secret]!"}], "n": 1}
 
