@@ -17,6 +17,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
@@ -74,6 +75,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     restart without changes will fail again. A StartError or DependencyUnavailable is logged as one sentence without a
     traceback.
     """
+    gc.freeze()  # What was imported stays until the end, so collections need not visit it.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run(main))
     sys.exit(code)
