@@ -90,7 +90,7 @@ class Publication:
         """Publish everything that is waiting.
 
         Raises:
-            DependencyUnavailable: the database or the bus is unavailable.
+            DependencyUnavailable: The database or the bus is unavailable.
         """
         while True:
             self._new.clear()
