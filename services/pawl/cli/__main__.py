@@ -77,8 +77,9 @@ class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
         command = load(name) if name else None
-        gc.freeze()  # What was imported stays until the end.
-        gc.enable()
+        if not gc.isenabled():  # See pawl.cli.main.
+            gc.freeze()  # What was imported stays until the end.
+            gc.enable()
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
