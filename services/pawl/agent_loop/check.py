@@ -12,8 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import httpx2
 import msgspec
+import openai
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import output, parts
@@ -21,7 +21,7 @@ from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer, is_json
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.parts import ImagePart, Part
 from pawl.agent_loop.loop.rules.run import ResponseFormat
-from pawl.agent_loop.model.client import OpenAiModel, OutputTokensField, credentials
+from pawl.agent_loop.model.client import OpenAiModel, OutputTokensField
 from pawl.agent_loop.model.request import ModelError, ModelRequest
 
 _FEW_TOKENS: Final = 16
@@ -209,12 +209,12 @@ def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
 
 async def first_model(base_url: str, api_key: str) -> str:
     """Return the first model that a server lists; empty if it lists none or the request fails."""
-    url = f"{base_url.rstrip('/')}/models"
-    async with httpx2.AsyncClient(headers=credentials(api_key), timeout=30.0, follow_redirects=True) as http:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=30.0) as client:
         try:
-            return str((await http.get(url)).raise_for_status().json()["data"][0]["id"])
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError):
+            page = await client.models.list()
+        except (openai.OpenAIError, ValueError):
             return ""
+        return page.data[0].id if page.data else ""
 
 
 async def check(base_url: str, api_key: str, model: str) -> Report:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 import httpx2
 import msgspec
+import openai
 
 from pawl.agent_loop.model import failure
 from pawl.agent_loop.model.answer import Answer
-from pawl.agent_loop.model.direct import Direct, RefusedError
+from pawl.agent_loop.model.direct import HEADERS, PATH, Direct, RefusedError
 from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece
 from pawl.agent_loop.model.response import HttpxResponse, Response
 
@@ -26,36 +26,15 @@ _DRAIN_SECONDS: Final = 0.1
 
 _LIMITS: Final = httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=60.0)
 
-_HEADERS: Final = {
-    "Content-Type": "application/json",
-    "Accept": "text/event-stream",
-    # Events are small, and compression delays them.
-    "Accept-Encoding": "identity",
-}
-_NAMED: Final = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-
 OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
-
-
-def credentials(api_key: str) -> httpx2.Headers:
-    """Return headers with the key and with the values of the openai client's environment variables."""
-    # Servers that do not use keys ignore the header.
-    found = httpx2.Headers({"Authorization": f"Bearer {api_key or 'none'}"}, encoding="utf-8")
-    for name, variable in _NAMED.items():
-        if value := os.environ.get(variable):
-            found[name] = value
-    for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            found[name.strip()] = value.strip()
-    return found
 
 
 class OpenAiModel:
     """Client for one model server, with its own connection pool.
 
-    httpx2 supplies cookies, redirects, proxies and trusted certificates. Most calls only use the request head that it
-    creates; see `Direct`. This class does not retry. Use it as an async context manager.
+    The openai client supplies the configuration: credential headers, proxies and base URL. Most calls only use the
+    request head that it creates; see `Direct`. Bodies are bytes, because with the client's typed parameters, a history
+    of 120 messages takes 24 ms instead of 0.3 ms. This class does not retry. Use it as an async context manager.
     """
 
     def __init__(
@@ -71,11 +50,16 @@ class OpenAiModel:
         self._output_tokens_field = output_tokens_field
         self._format_with_tools = format_with_tools
         self._now = now
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
-        headers = credentials(api_key)
-        headers.update(_HEADERS)
-        self._http = httpx2.AsyncClient(headers=headers, limits=_LIMITS, timeout=None, follow_redirects=True)
-        self._direct = Direct(self._http, self._url)
+        http = httpx2.AsyncClient(limits=_LIMITS, timeout=None, follow_redirects=True)
+        self._client = openai.AsyncOpenAI(
+            base_url=base_url,
+            # The client requires a key; servers that do not use keys ignore it.
+            api_key=api_key or "none",
+            max_retries=0,
+            timeout=None,
+            http_client=http,
+        )
+        self._direct = Direct(self._client, http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,7 +68,7 @@ class OpenAiModel:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         await self._direct.close()
-        await self._http.aclose()
+        await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         deadline = asyncio.get_running_loop().time() + request.deadline_seconds
@@ -120,18 +104,22 @@ class OpenAiModel:
             raise ModelError(failure.headers_timeout(request.headers_timeout_seconds)) from None
         except RefusedError as error:
             raise self._refused(error.response) from None
-        except (httpx2.HTTPError, httpx2.InvalidURL):
+        except openai.APIStatusError as error:
+            raise self._refused(error.response) from None
+        except openai.APIConnectionError:
             raise ModelError(failure.NETWORK) from None
 
     async def _post(self, body: bytes) -> httpx2.Response:
-        response = await self._http.send(self._http.build_request("POST", self._url, content=body), stream=True)
-        if not response.is_success:
-            try:
-                await response.aread()
-            finally:
-                await response.aclose()
-            raise RefusedError(response)
-        return response
+        # When asked for a raw response, the client returns one, despite what its overloads say.
+        response: Any = await self._client.post(
+            PATH,
+            cast_to=httpx2.Response,
+            content=body,
+            options={"headers": HEADERS},
+            stream=True,
+            stream_cls=openai.AsyncStream[Any],
+        )
+        return cast("httpx2.Response", response)
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Calls the model server without httpx2.
+"""Calls the model server without the openai client and httpx2.
 
-httpx2 creates the request head once, and each call appends its body. `python -m bench.model_calls` measures how much
-that saves.
+The openai client creates the request head once, and each call appends its body. `python -m bench.model_calls` measures
+the savings.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ from typing import Final
 from urllib.request import getproxies
 
 import httpx2
+import openai
 
 from pawl.agent_loop.model.connection import Connection, Origin, Pool
 from pawl.agent_loop.model.request import ModelError
 from pawl.agent_loop.model.response import DirectResponse, DirectStream, HttpxResponse, Response
 
 _ERROR_BYTES_MAX: Final = 1024 * 1024
+PATH: Final = "/chat/completions"
+HEADERS: Final = {
+    "Content-Type": "application/json",
+    "Accept": "text/event-stream",
+    # Events are small, and compression delays them.
+    "Accept-Encoding": "identity",
+}
+
 _SUCCESS: Final = 2
 _REDIRECT: Final = 3
 _PORTS: Final = {"http": 80, "https": 443}
@@ -32,16 +41,26 @@ class RefusedError(Exception):
         super().__init__(response.status_code)
 
 
-class Direct:
-    """Makes calls with the request head of the client `http`, and keeps the client's cookies up to date.
+class _Sample(httpx2.AsyncBaseTransport):
+    """Captures a request instead of sending it."""
 
-    The client itself must make calls through a proxy, calls with an unusual address or header, and all calls after a
-    redirect.
+    request: httpx2.Request
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.request = request
+        return httpx2.Response(200)
+
+
+class Direct:
+    """Makes calls with a request head captured from the client.
+
+    The openai client itself makes calls through a proxy, calls with an unusual address or header, and all calls after a
+    redirect. `http` is the client's transport, whose cookies are kept up to date.
     """
 
-    def __init__(self, http: httpx2.AsyncClient, url: str) -> None:
+    def __init__(self, client: openai.AsyncOpenAI, http: httpx2.AsyncClient) -> None:
+        self._client = client
         self._http = http
-        self._url = url
         self._request: httpx2.Request | None = None
         self._head = b""
         self._pool: Pool | None = None
@@ -55,7 +74,7 @@ class Direct:
             ModelError: NETWORK
         """
         if self._request is None:
-            self._request = self._learn()
+            self._request = await self._learn()
         if self._pool is None or not self._head or self._redirected:
             return None
         connection = await self._pool.take()
@@ -78,8 +97,12 @@ class Direct:
         if self._pool is not None:
             await self._pool.close()
 
-    def _learn(self) -> httpx2.Request:
-        request = self._http.build_request("POST", self._url)
+    async def _learn(self) -> httpx2.Request:
+        sample = _Sample()
+        async with httpx2.AsyncClient(transport=sample, cookies=self._http.cookies) as http:
+            client = self._client.with_options(http_client=http)
+            await client.post(PATH, cast_to=httpx2.Response, content=b"{}", options={"headers": HEADERS})
+        request = sample.request
         headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
         lines = [b"POST %s HTTP/1.1" % request.url.raw_path, *(b"%s: %s" % header for header in headers)]
         plain = request.url.scheme in _PORTS and all(map(_LINE.fullmatch, lines))
