@@ -83,7 +83,7 @@ _COLUMNS: Final = (
 async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Compare the chosen subjects.
 
-    If a target compares Pawl with another subject, its figure is reported as not measured.
+    The figure of a target is reported as not measured unless both of its subjects were measured.
     """
     missing: list[NotMeasured] = []
     subjects: dict[str, Subject] = {}

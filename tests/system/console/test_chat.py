@@ -177,7 +177,7 @@ async def test_conversation_is_restarted_renamed_found_and_archived(open_page: N
     words = itertools.cycle(("doubles", "doubles "))
 
     async def found() -> bool:
-        """Repeat the search, because a new title becomes searchable after a moment."""
+        """Search once more, because a new title becomes searchable only after a moment."""
         async with page.expect_response("**/ListConversations"):
             await page.get_by_label("Search conversations").fill(next(words))
         return await listed.count() == 1

@@ -182,7 +182,7 @@ async def test_closing_the_client_ends_running_calls() -> None:
 
 
 async def raw(connections: Pool) -> Connection:
-    """Send a request without reading the response body."""
+    """Send a request and return its connection without reading the response body."""
     connection = await connections.take()
     await connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
     return connection
