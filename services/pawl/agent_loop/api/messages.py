@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools, up to one more than the maximum, which is enough for the check to refuse them."""
+    """Serialize a run's tools. Of too many tools, serialize only one more than allowed, so that the check fails."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -91,7 +91,7 @@ class Messages:
             AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused
         """
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
-            raise InvalidField("policy: STEER cannot start a run; use SendMessage", field="policy")
+            raise InvalidField("policy STEER cannot start a run: use SendMessage", field="policy")
         checked, refusal = await self.checked(caller, request_id, message, must_exist=bool(message.conversation_id))
         if asked := _own_tools(message, session, without_tools=checked.options.without_tools):
             tools: tuple[Tool, ...] = ()
@@ -160,7 +160,7 @@ class Messages:
         if not message.parts:
             return checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX), ()
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
-            raise InvalidField("policy: STEER accepts only text; send parts with QUEUE or INTERRUPT", field="policy")
+            raise InvalidField("policy STEER accepts only text: send parts with QUEUE or INTERRUPT", field="policy")
         return "", parts.checked(
             message.text, tuple(map(wire.PART.read, message.parts)), takes_images=self._takes_images
         )

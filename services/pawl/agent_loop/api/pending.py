@@ -208,7 +208,7 @@ class Pending:
     async def watch(
         self, caller: Principal, wanted: ListPendingCallsRequest, *, silence_seconds: float
     ) -> AsyncGenerator[WatchPendingResponse, None]:
-        """Yield new, changed and removed items indefinitely. Yields an empty part after `silence_seconds` of silence.
+        """Yield new, changed and removed items indefinitely, and an empty part after `silence_seconds` of silence.
 
         Raises:
             PermissionDenied: the caller asks for the whole store but is neither an approver nor an admin.

@@ -181,7 +181,7 @@ _PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 class RunSteps:
-    """Derives steps from logs. Stateless."""
+    """Derives the steps of runs from their logs. Stateless."""
 
     def __init__(self, *, ledger: PublicLedger, watches: Watches) -> None:
         self._ledger = ledger

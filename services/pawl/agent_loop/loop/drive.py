@@ -185,7 +185,7 @@ class Drive:
         return next(calls, None)
 
     async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> DriveEnd | None:
-        """Wait, park or finish. `from_database` converts database time to the monotonic clock."""
+        """Wait, park or finish. Adding `from_database` to a database time gives a time of the monotonic clock."""
         match rest:
             case Finish():
                 return DriveEnd.ENDED

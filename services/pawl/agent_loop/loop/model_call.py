@@ -222,7 +222,7 @@ class _Allowance(NamedTuple):
 
 
 class AgentQuotas:
-    """Caches which agents have no quota or have enough of it left, so that most model calls need not read the quota."""
+    """Remembers which agents have no quota or enough tokens left, so that most model calls need not read the quota."""
 
     def __init__(self) -> None:
         self._allowances: dict[tuple[StoreId, str], _Allowance] = {}

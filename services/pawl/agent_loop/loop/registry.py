@@ -201,7 +201,7 @@ class RegistryClient:
         return (await translated(self._stub.ReadDocument(request))).text
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Check an answer against a response format's schema. If the answer is None, only check the schema.
+        """Check an answer against a response format's schema. If `output` is None, only check the schema.
 
         Raises:
             InvalidSchema: the schema cannot be used.

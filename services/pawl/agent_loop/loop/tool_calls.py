@@ -68,7 +68,9 @@ class ToolCalls:
     async def resolve(
         self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
     ) -> Resolved:
-        """Return tools. A `most` of 0 means no limit; `skip_missing` omits tools that do not exist for this user.
+        """Return the named tools or, without names, all that the user may call, retrying until the registry responds.
+
+        A `most` of 0 means no limit. `skip_missing` omits tools that do not exist for this user.
 
         Raises:
             ToolNotFound: a tool does not exist for this user.
@@ -140,7 +142,7 @@ class ToolCalls:
         answers: Sequence[Answer] = (),
         series: Series | None = None,
     ) -> ExecutionResult:
-        """Run a call, under a series' grant if given, and return how it ended.
+        """Run a call and return how it ended. If `series` is given, the call runs under its grant.
 
         Errors from the tool or the registry are not raised; they are part of the result.
         """

@@ -85,7 +85,10 @@ class ClaimPause:
 
 
 class Starting:
-    """Prepares messages. `credential_is_gone` returns whether a principal's API key is no longer valid."""
+    """Prepares the messages of new runs.
+
+    `credential_is_gone` returns whether a principal's API key is no longer valid.
+    """
 
     def __init__(self, messages: Messages, credential_is_gone: Callable[[Principal], bool]) -> None:
         self._messages = messages

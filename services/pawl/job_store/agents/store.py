@@ -127,7 +127,7 @@ class PostgresAgents:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
-        """Return a version of an agent, or None. Version 0 means the newest version, unless the agent is deleted."""
+        """Return a version of an agent; None if it does not exist. Version 0 is a live agent's newest version."""
         if version:
             return await _version(self._database, store_id, name, version)
         row = await self._database.fetchrow(_LIVE, store_id, name)

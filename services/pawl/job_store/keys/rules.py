@@ -217,7 +217,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on a key. `governor` is None for someone with access to the database."""
+    """Return the event for an action on a key. `governor` is None if the action used direct database access."""
     event = KeyEvent(
         time=time,
         kind=kind,

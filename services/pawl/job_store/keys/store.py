@@ -115,7 +115,7 @@ class PostgresKeyRepository:
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
-        """Return a key, or None. If a store is given, only its keys are found."""
+        """Return a key; None if there is none. If `store_id` is not None, only keys of that store are found."""
         row = await self._database.fetchrow(_GET, key_id, store_id)
         return None if row is None else _key(dict(row))
 
@@ -166,7 +166,7 @@ class PostgresKeyRepository:
 
 
 def events_of(*columns: str) -> str:
-    """Return the statement that lists events filtered by the given columns, using the first column's index."""
+    """Return a statement that lists events filtered by these columns. It uses the first column's index."""
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
     # With an equality on the first column, the planner could scan the primary key, which has the same order but reads
     # other rows too.

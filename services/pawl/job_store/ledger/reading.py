@@ -129,7 +129,7 @@ NOTICES_MAX: Final = 20
 class PendingNotices:
     """The first `NOTICES_MAX` pending notices for a run's user, each with its job and occasion.
 
-    `open_jobs` is the number of the user's open jobs in that conversation.
+    `open_jobs` is the number of the user's open jobs that report to the run's conversation.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
@@ -141,8 +141,8 @@ class Loaded:
     """Everything that a run's owner needs, from one snapshot.
 
     `user_id` is the user of the conversation. `omitted_bytes` has the size of each call result that is omitted because
-    the results are too large in total; 0 for the others. For other users' runs, it has only messages of the newest runs
-    that fit completely, without calls or summaries. `failures` has the failures of FAILED runs with messages.
+    the results are too large in total; 0 for the others. Of other users' runs, only the newest that fit completely are
+    included, as messages without calls or summaries. `failures` has the failures of FAILED runs with messages.
     `shared_tokens_left` is the rest of the run's token budget; 0 if the run that owns the budget was removed, None if
     there is no budget. If `known` is set, the messages and calls only continue that prefix, which is still valid.
     """
@@ -165,9 +165,9 @@ class Loaded:
 class LogGap:
     """The removed events from `from_seq` to `to_seq`, replaced by a snapshot of their run.
 
-    An ended run has its newest messages and calls, and the counts of the others. An open job with a trimmed log has no
-    calls; `omitted_calls` counts the removed calls. `omitted_bytes` has the size of each result that is omitted because
-    it is large; 0 for the others.
+    For an ended run, the snapshot has the newest messages and calls, and the counts of the others. For an open job with
+    a trimmed log, it has no calls, and `omitted_calls` counts the removed calls. `omitted_bytes` has the size of each
+    result that is omitted because it is large; 0 for the others.
     """
 
     from_seq: int
@@ -251,7 +251,7 @@ class Leases(DueTimes, Protocol):
         """
 
     async def wait_seconds(self) -> float | None:
-        """Return the seconds until the first run or lease is due; None if there is none.
+        """Return the seconds until the first run or lease is due; None if none will be.
 
         Zero or less means that a run is due, or that too many stores have runs to compute the time.
         """
@@ -395,4 +395,4 @@ class ConversationReads(Protocol):
         """Return the segments of a fork's past, in order; empty if the conversation is not a fork."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
-        """Return the earlier request with this key, if any."""
+        """Return the earlier request with this key; None if there is none."""

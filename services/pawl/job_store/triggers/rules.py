@@ -185,7 +185,8 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. With `awaits_run`, the event waits for that run to end; otherwise it waits
-    for a time. `first_time` is its arrival time or, if it has replaced other events, that of the first of them.
+    for a time. `first_time` is when the waiting event arrived or, if it has replaced others, when the first of these
+    arrived.
     """
 
     store_id: StoreId

@@ -106,7 +106,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the front-end calls of the last two rounds that ended while leased and without the client's result."""
+    """Return the leased front-end calls of the last two rounds that ended without the client's result."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()

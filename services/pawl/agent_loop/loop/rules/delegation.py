@@ -1,4 +1,4 @@
-"""Delegates calls to child runs (TOOL-7): sets a child run's options and settles the call when it ends.
+"""Delegates calls to child runs (TOOL-7): sets a child run's options, and settles the call when the child ends.
 
 The child's run id is derived from the call id. It is therefore known before the run exists, and no call runs twice.
 """

@@ -124,7 +124,8 @@ class Group(NamedTuple):
 class _Form(NamedTuple):
     """The inputs that determine groups, in addition to their messages and calls.
 
-    `corrected_run_id` is the run if any of its answers need corrections, which depend on its response format.
+    `corrected_run_id` is the run's id if any of its answers need corrections, which depend on its response format;
+    otherwise None.
     """
 
     corrected_run_id: RunId | None
@@ -219,8 +220,8 @@ def shown_messages(state: State) -> tuple[Message, ...]:
 def summarise_to(state: State) -> int:
     """Return the number of the last message that a summary should replace; 0 if no summary is needed or possible.
 
-    The newest messages are kept: at least one, and as many as fit into half of the budget. A message is never separated
-    from its results.
+    The newest messages are kept: at least one, and as many as fit into half of `context_bytes_max`. A message is never
+    separated from its results.
     """
     budget = state.run.options.limits.context_bytes_max
     sizes = [group.size_bytes for group in groups(state)]

@@ -90,7 +90,7 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
     """Apply the unconsumed commands and these facts. Return the state and the events that report the facts.
 
-    This includes the program's records of settled calls, because later decisions may depend on them.
+    The state includes the program's records of settled calls, because later decisions may depend on these records.
     """
     state = _apply_commands(base, sorted(base.commands, key=_priority), now)
     events: list[OwnerEvent] = []

@@ -16,7 +16,7 @@ from pawl.agent_loop.undo import program as undo_program
 
 
 class Program(Protocol):
-    """The program that drives a run. It remembers through the messages, the calls and `LoopState.cursor`."""
+    """The program that drives a run. Its state is in the messages, the calls and `LoopState.cursor`."""
 
     def follows(self, state: State, now: float) -> Decision:
         """Return the program's next decision.

@@ -187,7 +187,7 @@ class Job(JobTerms, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval of a job's iterations, given with a call. Once `ended`, it no longer covers any."""
+    """An approval of a job's iterations, given with a call. Once `ended`, it covers no more iterations."""
 
     series: Series
     call_id: CallId

@@ -197,7 +197,7 @@ _RUNS_AT_ONCE_MAX: Final = 50
 
 
 class PostgresErasures(DatabaseAdapter):
-    """Conversations that are being or were erased. Each step is durable on return and idempotent."""
+    """Carries out erasures and stores their progress. Each step is durable on return and idempotent."""
 
     async def start(self, key: ErasureKey) -> None:
         """Start erasing a conversation. Has no effect if the conversation does not belong to the user."""

@@ -157,7 +157,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a fork's past: a range of messages that belong to another conversation.
 
-    The messages have the same numbers there. If the source is empty, it was erased and the messages no longer exist.
+    The messages have the same numbers in both conversations. If the source is empty, it was erased and its messages no
+    longer exist.
     """
 
     first_number: int
@@ -204,7 +205,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
     `claim_at` drives scheduling: None if there is nothing to do; otherwise a worker may claim the run from that time
     on, because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id` is the worker
     that holds the lease; None while the run is parked or free. `queued_message` is the first message of a run that has
-    not had its turn yet. `crashes` counts the workers that died with the run since it last made progress.
+    not been active yet. `crashes` counts the workers that died with the run since it last made progress.
 
     `budget_run_id` is the root of the tree of runs that shares a token budget; empty if this run is the root or has no
     budget. `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself. `grant` is
