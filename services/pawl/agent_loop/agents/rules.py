@@ -260,8 +260,8 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
 def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
     """Return the options for a run delegated to this agent.
 
-    `own` holds the delegating run's options. They replace unset options and cap the limits. If `tool_names` is empty
-    and `without_tools` is not set, the run has the delegating run's tools.
+    `own` holds the delegating run's options. They replace unset options and cap the limits. If the returned
+    `tool_names` is empty and `without_tools` is not set, the run has the delegating run's tools.
     """
     preset = _agent_options(agent, own.limits)
     given = {name: value for name, value in _set_options(preset).items() if name not in {"limits", "tool_names"}}

@@ -42,7 +42,7 @@ def _check_known(kind: Any, values: Sequence[int], field: str) -> None:
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
-    """Return `run` with as many of its open calls as fit into a response. Pending calls come first."""
+    """Return `run` with as many open calls as fit into a response, but at least one. Pending calls come first."""
     size_bytes, pending = 0, len(run.pending_calls)
     for count, call in enumerate((*run.pending_calls, *run.active_calls)):
         size_bytes += call.ByteSize()
@@ -59,7 +59,7 @@ def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> 
     """Validate the results in a request about one run, and fill in missing run ids.
 
     Raises:
-        InvalidId, InvalidField: a result is invalid or names another run, or there are not between 1 and 64 results.
+        InvalidId, InvalidField: a result is invalid or names another run, or the number of results is not 1 to 64.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"results must have between 1 and {RESULTS_MAX} entries", field="results")
@@ -70,7 +70,7 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
     """Validate a request's decisions.
 
     Raises:
-        InvalidId, InvalidField: a decision is invalid, there are not between 1 and 64 decisions, or two decisions are
+        InvalidId, InvalidField: a decision is invalid, the number of decisions is not 1 to 64, or two decisions are
             about the same call.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:

@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools. Of too many tools, serialize only one more than allowed, so that the check fails."""
+    """Serialize a run's tools, but at most one more than allowed, which is enough for the check to refuse them."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -52,8 +52,8 @@ async def unless_refused(
 ) -> T:
     """Send a message. If `refusal` is set, the ledger accepts the message only if it repeats an earlier request.
 
-    The same request may have been accepted earlier, before an agent changed, a document was removed or a tool with that
-    name was created. Only the ledger knows.
+    The same request may have been accepted earlier, before an agent changed, a document was removed, or a tool with
+    the name of a supplied tool was created. Only the ledger knows.
     """
     message.only_repeat = refusal is not None
     try:
@@ -117,7 +117,7 @@ class Messages:
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Validate a message. Return the request for the ledger and, if it cannot be accepted now, the reason.
+        """Validate a message. Return the ledger's request, and the reason to refuse it if it is new, or None.
 
         Raises:
             PawlError: any error of `start` about the message itself.

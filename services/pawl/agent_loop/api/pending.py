@@ -1,6 +1,7 @@
 """Streams pending calls and runs: first a snapshot, then changes.
 
-Pending items are calls that wait for a user and runs that have no tokens left. All streams of one view share its reads.
+Pending items are calls that wait for a user and runs that have no tokens left. All streams with
+the same user, rights and filter share a *view* and its reads.
 After its snapshot, a stream reads at most one page per second, so a large inbox delays only its own streams.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every

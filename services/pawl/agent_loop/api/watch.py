@@ -47,7 +47,7 @@ REST_SECONDS_MAX: Final = 50.0
 
 
 class Watches:
-    """All watchers on this replica. An async context manager that stops the feeds on exit."""
+    """Serves all watchers on this replica. Use it as an async context manager, which stops the feeds on exit."""
 
     def __init__(
         self,

@@ -230,7 +230,7 @@ def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
 
 
 def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield missing and misplaced results. Each call needs exactly one result, right after the call's message."""
+    """Yield a fault for each missing or misplaced result. A call needs one result, right after the call's message."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()
     asked_at = 0

@@ -215,7 +215,7 @@ _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """Tokens that an agent's runs may use before its quota is read again, and the time until which they may."""
+    """The tokens that an agent's runs may use, and the time until which they may, before its quota is read again."""
 
     tokens: float
     until: float

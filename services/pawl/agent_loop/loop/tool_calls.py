@@ -171,7 +171,7 @@ class ToolCalls:
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop a call. Return its result, if known, and whether it has stopped, which is False without a response."""
+        """Stop a call. Return its result, if known, and whether it has stopped (False if the registry is silent)."""
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),

@@ -191,7 +191,7 @@ def idle_timeout(seconds: float) -> Problem:
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
     """Return the wait requested by a response, from `retry-after-ms`, or from Retry-After in seconds or as a date.
 
-    `now` is in seconds since 1970. None if neither header has a valid value (RFC 9110, 10.2.3).
+    `now` is in seconds since 1970. Return None if neither header has a valid value (RFC 9110, 10.2.3).
     """
     milliseconds = asked_seconds(headers.get("retry-after-ms", ""))
     return asked_seconds(headers.get("retry-after", ""), now=now) if milliseconds is None else milliseconds / 1000

@@ -40,7 +40,7 @@ class UndoState(StrEnum):
 
 
 class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """An undo's expected or actual effect on one call. `undo_call_id` is the last call that ran its inverse."""
+    """An undo's expected or actual effect on one call. `undo_call_id` is the last call that ran the inverse."""
 
     call_id: CallId
     tool_name: str

@@ -134,7 +134,7 @@ class PostgresAgents:
         return None if row is None else _read(row)
 
     async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
-        """Return the newest versions of agents that are not deleted, by name, starting after `after`."""
+        """Return the newest versions of agents that are not deleted, sorted by name, starting after `after`."""
         return await run_lists.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:

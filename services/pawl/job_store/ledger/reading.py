@@ -222,17 +222,16 @@ class DueTimes(Protocol):
     """The times from which runs may be claimed, by the database's clock."""
 
     async def times(self) -> tuple[datetime, datetime]:
-        """Return the database's time, and a time that its clock has shown before.
+        """Return the database's time, and the latest time that its clock has shown, to within five seconds.
 
-        The second is later than the first if the clock went back and no replica has made the runs claimable earlier
-        since. The second may lag by up to five seconds.
+        If the second time is later, the clock went back, and no replica has called `bring_forward` since then.
         """
 
     async def bring_forward(self, seconds: float) -> int:
         """Make runs claimable earlier by this many seconds, because the clock went back; return the number of runs.
 
-        Runs that were due are due again, and leases expire soon. Leases of up to 30 s given or renewed since then stay
-        unchanged. Safe to repeat: a run that is claimed too early waits again.
+        Runs that were due are due again, and leases expire soon. Leases of up to 30 s that were given or renewed after
+        the clock went back stay unchanged. Safe to repeat: a run that is claimed too early waits again.
         """
 
 

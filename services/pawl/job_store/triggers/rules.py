@@ -127,8 +127,8 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
     Changes that affect how events are handled increment `generation`; firing does not.
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
-    `last_uid` is the last message that was delivered. `unreachable_report_time` is the time of the last report that the
-    mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old signature.
+    `last_uid` is the UID of the last delivered message. `unreachable_report_time` is the time of the last report that
+    the mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old signature.
     """
 
     trigger_id: str

@@ -249,7 +249,7 @@ def cut(state: State, fact: ModelCut) -> State:
 def with_partial(state: State, shown: Shown) -> State:
     """Add the last attempt's output as an interrupted message.
 
-    `shown` is the position of its output in the log; empty if that output is void.
+    `shown` is the position of this output in the log; empty if the output is void.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call

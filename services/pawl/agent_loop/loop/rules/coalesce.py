@@ -80,7 +80,7 @@ class Coalescer:
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
     def shown(self, now: float) -> None:
-        """Record that everything taken is visible, and adapt the pause to its delay."""
+        """Record that everything taken is visible, and adapt the pause to the delay."""
         if self._taken_due_at is not None:
             self._pause_from = now
             self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * (now - self._taken_due_at))

@@ -75,7 +75,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
 
 
 def _near_match(name: str, run: Run) -> str:
-    """Return the known tool name, as models see it, that `name` decorates; empty if `name` is exact or unknown."""
+    """Return the tool name that `name` contains with decorations (see `bare_name`); empty if it is exact or unknown."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""

@@ -52,8 +52,8 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
     """Settle a running call after the registry was asked to cancel it.
 
-    If it may still be running, its result has the reason NOT_STOPPED, and its state is CANCELLED if it is repeatable,
-    otherwise OUTCOME_UNKNOWN.
+    If the call may still be running, its result has the reason NOT_STOPPED. Its state is CANCELLED if the call is
+    repeatable, otherwise OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
         return executed(call, answer.result, now, note)

@@ -315,7 +315,7 @@ class PostgresErasures(DatabaseAdapter):
             await _done(connection, key, part)
 
     async def items(self, key: ErasureKey, *, after: tuple[str, str], items_max: int) -> ItemPart:
-        """Return ids of runs and calls in order, starting after `after`."""
+        """Return the ids of an erased conversation's runs and calls, in order, starting after `after`."""
         records = await self._database.fetch(_ITEMS, key.store_id, key.conversation_id, *after, items_max + 1)
         taken = records[:items_max]
         return ItemPart(

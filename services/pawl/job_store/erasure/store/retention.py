@@ -251,7 +251,7 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all commands and all but the last event of runs that ended this long ago; return the number of runs.
+        """Remove all commands and all but the last event of runs that ended long ago; return how many runs.
 
         Trims whole runs, oldest first, until they have had about `events_max` events in total. Runs with unsent
         life-cycle events are skipped.

@@ -91,7 +91,7 @@ def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: 
 def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
     """Return whether all messages after the newest summary exist, not counting erased ones.
 
-    `end_number` is the last message that the summary covers. `kept` is the number of existing messages after it.
+    `end_number` is the number of the last message that the summary covers. `kept` counts the existing messages after it.
     """
     first = end_number + 1
     erased = sum(
@@ -101,7 +101,7 @@ def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
 
 
 class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Create a conversation that shares the past of another up to the fork point `number`. See `path_to`."""
+    """Create a conversation that shares another conversation's past up to the fork point `number`. See `path_to`."""
 
     conversation_id: ConversationId
     number: int

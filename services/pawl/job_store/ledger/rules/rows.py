@@ -309,7 +309,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a queue. Background runs and all others have separate slots."""
+    """Key of a queue. A store has one queue for background runs and one for all other runs."""
 
     store_id: StoreId
     in_background: bool

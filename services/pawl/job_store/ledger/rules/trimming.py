@@ -1,7 +1,7 @@
 """Trims open jobs: a job keeps its latest iterations, and older calls and events are removed.
 
 A mark records the round and the log position at the end of a round. Once the number of rounds to keep has passed,
-everything before the mark is removed and a new mark is set. Trims are therefore rare, bounded, and need no search.
+everything before the mark is removed and a new mark is set. Trims are therefore rare and bounded, and need no search.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ SELECT s.end_number, (
 
 
 class AuthorView(NamedTuple):
-    """A conversation as seen by runs of one of its users. `past_number` is 0 unless the conversation is a fork."""
+    """A conversation as the runs of one of its users see it. `past_number` is 0 unless the conversation is a fork."""
 
     store_id: StoreId
     conversation_id: ConversationId
