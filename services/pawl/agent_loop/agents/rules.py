@@ -118,7 +118,7 @@ class Selected(NamedTuple):
 
 
 def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
-    """Validate a definition and return it without duplicate entries.
+    """Validate the definition and return it without duplicate entries.
 
     Raises:
         InvalidField, InvalidId, TooLarge: the error names the field.
@@ -214,7 +214,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name matches a pattern; `*` matches any characters.
+    """Return whether `name` matches `pattern`; `*` matches any characters.
 
     The cost is at most proportional to the product of both lengths.
     """

@@ -121,7 +121,7 @@ def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> t
 
 
 def check_kind(decision: types_pb2.CallDecision) -> None:
-    """Raise InvalidField if a decision's kind is unknown."""
+    """Raise InvalidField if the decision's kind is unknown."""
     if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
         raise InvalidField("decision.kind has an unknown value", field="decision.kind")
 

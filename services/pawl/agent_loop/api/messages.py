@@ -50,7 +50,7 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
 async def unless_refused(
     message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
 ) -> T:
-    """Send a message. If `refusal` is set, the ledger accepts the message only if it repeats an earlier request.
+    """Send the message. If `refusal` is set, the ledger accepts it only if it repeats an earlier request.
 
     The same request may have been accepted earlier, before an agent changed, a document was removed, or a tool with
     the name of a supplied tool was created. Only the ledger knows.
@@ -117,7 +117,7 @@ class Messages:
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Validate a message. Return the ledger's request, and the reason to refuse it if it is new, or None.
+        """Validate the message. Return the ledger's request, and the reason to refuse it if it is new, or None.
 
         Raises:
             PawlError: any error of `start` about the message itself.
@@ -188,7 +188,7 @@ def _digest(definitions: Sequence[bytes]) -> bytes:
 
 
 def _key(message: Message) -> str:
-    """Return the validated conversation key of a message, which may be empty."""
+    """Return the validated conversation key of the message, which may be empty."""
     if not isinstance(message, Start):
         return ""
     if message.conversation_key and message.conversation_id:

@@ -229,7 +229,7 @@ async def _write(
     | steps_pb2.WatchStepsResponse
     | bytes,
 ) -> None:
-    """Write a response, which may already be encoded. Disconnect a client that does not read.
+    """Write the response, which may already be encoded. Disconnect a client that does not read.
 
     Raises:
         SlowConsumer

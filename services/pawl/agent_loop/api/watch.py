@@ -154,7 +154,7 @@ class Watches:
                     return
 
     async def _stop(self, feed: Feed) -> None:
-        """Stop a feed completely, even if the client disconnects in the meantime."""
+        """Stop the feed completely, even if the client disconnects in the meantime."""
         await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:

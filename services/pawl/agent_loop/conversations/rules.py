@@ -81,7 +81,7 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
 
 
 def check(history: Sequence[HistoryMessage]) -> None:
-    """Validate a history.
+    """Validate the history.
 
     Raises:
         InvalidHistory: the message lists up to 20 faults with the positions of their messages.

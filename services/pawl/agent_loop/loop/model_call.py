@@ -177,7 +177,7 @@ def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
 
 @lru_cache(maxsize=1024)
 def _function(tool: Tool) -> dict[str, Any]:
-    """Return a tool in the form that the model server expects. The result is shared, so do not change it."""
+    """Return the tool in the form that the model server expects. The result is shared, so do not change it."""
     parameters = msgspec.json.decode(tool.arguments_schema_json or _NO_ARGUMENTS)
     return {
         "type": "function",

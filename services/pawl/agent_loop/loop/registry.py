@@ -214,7 +214,7 @@ class RegistryClient:
     async def check_edit(
         self, read: GetRunResponse, call: call_pb2.Call, arguments_json: bytes, series: Series | None = None
     ) -> Verdict:
-        """Return the verdict on a call's edited arguments. The run's user must be allowed to make the call.
+        """Return the verdict on the call's edited arguments. The run's user must be allowed to make the call.
 
         With a `series`, the verdict has the digest for granting the series with these arguments.
 

@@ -142,7 +142,7 @@ class ToolCalls:
         answers: Sequence[Answer] = (),
         series: Series | None = None,
     ) -> ExecutionResult:
-        """Run a call and return how it ended. If `series` is given, the call runs under its grant.
+        """Run the call and return how it ended. If `series` is given, the call runs under its grant.
 
         Errors from the tool or the registry are not raised; they are part of the result.
         """
@@ -171,7 +171,7 @@ class ToolCalls:
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop a call. Return its result, if known, and whether it has stopped (False if the registry is silent)."""
+        """Stop the call. Return its result, if known, and whether it has stopped (False if the registry is silent)."""
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
@@ -183,7 +183,7 @@ class ToolCalls:
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
     ) -> ExecutionResult | PawlError:
-        """Request a call once. Return how it ended, or an error after which to request it again with the same id."""
+        """Request the call once. Return how it ended, or an error after which to request it again with the same id."""
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:

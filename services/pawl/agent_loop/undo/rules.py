@@ -82,7 +82,7 @@ def undo_call_id(call_id: CallId, attempt: int) -> CallId:
 
 
 def inverse_of(call: Call) -> Inverse | None:
-    """Return a call's inverse; None if the call did not succeed or cannot be reversed."""
+    """Return the call's inverse; None if the call did not succeed or cannot be reversed."""
     return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
 
 

@@ -145,7 +145,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
 
 
 def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
-    """Return a key revoked by the caller; unchanged if it was already revoked.
+    """Return the key, revoked by the caller; unchanged if it was already revoked.
 
     Raises:
         KeyNotFound: The caller does not manage such a key.
@@ -217,7 +217,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on a key. `governor` is None if the action used direct database access."""
+    """Return the event for an action on `key`. `governor` is None if the action used direct database access."""
     event = KeyEvent(
         time=time,
         kind=kind,

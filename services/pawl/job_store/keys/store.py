@@ -90,7 +90,7 @@ class PostgresKeyRepository:
         request_id: str = "",
         request_hash: bytes = b"",
     ) -> Key:
-        """Store a key and its event, or return the key that the same request created.
+        """Store the key and its event, or return the key that the same request created.
 
         An empty request id never matches.
 
@@ -120,7 +120,7 @@ class PostgresKeyRepository:
         return None if row is None else _key(dict(row))
 
     async def revoke(self, key: Key, event: KeyEvent) -> Key:
-        """Store the revocation of a key and its event, unless it was revoked before; return the stored key."""
+        """Store the revocation of the key and its event, unless the key was revoked before; return the stored key."""
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
             by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)

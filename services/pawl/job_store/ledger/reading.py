@@ -370,7 +370,7 @@ class ConversationReads(Protocol):
         """
 
     async def by_key(self, key: ClientKey) -> ConversationRow:
-        """Return the conversation with a client-chosen key.
+        """Return the conversation that has this client-chosen key.
 
         Raises:
             ConversationNotFound: The user has no such conversation.

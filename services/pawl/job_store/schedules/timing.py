@@ -50,7 +50,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(timing: Timing) -> None:
-    """Validate a timing.
+    """Validate the timing.
 
     Raises:
         InvalidField: The timing is invalid. The metadata names the field. For a cron expression, the message names the

@@ -151,7 +151,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem with an answer that the budget cut short, or None. Such a partial answer is not used."""
+    """Return the problem if the budget cut the answer short; otherwise None. Such a partial answer is not used."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None

@@ -81,7 +81,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kind(value: Any) -> type:
-    """Return a value's JSON type: 20 and 20.0 have the same type, and true is not a number."""
+    """Return the value's JSON type: 20 and 20.0 have the same type, and true is not a number."""
     return float if type(value) is int else type(value)
 
 
@@ -116,7 +116,7 @@ def find(data: Any, pointer: str) -> Any:
 
 
 def written(condition: Condition) -> dict[str, Any]:
-    """Return a condition in the form that `read` parses. An ambiguous or empty condition remains invalid."""
+    """Return the condition in the form that `read` parses. An ambiguous or empty condition remains invalid."""
     kinds = {
         "below": condition.below,
         "above": condition.above,

@@ -107,7 +107,10 @@ class ReasoningEcho(StrEnum):
 def of_run(
     state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True, more_instructions: str = ""
 ) -> tuple[ProviderMessage, ...]:
-    """Return the history for the next answer, instructions first. Unless `takes_images`, images become placeholders."""
+    """Return the history for the next answer, instructions first.
+
+    If `takes_images` is false, placeholders replace images.
+    """
     instructions = "\n\n".join(filter(None, (state.run.options.instructions, more_instructions)))
     head = [_message("system", instructions)] if instructions else []
     shown = groups(state, echo, takes_images=takes_images)
@@ -317,7 +320,7 @@ def _from_another_user(message: Message) -> list[ProviderMessage]:
 
 
 def _is_no_question(message: Message, state: State) -> bool:
-    """Return whether a message needs no answer, because it is an interrupted answer or is hidden from the model."""
+    """Return whether the message needs no answer, because it is an interrupted answer or is hidden from the model."""
     if not state.is_own(message):
         return not _from_another_user(message)
     return message.interrupted and not message.call_ids

@@ -138,7 +138,7 @@ def _priority(command: Command) -> int:
 
 
 def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: RunState) -> Plan:
-    """Return the plan that follows from a state. `written` is the run's state in the ledger."""
+    """Return the plan that follows from `state`. `written` is the run's state in the ledger."""
     produced = list(events)
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):

@@ -327,7 +327,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data to keep about a call. The tool's name is kept only if the call reached a tool or a client."""
+    """Return the data to keep about the call. The tool's name is kept only if the call reached a tool or a client."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

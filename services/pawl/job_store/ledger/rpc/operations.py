@@ -155,7 +155,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the conversation key in a request; empty if the request has no key."""
+    """Return the hash of the conversation key in the request; empty if the request has no key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
@@ -285,7 +285,7 @@ def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
 
 
 def new_message(message: message_pb2.Message) -> NewMessage:
-    """Return a message to append. Modifies `message`, which must not be used again."""
+    """Return the message to append. Modifies `message`, which must not be used again."""
     if message.role == message_pb2.ROLE_UNSPECIFIED:
         raise InvalidField("a message needs a role", field="messages.role")
     if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
@@ -332,7 +332,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
 
 
 def call_change(call: call_pb2.Call) -> CallChange:
-    """Return a requested change of a call. Modifies `call`, which must not be used again."""
+    """Return the requested change of a call. Modifies `call`, which must not be used again."""
     digest = call.approval.digest
     values = {
         "call_id": check_id(call.call_id, "calls.call_id"),

@@ -29,7 +29,7 @@ _PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
 
 
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
-    """Yield a loaded run in parts. Only the first part has fields other than messages, calls and commands."""
+    """Yield the loaded run in parts. Only the first part has fields other than messages, calls and commands."""
     first = ledger_pb2.LoadRunResponse(
         run=messages.run(loaded.run),
         loop_state=loaded.loop_state,

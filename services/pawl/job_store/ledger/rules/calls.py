@@ -108,7 +108,9 @@ def implied_start(change: CallChange) -> CallChange | None:
 
 
 def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
-    """Apply an owner's `change` to a call and return the new row. `consumed` lists the commands that the step consumes.
+    """Apply an owner's `change` to the call and return the new row.
+
+    `consumed` lists the commands that the step consumes.
 
     Raises:
         InboxChanged: The step does not consume the command that settles or decides on the call.
@@ -229,7 +231,7 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
 
 
 def _start_time(call: CallRow, state: CallState) -> datetime | None:
-    """Return the start time of a call that moves to `state`; None if an offer ends without settling the call."""
+    """Return the start time of the call when it moves to `state`; None if an offer ends without settling the call."""
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
 

@@ -213,7 +213,7 @@ _THOUGHT: Final = "</think>"
 
 
 def ask(unit: UnitOfWork, run: RunRow) -> None:
-    """Request a title for the conversation of a run that has answered.
+    """Request a title for the conversation of `run`, which has answered.
 
     A title is requested once per conversation, unless the user has set a title. None is requested for conversations of
     delegated runs, or after runs of other users, which contain those writers' text.

@@ -155,7 +155,7 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that are left after a run in their conversation has ended. Other users' notices are kept."""
+    """Return the notices that are left after `run` in their conversation has ended. Other users' notices are kept."""
     entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)

@@ -25,7 +25,7 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
-    """Return a run after a step, with a new mark if needed, and the rows to remove, if any.
+    """Return the run after a step, with a new mark if needed, and the rows to remove, or None.
 
     `before` already covers all earlier rounds: a job starts a round only after the previous round has ended.
     """

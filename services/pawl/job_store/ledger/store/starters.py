@@ -91,7 +91,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return row, states, found[0]["now"]
 
     def _readable(self, record: Record | Mapping[str, Any]) -> StarterT:
-        """Return the row of a record.
+        """Return the row in the record.
 
         Raises:
             Unreadable: The stored row is damaged.
