@@ -138,7 +138,7 @@ class PostgresAgents:
         return await run_lists.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
-        """Return the versions of an agent below `before`, newest first."""
+        """Return an agent's versions below `before`, newest first."""
         return await run_lists.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
 
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:

@@ -168,10 +168,10 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
     if not rights(asked.roles):
         raise InvalidField(f"roles: {OWN_ROLES_GO_BESIDE}", field="key.roles")
     if Role.DEPLOYMENT in asked.roles and len(asked.roles) > 1:
-        raise InvalidField("roles: deployment cannot be combined with other roles", field="key.roles")
+        raise InvalidField("the deployment role cannot be combined with other roles", field="key.roles")
     if (Role.DEPLOYMENT in asked.roles) != (store_id == DEPLOYMENT_STORE):
         wrong = (
-            "roles: deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
+            "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
             if Role.DEPLOYMENT in asked.roles
             else "store_id is required: name the key's store (`pawl keys create --in-store`)"
         )

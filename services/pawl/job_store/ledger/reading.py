@@ -341,7 +341,7 @@ class Reads(Protocol):
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> MessagePage:
-        """Return the messages of a conversation after number `after`.
+        """Return a conversation's messages after number `after`.
 
         Raises:
             ConversationNotFound: The user has no such conversation.

@@ -37,7 +37,7 @@ class Coalescer:
     """
 
     def __init__(self, head: OutputDelta) -> None:
-        """Each output is a copy of `head`, which has no content, with the content of some pieces."""
+        """Each output is a copy of `head`, which has no content itself, filled with pieces."""
         self._head = head
         self._pieces: list[DisplayPiece] = []
         self._oldest_at = 0.0

@@ -1,4 +1,4 @@
-"""Settles calls: gives each call its only result."""
+"""Settles calls: each call gets exactly one result."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def open_point(number: int, points: Collection[int]) -> ForkPointOpen:
 
 
 def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: int) -> tuple[Segment, ...]:
-    """Return the segments that hold the messages of the conversation up to `number`.
+    """Return the segments that hold the conversation's messages up to `number`.
 
     Raises:
         PastTooLong: There are too many segments.
