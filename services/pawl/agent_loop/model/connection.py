@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _break(self, fault: Problem) -> None:
-        """Record a fault and close the connection. A complete response or an earlier fault is kept."""
+        """Record the fault and close the connection. A complete response or an earlier fault is kept."""
         self._fault = self._fault or fault
         self.close()
 
