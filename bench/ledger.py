@@ -106,7 +106,6 @@ class JobStore:
         return (await self.stub.ClaimRuns(request)).runs
 
     async def complete(self, run: pb.ClaimedRun) -> None:
-        """Complete a claimed run."""
         await self.stub.CommitRun(_step(run, "a", state=run_pb2.RUN_STATE_COMPLETED))
 
 

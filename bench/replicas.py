@@ -1,4 +1,4 @@
-"""P11: the cost of a run with two replicas of services, compared with one replica of each on the same cores."""
+"""P11: the cost of a run with two replicas of one or of each service, compared with one of each on the same cores."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def run(ledger: PlayedLedger) -> None:
 
 @pytest.fixture
 async def gated_run(run: None, ledger: PlayedLedger) -> None:
-    """A run of the first user that waits for an approval."""
+    """The first user's run, which waits for an approval."""
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     ledger.put_run("run_1", token_budget=1000)
 
