@@ -48,7 +48,7 @@ def context(folder: Path, chosen: SuiteOptions) -> SuiteContext:
 
 
 def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Mapping[str, str]:
-    return service_process(spec, 0, context(folder, chosen)).command(None).environment
+    return service_process(spec, 0, context(folder, chosen)).command().environment
 
 
 def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeyp
         needed = {name for name in SECRETS if spec.name in SECRETS[name]}
         assert {name for name in SECRETS if name in found} == needed, spec.name
         assert (found["PATH"], found["LC_ALL"], found["PAWL_LOG_LEVEL"]) == ("/bin", "C", "debug")
-    found = model_process(context(tmp_path, options(tmp_path))).command(None).environment
+    found = model_process(context(tmp_path, options(tmp_path))).command().environment
     assert "hush" not in found.values()
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
@@ -86,8 +86,7 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def has_port(environment: Mapping[str, str]) -> bool:
-    return re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]+", environment["PAWL_INTERNAL_LISTEN"]) is not None
+LISTENS_INTERNALLY = {"job-store", "tool-registry", "agent-loop"}
 
 
 def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path) -> None:
@@ -98,26 +97,30 @@ def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path) ->
             chosen = read_options(given | {"PAWL_INTERNAL_LISTEN": "x:1"}, data=folder)
             found = environment_of(spec, folder, chosen)
             assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
-            if "PAWL_INTERNAL_LISTEN" in found:
-                socket = f"unix:{folder}/run/{spec.name}.sock"
-                assert has_port(found) if certificate else found["PAWL_INTERNAL_LISTEN"] == socket
+            internal = found.get("PAWL_INTERNAL_LISTEN", "")
+            if spec.name not in LISTENS_INTERNALLY:
+                assert not internal
+            elif certificate:
+                assert re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]+", internal)
+            else:
+                assert internal == f"unix:{folder}/run/{spec.name}.sock"
 
 
-def test_services_use_ports_if_the_folder_cannot_hold_sockets(tmp_path: Path) -> None:
+def test_services_share_the_public_port_if_the_folder_cannot_hold_sockets(tmp_path: Path) -> None:
     for name in ("a" * 100, "a,b", "a#b", "a?b", "a%20b"):
         folder = tmp_path / name
         folder.mkdir()
-        assert has_port(environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))), name
+        assert not environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))["PAWL_INTERNAL_LISTEN"], name
 
 
-def test_replicas_use_ports_if_any_socket_path_is_too_long(folder: Path) -> None:
+def test_replicas_share_public_ports_if_any_socket_path_is_too_long(folder: Path) -> None:
     """The first socket path would just fit into the limit, and the second would not."""
     room = 100 - len(f"{folder}//run/job-store.sock")
     folder = folder / ("a" * room)
     folder.mkdir()
     chosen = context(folder, SuiteOptions(data=folder, replicas={"job-store": 2}))
-    found = [service_process(STAGES[0][0], number, chosen).command(None).environment for number in range(2)]
-    assert all(has_port(environment) for environment in found)
+    found = [service_process(STAGES[0][0], number, chosen).command().environment for number in range(2)]
+    assert [environment["PAWL_INTERNAL_LISTEN"] for environment in found] == ["", ""]
 
 
 def test_each_service_has_its_own_database_url(tmp_path: Path) -> None:
