@@ -29,8 +29,7 @@ from pawl.errors import (
     RunEnded,
 )
 from pawl.values import ENDED, CallState, DecisionKind, Disposition, Execution, RunState, StopCause, WaitKind
-from tests.fakes.ledger import transient
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import World, transient
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
 from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, at_each, check_whole, everything, present
