@@ -136,7 +136,7 @@ async def dovecot() -> AsyncIterator[int]:
     program = shutil.which("dovecot", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("Dovecot is not installed: apt install dovecot-imapd")
-    # For root, another user owns the e-mails, because Dovecot does not serve root's.
+    # If this runs as root, another user owns the e-mails, because Dovecot does not serve root's e-mails.
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
     with tempfile.TemporaryDirectory(prefix="pawl-dovecot-") as name:
         folder, port = Path(name), free_port()

@@ -1,6 +1,6 @@
 """The outside world: a file with one line per effect, which no crash of Pawl can undo.
 
-The order of the lines is the order of the effects of all processes: each line is one append.
+The order of the lines is the order of the effects of all processes, because each line is written by one append.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EffectFile:
             os.close(descriptor)
 
     def bar(self, question: Effect) -> Effect | None:
-        """Return the effect with that key; if there is none, prevent it from happening later."""
+        """Return the effect with that key. If there is none, prevent it from happening later."""
         place = self.append(question)
         return next(
             (
@@ -65,7 +65,7 @@ class EffectFile:
         )
 
     def is_void(self, effect: Effect, place: int) -> bool:
-        """Return whether the effect at this offset came after an answer that it did not happen, and is refused."""
+        """Return whether the effect at this offset is void because it follows an answer that it did not happen."""
         bars = [begin for begin, line in self._lines() if line.key == effect.key and line.bars]
         return any(effect.seen_bytes <= begin < place for begin in bars)
 

@@ -1,6 +1,6 @@
 """Users: they send messages, handle pending calls, change their minds, repeat requests and touch other users' runs.
 
-Each has a desk with the calls that wait for it, and watchers that leave and return.
+Each user has a desk with the calls that wait for this user, and watchers that leave and return.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plays a whole game: starts the suite, causes load and faults, judges the record, and reports."""
+"""Runs one chaos test (a game): starts the suite, causes load and faults, judges the record, and reports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def play(
     tell: Callable[[str], None] = lambda _: None,
     extra: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Report:
-    """Play in an empty folder, which keeps all files; return the report. `extra` adds variables for services."""
+    """Play in an empty folder, in which all files stay, and return the report. `extra` adds variables for services."""
     begun = time.monotonic()
     extra = clocks.prepare(folder) if game.machine_faults else extra
     async with running(folder, game.seed, extra) as world:
@@ -73,7 +73,7 @@ async def play(
 
 
 async def _told(world: World) -> Record:
-    """Read the record, once every run end was notified or the wait is over."""
+    """Read the record once every run end was notified, or after a time limit."""
     record = await read(world)
     for _ in range(_NOTIFICATION_ROUNDS_MAX):
         if not any(every_run_end_is_notified(record)):

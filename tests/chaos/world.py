@@ -1,4 +1,4 @@
-"""The suite under test with two replicas of everything, its load, and the outside world."""
+"""The suite under test with two replicas of each service, its load, and the outside world."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORES = ("north", "south")
 USERS = ("ann", "bob", "cy")
 LEASE_SECONDS = 3.0
 
-# Leases and timeouts are short, so that phases are.
+# Leases and timeouts are short, so that phases can be short too.
 _STAGES = stages(
     agent_loop={"lease_seconds": LEASE_SECONDS, "lease_renew_seconds": 1.0},
     tool_registry={"execution_lease_seconds": LEASE_SECONDS},
@@ -87,7 +87,7 @@ def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | 
 async def running(
     folder: Path, seed: int, extra: Mapping[str, Mapping[str, str]] | None = None
 ) -> AsyncIterator[World]:
-    """Start everything with its data, logs and history in `folder`; stop it at the end.
+    """Start everything with its data, logs and history in `folder`, and stop it at the end.
 
     `folder` must not be in pytest's tmp_path, because as root, PostgreSQL runs under an account that cannot read it.
     """
@@ -115,10 +115,10 @@ async def running(
 
 @asynccontextmanager
 async def load(world: World, *, pace_seconds: float, settle_seconds: float) -> AsyncIterator[list[Person]]:
-    """Run users and watchers; at the end wait until every run has ended.
+    """Run users and watchers. At the end, wait until every run has ended.
 
     Raises:
-        TimeoutError: some run did not end within `settle_seconds` of quiet.
+        TimeoutError: some run did not end within `settle_seconds` after the faults.
     """
     people: list[Person] = []
     for store_id in STORES:

@@ -1,4 +1,4 @@
-"""One agent loop without processes: the real drive and worker with fakes of what they call.
+"""One agent loop without processes: the real drive and worker, with fakes of their dependencies.
 
 The in-memory ledger is job-store's rules over the rows of the simulation.
 """
@@ -66,7 +66,7 @@ class CountingMeter:
 
 
 class World:
-    """The parts of one test; create it inside a virtual loop."""
+    """The parts of one test. Create it inside a virtual loop."""
 
     def __init__(
         self, verdicts: dict[str, Verdict], scripts: list[Script], *, seconds: float = 1.0, crashes_max: int = 3
@@ -258,7 +258,7 @@ class MemoryLedger(WorkerLedgerClient):
         return [event_pb2.RunEvent.FromString(event) for event in self.tables.events[key]]
 
     def events(self, key: RunKey) -> list[Any]:
-        """Return the log: the owner's events as values, the ledger's own unchanged."""
+        """Return the log, with the owner's events as values and the ledger's own events unchanged."""
         read = wire.EVENT.read
         return [event if event.WhichOneof("kind") in _OF_THE_LEDGER else read(event) for event in self.log(key)]
 

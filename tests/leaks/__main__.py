@@ -1,4 +1,4 @@
-"""Starts and stops the services repeatedly, then runs them for long: `python -m tests.leaks`. Nothing may grow."""
+"""Starts and stops the services repeatedly, then runs them for long (`python -m tests.leaks`). Nothing may grow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _cycles(suite: Suite, folder: Path, count: int) -> list[str]:
 
 
 async def _long(suite: Suite, folder: Path, runs: int, streams: int) -> list[str]:
-    """Play runs and cancelled streams in windows; the first windows warm up."""
+    """Do runs and cancelled streams in windows, of which the first ones are a warm-up."""
     is_long = runs + streams >= _LONG_OPERATIONS
     tolerance = _TOLERANCE if is_long else _SHORT_TOLERANCE
     samples: list[Sample] = []

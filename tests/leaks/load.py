@@ -1,4 +1,4 @@
-"""The five services in this process, and a client of their API: runs and cancelled streams of all kinds."""
+"""The five services in this process, and a client that makes runs and cancelled streams of all kinds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SUM: Final = "what is 17 * 23?"
 _START: Final = "/rpc/pawl.agent.v1.AgentService/StartRun"
 _DATA: Final = "data: "
 _PAUSE_SECONDS: Final = 0.1
-# So that both ends close the connections.
+# No connection is kept, so both ends close theirs.
 _NONE_KEPT: Final = httpx2.Limits(max_keepalive_connections=0)
 
 
@@ -153,7 +153,7 @@ class Load:
         assert event["runId"] == self._parked_run_id
 
     async def _read(self, method: str, path: str, asked: Any = None, *, events: int | None = None) -> Any:
-        """Read some events of a gateway stream, or all; return the last one.
+        """Read some or all events of a gateway stream, and return the last one.
 
         Retries a stream that cannot be opened, as clients do.
         """

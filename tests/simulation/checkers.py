@@ -152,7 +152,7 @@ def one_result_per_call(record: Ledger) -> Iterator[str]:
 
 
 def seqs_without_gaps(record: Record) -> Iterator[str]:
-    """I7: each run has one log, and every watcher sees the same one."""
+    """I7: each run has one log, which every watcher sees."""
     for run_id, log in record.logs.items():
         if [event.seq for event in log] != list(range(1, len(log) + 1)):
             yield f"the log of {run_id} has gaps"
@@ -265,7 +265,7 @@ def _is_read_to_its_end(event: event_pb2.RunEvent, next_event: event_pb2.RunEven
 
 
 def state_changes_are_allowed(record: Ledger) -> Iterator[str]:
-    """I16: states change only as the tables in `reference` allow."""
+    """I16: states change only as the transition tables in `reference` allow."""
     for run_id, log in record.logs.items():
         at = ""
         calls: dict[str, str] = defaultdict(str)

@@ -56,9 +56,9 @@ def play(mutant: Mutant) -> str:
 
 
 def hunt(mutants: Sequence[Mutant], end: float = math.inf) -> Iterator[tuple[Mutant, str]]:
-    """Play each mutant in its own process, two at a time; yield it with its report, empty if none.
+    """Play each mutant in its own process, two at a time. Yield it with its report, which is empty if it was missed.
 
-    The processes are forks of this one, which has imported everything: only modules that may change are imported again.
+    The processes are forks of this one, which has imported everything. Only modules that may change are imported again.
     """
     for module in ("tests.ledger.game", "tests.simulation.simulate"):
         importlib.import_module(module)
@@ -99,7 +99,7 @@ def _source(module: str) -> str:
 
 
 def main() -> int:
-    """Play all mutants or the named ones; return 1 if a checker missed one."""
+    """Play all mutants or the named ones. Return 1 if a checker missed one."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="name")
     parser.add_argument("--seconds", type=float, default=math.inf, help="play no more mutants after this time")
@@ -139,7 +139,7 @@ class _Planter(SourceFileLoader):
 
 
 class Finder(MetaPathFinder):
-    """Import finder that plants a mutant; insert it before the other finders."""
+    """An import finder that plants a mutant. Insert it before the other finders."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant

@@ -1,4 +1,4 @@
-"""In-memory leases and reads of the ledger, for job-store."""
+"""In-memory leases and reads of the ledger, used by job-store."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class MemoryLeases:
         return row.worker_id is not None and _crashes(row) >= self._crashes_max
 
     def _check_slots(self, row: RunRow) -> None:
-        """LOOP-14, checked as it happens: no run gets a slot unless one is free."""
+        """LOOP-14, checked immediately: a run gets a slot only if one is free."""
         active = [
             run.user_id
             for run in self._database.tables.runs.values()
@@ -456,7 +456,7 @@ class MemoryReads:
         )
 
     def gap(self, run: RunRow, after_seq: int) -> LogGap:
-        # The calls of a job trimmed while open come with the events.
+        # If the log of an open job was trimmed, the events include its calls.
         calls = [] if run.trimmed_log_seq == self._tables.trimmed[run.key] else self._tables.calls_of(run.key)
         return LogGap(
             from_seq=after_seq + 1,
@@ -477,7 +477,7 @@ class MemoryReads:
 
 
 def _without_content(situation: Situation) -> Situation:
-    """Return a situation as in a list: with only the first calls that wait for a person, without content."""
+    """Return the situation as lists show it: only the first calls that wait for a person, without content."""
     waits = situation.run.state.name in {"WAITING", "NEEDS_ATTENTION"}
     calls = [
         replace(call, arguments=b"", result=None, spec=b"")

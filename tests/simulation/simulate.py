@@ -1,4 +1,4 @@
-"""Plays one seed and judges it."""
+"""Runs the simulation of one seed and checks its record."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_triggers: bool = True) -> Verdict:
-    """Play a seed to its end and judge it; without `has_triggers` no events are sent.
+    """Play a seed to its end and judge it. Without `has_triggers`, no events are sent.
 
     The same seed gives the same trace in every process with the same PYTHONHASHSEED, independent of object addresses.
     """

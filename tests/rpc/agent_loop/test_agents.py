@@ -1,4 +1,4 @@
-"""Agents as their authors and users see them."""
+"""Agents over gRPC, for their authors and users."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def test_whoami_returns_the_caller(stub: AgentServiceAsyncStub) -> None:
 async def test_whoami_returns_what_the_caller_may_decide(
     stub: AgentServiceAsyncStub, metadata: Any, right: int
 ) -> None:
-    """HITL-4: the right depends on the roles of the caller."""
+    """HITL-4: what a caller may decide depends on its roles."""
     assert (await ask(stub, metadata)).caller.decision_right == right
 
 
@@ -84,7 +84,7 @@ def test_whoami_lists_exactly_the_methods_that_the_caller_may_call() -> None:
 async def test_delegate_cannot_decide(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, for_whom: tuple[tuple[str, str], ...]
 ) -> None:
-    """HITL-4: it cannot decide for a user or in its own name, by any method, but it may cancel runs.
+    """HITL-4: a delegate cannot decide for a user or in its own name, by any method, but it may cancel runs.
 
     Frames of a session are handled like `Decide`.
     """
@@ -155,7 +155,7 @@ async def test_operator_sees_runs_that_need_attention_without_their_content(
     assert [run.run_id for run in (await operators.ListAttention(only, metadata=BOSS)).runs] == ["run_3"]
     calm = operator_pb2.ListAttentionRequest(run_id="run_1")
     assert not (await operators.ListAttention(calm, metadata=BOSS)).runs
-    for absent in ("run_absent", "run_4"):  # The last is of another store
+    for absent in ("run_absent", "run_4"):  # The last run is of another store
         request = operator_pb2.ListAttentionRequest(run_id=absent)
         assert await reason(operators.ListAttention(request, metadata=BOSS)) == "RUN_NOT_FOUND"
 

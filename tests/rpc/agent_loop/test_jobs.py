@@ -155,7 +155,7 @@ async def test_cancelling_a_run_reports_its_jobs_or_stops_them(
 async def test_only_operators_can_end_all_open_jobs_of_their_store(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: the jobs of all users end, and no other runs; their logs name the operator."""
+    """ASYNC-7: the jobs of all users end, but no other runs. The logs of the jobs name the operator."""
     await ledger.add_run("run_2", YOU, conversation_id="conv_2")
     for number, of in ((1, "conv_1"), (2, "conv_2"), (3, "conv_1")):
         await clock.advance(1)
@@ -180,7 +180,7 @@ async def test_only_operators_can_end_all_open_jobs_of_their_store(
 async def test_stopping_jobs_are_reported_only_by_the_request_that_stopped_them(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: only the request that stopped a job reports it, also when repeated."""
+    """ASYNC-7: a repeated request reports the same jobs."""
 
     async def stopped(request_id: str) -> list[str]:
         request = pb.StopJobsRequest(request_id=request_id, conversation_id="conv_1")
@@ -199,7 +199,7 @@ async def test_stopping_jobs_are_reported_only_by_the_request_that_stopped_them(
 async def test_repeated_request_reports_the_jobs_that_it_ended(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: it reports them even after they have ended, and no other request reports them."""
+    """ASYNC-7: no other request reports these jobs."""
 
     async def ended(request_id: str, reason: str = "on fire") -> list[str]:
         end = operator_pb2.EndJobsRequest(request_id=request_id, reason=reason)

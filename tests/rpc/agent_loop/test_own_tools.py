@@ -52,7 +52,7 @@ def holder(ledger: PlayedLedger, call_id: str) -> str:
     return next(run.calls[call_id].offer.client_id for run in ledger.runs.values() if call_id in run.calls)
 
 
-async def test_run_tools_are_offered_to_all_of_its_users_clients(
+async def test_run_tool_calls_are_offered_to_clients_that_name_the_tool(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     request = agent_pb2.StartRunRequest(text="go", front_end_tools=[tool(), tool("ask")])

@@ -1,4 +1,4 @@
-"""Rejections by public methods: invalid requests, foreign resources and reused ids, and an unavailable ledger."""
+"""Rejections by public methods: invalid requests, foreign resources, reused ids, and an unavailable ledger."""
 
 from __future__ import annotations
 

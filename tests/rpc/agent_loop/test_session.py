@@ -193,7 +193,7 @@ async def test_invalid_frame_gets_a_receipt_and_the_stream_continues(client: Cli
 async def test_other_users_resources_are_unknown(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, other_user: Any
 ) -> None:
-    """I13: their frames have no effect."""
+    """I13: frames about them have no effect."""
     await ledger.add_run()
     await ledger.offer("call_1")
     client = Client(stub, metadata=other_user)
@@ -250,7 +250,7 @@ async def test_half_closed_client_still_gets_all_frames(client: Client, ledger: 
 async def test_vanished_client_leaves_nothing_behind(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches, live: FakeLive, server: RpcServer
 ) -> None:
-    """C12, I19: its feeds, subscriptions, tasks and streams end."""
+    """C12, I19: the client's feeds, subscriptions, tasks and streams end."""
     await ledger.add_run()
     tasks_before = len(asyncio.all_tasks())
     client = Client(stub)
@@ -265,7 +265,7 @@ async def test_vanished_client_leaves_nothing_behind(
 async def test_slow_client_is_disconnected_with_the_position_to_resume(
     stub: AgentServiceAsyncStub, client: Client, ledger: PlayedLedger
 ) -> None:
-    """EVT-3: after it has resumed, no event is missing."""
+    """EVT-3: a client that resumes misses no event."""
     await client.attach()
     assert await client.events(1) == [1]
 

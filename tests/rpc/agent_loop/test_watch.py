@@ -182,7 +182,7 @@ async def test_temporary_ledger_failure_does_not_end_a_stream(
 
 
 async def test_silent_run_sends_heartbeats(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """EVT-3: by default, both kinds of watches send one every 15 seconds."""
+    """EVT-3: by default, both kinds of watches send a heartbeat every 15 seconds."""
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
     counts: list[int] = []
     while not any(counts) or counts[-2:] != [0, 0]:  # A heartbeat may also come earlier, while the log is read
@@ -291,7 +291,7 @@ async def test_watcher_of_past_events_is_never_disconnected(ledger: PlayedLedger
 async def test_trimmed_log_is_shown_as_a_gap_and_the_remaining_events(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """EVT-1, I7: this holds from any position and is the same for all watchers."""
+    """EVT-1, I7: all watchers see the same, from any position."""
     await ledger.append(count=5)
     await ledger.finish()
     ledger.trim(to_seq=4)
@@ -313,7 +313,7 @@ async def test_trimmed_log_is_shown_as_a_gap_and_the_remaining_events(
 async def test_client_that_leaves_at_the_last_moment_stops_its_feed(
     ledger: PlayedLedger, watches: Watches, live: FakeLive, pauses: int
 ) -> None:
-    """I19: its stream is cancelled while the feed is being stopped."""
+    """I19: the client's stream is cancelled while the feed is being stopped."""
 
     async def watch() -> None:
         async with watches.open(CALLER, RunId("run_1"), 0) as watcher:

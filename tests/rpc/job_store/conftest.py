@@ -1,4 +1,4 @@
-"""Job stores over real gRPC and a real database; several share one database as replicas."""
+"""Job stores over real gRPC and a real database. Several job stores on one database are replicas."""
 
 from __future__ import annotations
 

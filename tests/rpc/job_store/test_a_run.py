@@ -43,7 +43,7 @@ async def test_multipart_message_is_complete_for_workers_and_abridged_for_client
     ],
 )
 async def test_images_of_a_refused_run_are_not_sent_again(user: User, reason: str, answers: bool, kept: bool) -> None:
-    """Images of earlier or answered runs stay, because the provider did not refuse those."""
+    """Images of earlier or answered runs stay, because the provider did not refuse them."""
     owner = await user.start("", parts=[image(3)], conversation_id="c")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     owner = await user.start("", parts=[image(4)], conversation_id="c")
@@ -106,7 +106,7 @@ async def test_messages_count_towards_the_limit_until_they_enter_the_conversatio
 
 
 async def test_messages_of_superseded_runs_enter_before_the_next_run_starts(user: User) -> None:
-    """I1, LOOP-13: in order. A superseded run with an unread message is left to a worker."""
+    """I1, LOOP-13: the messages keep their order. A superseded run with an unread message is left to a worker."""
     owner = await user.start("1", conversation_id="c")
     interrupting = {"conversation_id": "c", "policy": pb.MESSAGE_POLICY_INTERRUPT}
     steered, _, last = [(await user.submit(text, **interrupting)).run.run_id for text in "234"]

@@ -1,4 +1,4 @@
-"""Each violation of the contract has its own reason and changes nothing."""
+"""Each invalid request is refused with its own reason and changes nothing."""
 
 from __future__ import annotations
 

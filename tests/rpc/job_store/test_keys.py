@@ -186,7 +186,7 @@ async def test_deployment_manages_all_stores_and_an_operator_only_its_own(
 
 
 async def test_key_names_the_key_that_created_it(world: World) -> None:
-    """HITL-4: so it does not count as another person's key where several approvals are needed."""
+    """HITL-4: otherwise it could count as another person's key where several approvals are needed."""
     made = await create(await world.deployment(), user_id="olga", store_id="acme", roles=["operator"])
     for user in ("otto", "zoe", "zed"):
         made = await create(await world.stub(made.secret), user_id=user, roles=["operator"])
@@ -202,7 +202,7 @@ async def test_key_names_the_key_that_created_it(world: World) -> None:
 
 
 async def test_delegate_that_may_not_decide_cannot_manage_keys(world: World, deployment: KeyServiceAsyncStub) -> None:
-    """Otherwise it could decide with a key that it creates. The error does not reveal which keys exist."""
+    """Otherwise the delegate could decide with a key that it creates. The error does not reveal which keys exist."""
     roles = ["delegate", "operator", "approver"]
     decides, made = [
         await create(deployment, store_id="acme", roles=roles, decides_for_users=each) for each in (True, False)
@@ -258,7 +258,7 @@ async def test_last_use_is_stored_at_most_once_a_minute(world: World) -> None:
 
 
 async def test_first_key_of_the_deployment_is_created_once(world: World, database_url: str) -> None:
-    """OPS-1: this also holds under concurrency. Another one can be created after it was revoked."""
+    """OPS-1: concurrent requests create only one key. After its revocation, another one can be created."""
     made = await asyncio.gather(*(bootstrap.bootstrap(database_url) for _ in range(3)), return_exceptions=True)
     (first,) = (each for each in made if not isinstance(each, BaseException))
     assert [type(each) for each in made if isinstance(each, BaseException)] == [KeysExist, KeysExist]
@@ -269,7 +269,7 @@ async def test_first_key_of_the_deployment_is_created_once(world: World, databas
 
 
 async def test_old_ended_keys_and_events_are_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then they count towards the limit, so key creation is bounded."""
+    """Until they are deleted, keys count towards the limit, so the creation of keys is bounded."""
     monkeypatch.setattr(rules, "KEPT_KEYS_MAX", 3)
     owner, retention = await world.stub(LOCAL_KEY), PostgresRetention(world.database)
     gone, *_ = [await create(owner, name=name) for name in ("gone", "over", "here")]

@@ -90,7 +90,7 @@ async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> 
 
 
 async def test_runs_become_due_again_after_the_database_clock_goes_back(user: User, database: Database) -> None:
-    """This includes runs of a dead worker. Later leases stay, and repeating the repair is harmless."""
+    """Runs of a dead worker become due too. Later leases stay, and repeating the repair is harmless."""
     held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
     await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
     queued = (await user.submit(conversation_id="queued")).run.run_id
@@ -109,14 +109,14 @@ async def test_runs_become_due_again_after_the_database_clock_goes_back(user: Us
 
 
 async def test_new_replica_detects_that_the_database_clock_went_back(user: User, database: Database) -> None:
-    """No other replica needs to be running, because the database stores the latest time it has seen."""
+    """No other replica needs to be running, because the database stores its latest time."""
     queued = (await user.submit()).run.run_id
     leases = PostgresLeases(database, SlotLimits(per_store=20, per_user=20), crashes_max=3)
     await database.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
     await leases.times()
     time, seen_time = await leases.times()
     assert timedelta() <= time - seen_time < timedelta(minutes=59)
-    # It went back by 130 s.
+    # The clock went back by 130 s.
     await database.execute("UPDATE job_store.clock SET seen_time = seen_time + interval '130 s'")
     await database.execute("UPDATE job_store.runs SET claim_at = claim_at + interval '130 s'")
     assert await user.claim() == []
@@ -150,7 +150,7 @@ def owners(user: User, claimed: Any) -> list[Owner]:
 
 
 async def test_users_queued_behind_a_user_at_its_limit_get_their_turn(limited: Replica) -> None:
-    """There are more of them than one scan of the store covers."""
+    """There are more such users than one scan of the store covers."""
     hog = User(limited.stub, user_id="hog")
     await submit_many(hog, 12)
     held = await hog.claim(runs_max=20)
@@ -182,7 +182,7 @@ async def test_stores_whose_runs_wait_do_not_delay_other_stores(
 
 
 async def test_queue_limit_of_a_store_holds_across_replicas(start: StartReplica) -> None:
-    """Two job stores that create runs concurrently reject exactly the excess."""
+    """Two job stores that create runs concurrently reject exactly the runs over the limit."""
     users = [User((await start(slots=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)]
     outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

@@ -78,7 +78,7 @@ async def short_of_tokens(user: User, **fields: Any) -> str:
 
 
 async def test_runs_waiting_for_tokens_are_listed_after_the_calls(user: User) -> None:
-    """No call waits with such a run, so only this list shows it to its user."""
+    """Such a run has no waiting call, so only this list shows it to its user."""
     runs = [await short_of_tokens(user, conversation_id=f"short_{number}") for number in range(3)]
     for number in range(2):
         owner = await user.start(conversation_id=f"c{number}")
@@ -162,7 +162,7 @@ async def conversation(user: User) -> User:
 
 
 async def test_command_to_another_users_run_does_not_touch_it(user: User, database: Database, owner: Owner) -> None:
-    """It neither waits for the run nor delays it, so its timing does not reveal whether the run exists."""
+    """The command neither waits for the run nor delays it, so its timing does not reveal whether the run exists."""
     bob = User(user.stub, user_id="bob")
     async with database.transaction() as connection, asyncio.timeout(60):
         await connection.execute("SELECT FROM job_store.runs FOR UPDATE")
@@ -172,7 +172,7 @@ async def test_command_to_another_users_run_does_not_touch_it(user: User, databa
 
 
 async def test_run_with_very_large_results_can_still_be_loaded(user: User, owner: Owner) -> None:
-    """I19, I20: the newest results are complete; of the others only the size is loaded."""
+    """I19, I20: the newest results are complete. Of other results, only the size is loaded."""
     large = result('"' + "x" * 1_000_000 + '"')
     for number in range(18):
         call = owner.call(f"call_{number:02}", call_pb2.CALL_STATE_FAILED, index=number, result=large)

@@ -1,4 +1,4 @@
-"""Schedules over real gRPC and a real database: each due time fires once under concurrency and changes."""
+"""Schedules over real gRPC and a real database: each due time fires once despite concurrency and changes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Timer:
     async def fire(
         self, due: pb.DueSchedule, *, refusal: str = "", request_id: str = "", backfill_time: Any = None
     ) -> Any:
-        """Fire a schedule; return None if it has changed since."""
+        """Fire a schedule, or return None if it has changed since it was claimed."""
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
             user_id=self.user_id,
@@ -155,7 +155,7 @@ async def test_scheduled_time_fires_once_despite_concurrent_claims(start: StartR
     claims = await asyncio.gather(*(timer.claim(10) for timer in timers))
     ids = [due.schedule_id for claim in claims for due in claim]
     assert len(set(ids)) == len(ids) == 20
-    # Their claimer has died: another process claims all of them, and the first one returns.
+    # Both processes fire all schedules, as if each had also claimed those of the other.
     for fired in await asyncio.gather(*(timer.fire(due) for timer in timers for claim in claims for due in claim)):
         assert fired is None or fired.outcome == STARTED
     assert [await timers[0].fires(f"s{number}") for number in range(20)] == [[STARTED]] * 20

@@ -1,4 +1,4 @@
-"""Triggers over real gRPC and a real database: each event fires once under redelivery and changes."""
+"""Triggers over real gRPC and a real database: each event fires once despite redelivery and changes."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ async def test_queued_lane_event_fires_once_after_the_previous_run(hook: Hook, u
     await hook.make_due()
     assert await hook.claim() == []
     await end(user)
-    # It came later and does not overtake the waiting one.
+    # This event came later and does not overtake the waiting event.
     assert (await hook.deliver("msg_4", lane="")).fire.outcome == SKIPPED
     await hook.make_due()
     (claimed,) = await hook.claim()
@@ -321,7 +321,7 @@ async def test_debounce_fires_the_last_of_several_events(hook: Hook) -> None:
     due = "SELECT extract(epoch FROM claim_at - now()) FROM job_store.trigger_lanes WHERE lane = 'a'"
     assert 30 < await hook.replica.database.fetchval(due) <= 60
     await hook.replica.database.execute("DELETE FROM job_store.trigger_lanes WHERE lane = 'b'")
-    # They have been arriving for a long time.
+    # Events have been arriving for a long time.
     await hook.replica.database.execute("UPDATE job_store.trigger_lanes SET first_time = now() - interval '598 s'")
     await hook.deliver("msg_3", lane="a")
     assert await hook.replica.database.fetchval(due) <= 2
@@ -364,7 +364,7 @@ class RecordingStream(JetStreamLifecycle):
 
 
 async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database: Database) -> None:
-    """NOTE-1: an unavailable stream delays the announcement. Changes by its user are not announced."""
+    """NOTE-1: an unavailable stream delays the announcement. Changes by the trigger's user are not announced."""
     stream, outbox = RecordingStream(), PostgresOutbox(database)
 
     async def relayed() -> int:

@@ -69,7 +69,7 @@ def called(call_id: str, content: str, *, index: int = 0) -> call_pb2.Call:
 
 
 async def test_watcher_of_an_old_run_gets_a_gap_with_a_snapshot(user: User, database: Database) -> None:
-    """EVT-1, I7: this holds from any position, and the last event is unchanged."""
+    """EVT-1, I7: the position of the watcher does not matter, and the last event is unchanged."""
     owner = await ended(user, calls=[called("call_1", '"done"')])
     whole = (await read(user, owner.run_id)).events
     await age(database)
@@ -104,7 +104,7 @@ async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: D
 
 
 async def test_events_that_subscribers_have_not_received_are_kept(user: User, database: Database) -> None:
-    """NOTE-2: the outbox refers to events of the log, which JetStream gets after any outage."""
+    """NOTE-2: the outbox refers to events of the log, which JetStream gets after an outage."""
     owner = await ended(user)
     outbox = await database.fetch("SELECT run_id, seq, event_id, type, time FROM job_store.outbox")
     await age(database)
@@ -123,7 +123,7 @@ async def test_events_that_subscribers_have_not_received_are_kept(user: User, da
 
 
 async def test_snapshot_is_bounded_and_marks_what_it_omits(user: User, database: Database) -> None:
-    """I19: the newest messages and calls are kept; large results are omitted."""
+    """I19: the newest messages and calls are kept. Large results are omitted."""
     large, small = '"' + "r" * 20_000 + '"', '"' + "r" * 15_000 + '"'
     results = [large] + [small] * 60
     texts = ["t" * 200_000] * 5
@@ -146,7 +146,7 @@ async def test_snapshot_is_bounded_and_marks_what_it_omits(user: User, database:
 
 
 async def iterate(job: Owner, first: int, last: int) -> None:
-    """Commit iterations: each starts in one step and ends in the next. Every tenth fails."""
+    """Commit iterations, which start in one step and end in the next. Every tenth iteration fails."""
     for number in range(first, last + 1):
         call = {"round": number, "tool_name": "work", "context": call_pb2.EXECUTION_CONTEXT_BACKEND}
         call_id = f"{job.run_id}_{number}"
@@ -210,7 +210,7 @@ async def bounds(database: Database, owner: Owner) -> list[tuple[int, int]]:
 
 
 async def trim(database: Database, owner: Owner, seq: int) -> None:
-    """Trim the log of a run up to a seq, as in a running series."""
+    """Trim the log of a run up to `seq`, as in a running series."""
     async with database.transaction() as connection:
         key = RunKey(StoreId("acme"), RunId(owner.run_id))
         await upkeep.remove(connection, [Trim(run=key, round=0, seq=seq)])
@@ -220,7 +220,7 @@ async def trim(database: Database, owner: Owner, seq: int) -> None:
 async def read_all(
     user: User, owner: Owner, after_seq: int, events_max: int
 ) -> tuple[tuple[int, int] | None, list[event_pb2.RunEvent]]:
-    """Return the bounds of the gap, if any, and the events after a seq, read page by page."""
+    """Return the bounds of the gap, or None without one, and the events after `after_seq`, read page by page."""
     gap, events = None, list[event_pb2.RunEvent]()
     while True:
         page = await user.ask("ListEvents", run_id=owner.run_id, after_seq=after_seq, events_max=events_max)
@@ -238,7 +238,7 @@ async def read_all(
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_cut_page_and_trim_returns_single_events(user: User, database: Database, seed: int) -> None:
-    """EVT-1: the bounds of the rows do not matter."""
+    """EVT-1: clients cannot see how the log is divided into rows."""
     choose = random.Random(seed)
     owner = await user.start()
     for _ in range(6):
@@ -278,8 +278,8 @@ class Stream(JetStreamLifecycle):
         return {event.outbox_id: seq for seq, event in enumerate(events, start=1)}
 
 
-async def test_life_cycle_gets_single_events_of_rows(user: User, database: Database) -> None:
-    """NOTE-2: this includes several events of one row, and rows that a trim has left."""
+async def test_lifecycle_stream_gets_single_events_of_rows(user: User, database: Database) -> None:
+    """NOTE-2: a row may contain several events, and may be what a trim has left."""
     owner = await user.start()
     gate = {"state": call_pb2.CALL_STATE_AWAITING_APPROVAL, "approval": {"digest": DIGEST}}
     await owner.commit(events=[output(1)], calls=[owner.call(f"call_{n}", index=n, **gate) for n in range(3)])
@@ -292,8 +292,8 @@ async def test_life_cycle_gets_single_events_of_rows(user: User, database: Datab
         assert event_pb2.RunEvent.FromString(event.payload) == whole[event.event_id]
 
 
-async def test_life_cycle_event_of_a_removed_row_is_dropped(user: User, database: Database) -> None:
-    """It is not replaced by an event of a later row."""
+async def test_lifecycle_event_of_a_removed_row_is_dropped(user: User, database: Database) -> None:
+    """The event is not replaced by an event of a later row."""
     owner = await user.start()
     await database.execute("DELETE FROM job_store.events WHERE run_id = $1 AND first_seq = 1", owner.run_id)
     stream = Stream()

@@ -1,6 +1,6 @@
 """Published programs: third-party MCP servers, over stdio and streamable HTTP, and the JavaScript worker (TOOL-3).
 
-Those in JavaScript come from the npm registry; the tests are skipped without it.
+JavaScript programs come from the npm registry. Without the registry, their tests are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One suite with keys from a file and a certificate per service, for all tests of this folder but the rotation."""
+"""One suite with keys from a file and a certificate per service, for all tests of this folder except the rotation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def write_keys(path: Path, callers: Iterable[str]) -> None:
 async def walked() -> AsyncIterator[Walked]:
     """The suite. Its services call each other with certificates at separate listeners.
 
-    Its folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root.
+    The suite's folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as name:
         folder, authority = Path(name), trustme.CA()

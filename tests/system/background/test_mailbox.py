@@ -1,4 +1,4 @@
-"""A mail arrives at a widely used mail server and starts a run (ASYNC-8)."""
+"""An e-mail arrives at a widely used mail server and starts a run (ASYNC-8)."""
 
 from __future__ import annotations
 

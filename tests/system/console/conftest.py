@@ -46,7 +46,7 @@ _WHERE: Final = "import('@sparticuz/chromium').then(async (found) => console.log
 
 
 def find_browser(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return the path of a browser and its environment; installs one in `folder` if there is none.
+    """Return the path of a browser and its environment. Installs a browser in `folder` if there is none.
 
     Raises:
         OSError: no browser is installed and none can be downloaded.
@@ -117,7 +117,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
-    """Yield a function that opens a page of the console, logged in. At the end, no page may have had an error."""
+    """Yield a function that opens a page of the console, logged in. At the end, fails if any page had an error."""
     contexts: list[Any] = []
     faults: list[str] = []
     origin = address(suite)

@@ -76,7 +76,7 @@ async def answers(url: str) -> None:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(chat: str, browser: Browser) -> AsyncIterator[Page]:
-    """A window of its own browser, which must end without an error."""
+    """A window of a separate browser. The test fails if the page had an error."""
     context = await browser.new_context()
     context.set_default_timeout(PATIENCE_MS)
     faults: list[str] = []
@@ -183,7 +183,7 @@ class Chat:
         await self.page.goto(f"{self.url}/?thread={self.thread}")
 
     async def say(self, text: str) -> None:
-        """Send a message once the page accepts one, which it does not while it loads the thread."""
+        """Send a message once the page has loaded the thread, before which it accepts none."""
         box = self.page.get_by_test_id("copilot-chat-textarea")
         await box.fill(text)
         while await box.input_value():
@@ -200,7 +200,7 @@ class Chat:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def copilot(server: str, browser: Browser) -> AsyncIterator[Chat]:
-    """A window whose page contacts only its server and ends without an error."""
+    """A window whose page may contact only its server. The test fails if the page had an error."""
     context, faults = await browser.new_context(), list[str]()
     context.set_default_timeout(ANSWER_MS)
 

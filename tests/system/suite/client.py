@@ -1,4 +1,4 @@
-"""A client of the public API made of generated stubs only, and helpers that act on a suite."""
+"""A client of the public API that uses only generated stubs, and helpers that act on a suite."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def kill(suite: Suite, *services: str) -> None:
 
 
 async def key_for(suite: Suite, user_id: str, *roles: str) -> str:
-    """Return the secret of a new key, created by the local key."""
+    """Return the secret of a new key, created with the local key."""
     key = key_pb2.Key(name=user_id, store_id="local", user_id=user_id, roles=roles)
     async with keyed_channel(addresses(suite, "job-store")[0]) as channel:
         return (await KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key))).secret
@@ -56,7 +56,7 @@ def mails_sent(suite: Suite) -> set[str]:
 
 class Agent:
     def __init__(self, address: str, *, user: str = "me", store: str = "local", key: str = "") -> None:
-        """With a key, user and store may be omitted; `user` is then empty, or the user for whom a delegate acts."""
+        """With a key, `store` is ignored, and `user` is empty or the user for whom a delegate acts."""
         self.channel = keyed_channel(address)
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
         named = {"pawl-user": user, "pawl-store": "" if key else store, "authorization": key and f"Bearer {key}"}

@@ -1,4 +1,4 @@
-"""Tools with effects that can be counted from outside: slow ones, and reversible ones."""
+"""Slow and reversible tools with effects that tests can count."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def look_up_price(path: str) -> dict[str, float]:
 
 
 def effect_file(path: str) -> Path:
-    """Return a file of a test. Other paths are refused, because some tests call every tool with harmful arguments."""
+    """Return a file of a test. Other paths are refused, because some tests call all tools with harmful arguments."""
     file = Path(path)
     if Path(tempfile.gettempdir()).resolve() not in file.resolve().parents:
         raise ToolError(f"{path} is not a file for effects")

@@ -86,7 +86,7 @@ def notices(events: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_job_question_interrupts_the_thread_that_started_the_job(endpoint: httpx2.AsyncClient) -> None:
-    """Its user answers it there, and may send other messages first."""
+    """The user answers the question in the thread, and may send other messages first."""
     thread, asked = Thread(endpoint, "background"), list[dict[str, Any]]()
     await thread.ask(f"in the background: {MAIL}")
 
@@ -231,6 +231,6 @@ async def test_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, su
 
 
 def session(browser: httpx2.AsyncClient, suite: Suite, replica: int) -> dict[str, str]:
-    """Return a browser's cookie for another replica at the same address: its name contains the port."""
+    """Return a browser's cookie for another replica at the same address. The name of the cookie contains the port."""
     (value,) = browser.cookies.values()
     return {f"pawl_session_{url(suite, replica).rpartition(':')[2]}": value}

@@ -34,7 +34,7 @@ _AT_ONCE_MAX = 8
 _SECONDS_MAX = 60.0
 # A stream that is silent for this long has accepted its request.
 _NEWS_SECONDS = 1.0
-# Its own store: a rule that denies calls is an unusual request too, and stays.
+# A separate store, because unusual requests may create a rule that denies calls, and such a rule stays.
 _ODD_STORE = (*METADATA, ("pawl-store", "odd"), ("pawl-user", "odd"))
 
 
@@ -161,7 +161,7 @@ def method_of(path: str) -> MethodDescriptor:
 def odd(method: MethodDescriptor, seen: set[str]) -> Iterator[tuple[str, bytes]]:
     """Yield every unusual request to a method, with a description.
 
-    A field of a message that several methods take gets all values in the first method only, tracked by `seen`.
+    If several methods take a message, its fields get all values only in the first method. `seen` tracks this.
     """
     plain = _PLAIN.get(method.name) or GetMessageClass(method.input_type)()
     yield "as it is", plain.SerializeToString()

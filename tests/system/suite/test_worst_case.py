@@ -103,7 +103,7 @@ _ITEMS = 5
 
 
 def targets(port: int, victim: Path) -> list[str]:
-    """Return URLs of a listener on this machine and of a file. More spellings are in tests/rpc/tool_registry."""
+    """Return URLs of a listener on this machine and of a file. tests/rpc/tool_registry has more spellings of URLs."""
     hosts = ("127.0.0.1", "0x7f000001")
     return [
         *(f"http://{host}:{port}/" for host in hosts),

@@ -1,4 +1,4 @@
-"""Token budgets: exceeded by at most the call in flight (LOOP-12, I18)."""
+"""Token budgets: exceeded by at most the running model call (LOOP-12, I18)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAIL = TokenBudgetPolicy.FAIL
 def with_budget(
     tokens: int, *names: str, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT, ceiling: int = 0
 ) -> Simulation:
-    """Return a run whose model was called; its first answer calls these tools."""
+    """Return a run whose model was called. The first answer calls these tools."""
     limits = Limits(total_tokens_max=tokens, topped_up_tokens_max=ceiling)
     options = RunOptions(limits=limits, token_budget_policy=policy)
     run = Simulation([answer(*names)] if names else [], options)
@@ -131,14 +131,14 @@ class TestAccounting:
 
 class TestPromptEstimate:
     def run(self, usage: UsageReport) -> Simulation:
-        """Return a run whose first answer reported this usage; its second prompt is due."""
+        """Return a run whose first answer reported this usage, and whose second prompt is due."""
         run = Simulation([replace(answer("serial"), usage=usage)], RunOptions(limits=Limits(total_tokens_max=10_000)))
         run.turn()
         run.model_answers()
         return run
 
     def test_only_messages_since_the_last_report_are_estimated(self) -> None:
-        """A token-dense text is estimated as such; implausibly low counts from a server are ignored."""
+        """Text with many tokens is estimated as such, and implausibly low counts from a server are ignored."""
         rows: list[Any] = [
             (250, 1000, 250),
             (250, 1300, 350),
@@ -200,7 +200,7 @@ class TestCallInFlight:
 
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
     def test_an_answer_cut_short_by_the_budget_is_discarded(self, asked: int | None, is_cut: bool) -> None:
-        """It is discarded only if the budget was the tighter limit. An answer cut by the user's own limit is valid."""
+        """If the user's own limit was tighter than the budget, the answer is valid."""
         options = RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked)
         run = Simulation([], options)
         run.turn()

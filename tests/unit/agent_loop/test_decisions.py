@@ -63,7 +63,7 @@ def with_registry(world: World, registry: FakeRegistry) -> World:
 @pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
 @pytest.mark.parametrize("error", [DependencyUnavailable, LeaseLost], ids=["unavailable", "lease lost"])
 def test_a_decision_is_recorded_whichever_commit_fails(error: type[PawlError], *, done: bool) -> None:
-    """After a crash the report is repeated unchanged; the registry stores it once."""
+    """After a crash the report is repeated unchanged, and the registry stores it once."""
 
     async def main(position: int) -> bool:
         world = with_registry(everything(), Witness(VERDICTS))
@@ -157,7 +157,7 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
 def test_a_claimed_call_that_ends_without_a_result_is_recorded(
     command: CommandKind | None, state: CallState, *, done: bool
 ) -> None:
-    """This holds however the call ends and whichever commit the worker dies at. The registry stores a repeat once."""
+    """It does not matter how the call ends and at which commit the worker dies. The registry stores a repeat once."""
 
     async def main(position: int) -> bool:
         world = with_registry(
@@ -186,7 +186,7 @@ def test_a_claimed_call_that_ends_without_a_result_is_recorded(
 
 
 async def test_a_call_claimed_just_before_its_withdrawal_is_recorded() -> None:
-    """Its client leases it after the worker has read the run and before the step that withdraws it."""
+    """The client leases the call after the worker has read the run and before the step that withdraws the call."""
     scripts = [calls('look {"n":1}', 'show {"n":1}'), says("Done.")]
     world = with_registry(World(VERDICTS, scripts), FakeRegistry(VERDICTS))
     world.registry.seconds = 60.0

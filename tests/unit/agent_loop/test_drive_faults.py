@@ -1,4 +1,4 @@
-"""A drive under faults of the network, the provider and the process."""
+"""A drive despite faults of the network, the provider and the process."""
 
 from __future__ import annotations
 

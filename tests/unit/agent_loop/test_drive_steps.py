@@ -30,7 +30,7 @@ from tests.unit.agent_loop.scenario import VERDICTS
 async def test_a_lost_execution_counts_as_an_attempt_and_a_refused_one_does_not(
     error: type[PawlError], earlier: int
 ) -> None:
-    """The registry knows about executions that it may have started before."""
+    """The registry remembers executions that it may have started."""
 
     world = World(VERDICTS, [calls("look")])
     registry, lost = world.registry, list[Execution]()
@@ -119,7 +119,7 @@ Hook = Callable[[World, RunKey], Coroutine[Any, Any, None]]
 
 
 def played(scripts: list[Script], check: Hook, *, at_step: int, hook: Hook) -> None:
-    """Play a run whose step `at_step` (from 1) reaches the ledger late; `hook` runs before that."""
+    """Play a run whose step `at_step` (from 1) reaches the ledger late, after `hook` has run."""
 
     async def main() -> None:
         world = World(VERDICTS, scripts, seconds=0.01)

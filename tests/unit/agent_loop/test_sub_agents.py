@@ -189,7 +189,7 @@ ANN = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 
 
 async def agents_of(world: World, **definitions: AgentDefinition) -> None:
-    """Save agents, delegates first; each selects the tools that it names."""
+    """Save agents, delegates first. Each agent selects the tools that it names."""
     for definition in definitions.values():
         await world.agents.put(ANN, definition, definition.tools.names, draft=False, validate_only=False)
 

@@ -291,7 +291,7 @@ def any_source(draw: st.DrawFn) -> UndoSource:
 
 @given(any_call(call_id="last"), st.sampled_from(list(EffectClass)))
 def test_a_jobs_trimmed_calls_are_reported_as_not_undoable(call: Call, effect: EffectClass) -> None:
-    """They are one entry, which is not an identifiable call."""
+    """The report has one entry for all of them, which names no call."""
     call = replace(call, effect_class=effect)
     gone = UndoSource(call=replace(call, call_id=CallId(""), round=0, end_time=None), trimmed_rounds=4900)
     sources = undo.in_order([gone, UndoSource(call=call)])

@@ -134,7 +134,7 @@ class Part:
 
 
 async def test_a_service_shuts_down_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It drains calls, then stops the loops, then closes their dependencies, because calls may wait for a loop."""
+    """The service drains calls, then stops the loops, then closes their dependencies. Calls may wait for a loop."""
     order: list[str] = []
 
     async def loop() -> None:
@@ -160,7 +160,7 @@ async def test_a_service_shuts_down_in_order(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_reachable_service_without_tls_warns_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is only a warning: a proxy in front may terminate TLS."""
+    """A proxy in front of the service may terminate TLS, so this is no error."""
     monkeypatch.delenv("PAWL_LOCAL_KEY")
     (tmp_path / "keys.json").write_text("[]")
     stop = asyncio.Event()

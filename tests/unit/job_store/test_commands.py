@@ -45,7 +45,7 @@ def test_a_stale_workers_writes_have_no_effect(world: World, run_id: str) -> Non
 
 
 def test_a_repeated_last_step_returns_the_same_response(world: World, run_id: str) -> None:
-    """I2: a client may ask again for a lost response, also after the run was parked or taken over."""
+    """I2: a worker may ask again for a lost response, even after the run was parked or taken over."""
     step: dict[str, Any] = {"commit_id": "step", "events": (OUTPUT, OUTPUT), "lease": LeaseAction.RELEASE}
     first = world.commit(run_id, 1, **step)
     assert (first.first_seq, first.last_seq) == (4, 5)
@@ -65,7 +65,7 @@ def test_a_run_with_an_unread_message_or_top_up_does_not_end(world: World) -> No
 
 
 def test_nothing_starts_after_an_acknowledged_cancel(world: World, run_id: str) -> None:
-    """I12: an owner that has not read the cancel must read its inbox; afterwards such a step is refused."""
+    """I12: an owner that has not read the cancel must read its inbox. Then, steps that start something are refused."""
     world.commit(run_id, calls=(change("call", CallState.RUNNABLE),))
     world.cancel(run_id)
     steps: list[dict[str, Any]] = [
@@ -124,7 +124,7 @@ def test_progress_renews_the_lease_and_is_rate_limited(world: World) -> None:
 
 
 def test_a_result_without_a_lease_is_accepted_if_no_client_holds_the_call(world: World) -> None:
-    """FE-3: this includes a call whose client vanished and whose lease has expired."""
+    """FE-3: the client of the call may have vanished, so that its lease has expired."""
     run_id = waiting(world, CallState.OFFERED)
     world.lease(run_id, "call", "tab_1")
     world.advance(31)
@@ -201,7 +201,7 @@ def test_the_token_ceiling_limits_top_ups_in_total(world: World) -> None:
 
 
 def test_a_runs_unread_commands_are_limited(world: World) -> None:
-    """I19: this covers top-ups, the number of people who send messages, and receipts of refused commands."""
+    """I19: the limits cover top-ups, the number of people who send messages, and receipts of refused commands."""
     limits: dict[str, Any] = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
     run_id = world.start_run(token_budget=100, people=("zed",))
     for user_id in ("olga", "zed", "cyd"):

@@ -1,4 +1,4 @@
-"""Events: rows of the log, life-cycle events of jobs (NOTE-2), and content that is omitted because of its size."""
+"""Events: rows of the log, lifecycle events of jobs (NOTE-2), and content that is omitted because of its size."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def encoded(run_id: str, seq: int, size: int) -> tuple[Event, bytes]:
 
 
 def written(transactions: list[list[tuple[str, int]]]) -> tuple[dict[str, list[bytes]], dict[str, list[LogRow]]]:
-    """Return the events of each run, and its rows."""
+    """Return the events and the rows of each run."""
     events: dict[str, list[bytes]] = {"run_1": [], "run_2": []}
     rows: dict[str, list[LogRow]] = {"run_1": [], "run_2": []}
     for transaction in transactions:
@@ -174,7 +174,7 @@ def test_rows_are_the_message_that_subscribers_decode(transactions: list[list[tu
 def test_any_cut_of_rows_has_the_same_events_as_single_ones(
     transactions: list[list[tuple[str, int]]], data: st.DataObject
 ) -> None:
-    """This holds even if rows before the cut have been removed."""
+    """Rows before the cut may have been removed."""
     events, rows = written(transactions)
     for run_id, log in rows.items():
         after_seq = data.draw(st.integers(0, len(events[run_id]) + 1))

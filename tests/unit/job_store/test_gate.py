@@ -33,7 +33,7 @@ def start_call(world: World, run_id: str, state: CallState = CallState.RUNNING, 
 
 
 def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> None:
-    """I9, I10: no step starts it before its approval."""
+    """I9, I10: no earlier step can start the call."""
     for state in STARTS:
         world = World()
         run_id = world.start_run()
@@ -52,7 +52,7 @@ def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> No
 
 
 def test_only_a_read_only_call_may_be_created_as_settled(world: World, run_id: str) -> None:
-    """Then both events are sent: its start and its end."""
+    """For such a call, both events are sent: its start and its end."""
     wrong: list[dict[str, Any]] = [{}, {"only_reads": True, "attempt": 0}, {"only_reads": True, "digest": DIGEST}]
     for fields in wrong:
         with pytest.raises(IllegalTransition):
@@ -119,7 +119,7 @@ def test_an_approved_front_end_call_starts_only_as_its_fallback(world: World) ->
     start_call(world, run_id, digest="", tool_name="backend")
 
 
-def test_a_step_cannot_gate_late_repeat_attempts_or_change_foreign_calls(
+def test_a_step_that_gates_a_started_call_or_repeats_an_attempt_is_refused(
     world: World,
     run_id: str,
 ) -> None:
@@ -142,7 +142,7 @@ OTHER = replace(SERIES, digest="d" * 64)
 
 
 def asked(world: World, **fields: Any) -> str:
-    """Return a run whose first call awaits approval, of the call or of its series."""
+    """Return a run whose first call awaits approval of itself or of its series."""
     run_id = world.start_run()
     world.commit(run_id, calls=(iteration_call("call_1", CallState.AWAITING_APPROVAL, 1, **fields),))
     return run_id

@@ -42,7 +42,7 @@ def test_a_silent_job_is_closed_at_its_end_without_a_report(desk: Desk) -> None:
 
 
 def test_turns_start_two_seconds_apart_even_after_a_top_up(desk: Desk) -> None:
-    """ASYNC-5: counted from the actual start, here half a minute after the planned one."""
+    """ASYNC-5: the interval counts from the actual start, here half a minute after the planned start."""
     run_id = desk.start_run()
     first, second = desk.start_job(run_id), desk.start_job(run_id)
     desk.end(run_id)
@@ -81,7 +81,7 @@ def test_an_unstarted_turn_does_not_use_a_store_queue_slot() -> None:
 
 
 def test_a_notice_not_allowed_to_start_a_turn_does_not_block_others() -> None:
-    """After five generations a notice waits for the user; a job of the user's run starts afresh."""
+    """After five generations a notice waits for the user. A job of the user's run is a first generation again."""
     desk, old = desk_with_a_job()
     desk.unit.put_run(replace(desk.run(old), generation=GENERATIONS_MAX))
     desk.end_job(old)
@@ -119,7 +119,7 @@ def test_a_message_with_reject_is_refused_if_another_waits_behind_a_turn() -> No
 
 
 def test_a_quarantined_turn_does_not_block_messages() -> None:
-    """The turn is quarantined for an operator; the user does not wait for that."""
+    """The turn is quarantined for an operator, but the user need not wait for the operator."""
     first = [(MessagePolicy.QUEUE, True), (MessagePolicy.STEER, True)]
     for policy, is_first in [*((each, False) for each in MessagePolicy), *first]:
         desk, turn = desk_with_a_turn()

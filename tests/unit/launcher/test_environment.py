@@ -1,4 +1,4 @@
-"""Options of a suite. Each process gets only the environment it reads, and no secret of another one."""
+"""Options of a suite. Each process gets only the environment that it reads, and no secret of another process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Map
 
 
 def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I22: the scripted model gets none."""
+    """I22: the scripted model gets no secret."""
     for name in SECRETS:
         monkeypatch.setenv(name, "hush")
     for spec in SPECS:
@@ -126,7 +126,7 @@ def test_replicas_share_public_ports_if_any_socket_path_is_too_long(folder: Path
 
 
 def test_each_service_has_its_own_database_url(tmp_path: Path) -> None:
-    """OPS-1: none of them is the owner's."""
+    """OPS-1: no URL is that of the database's owner."""
     found = [environment_of(spec, tmp_path, SuiteOptions(data=tmp_path)) for spec in SPECS]
     urls = [environment["PAWL_DATABASE_URL_FILE"] for environment in found if "PAWL_DATABASE_URL_FILE" in environment]
     owners = {environment.get("PAWL_DATABASE_OWNER_URL_FILE") for environment in found}

@@ -97,7 +97,7 @@ async def test_services_start_together(options: Options) -> None:
 
 
 async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options, tmp_path: Path) -> None:
-    """OPS-1: this holds even on one machine, so that sandboxed programs cannot call the services."""
+    """OPS-1: even on one machine, sandboxed programs cannot call the services."""
     keys = set()
     for _ in range(2):
         async with Suite(options(stages=(options().stages[0],))) as suite:
@@ -142,7 +142,7 @@ async def test_a_process_that_does_not_stop_is_killed(options: Options) -> None:
 async def test_an_unresponsive_process_is_restarted(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It speaks HTTPS, as the gateway may, and freezes once it is ready."""
+    """The process speaks HTTPS, as the gateway may, and freezes once it is ready."""
     files = certificates.write(tmp_path, "first", trustme.CA())
     monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(processes, "SILENT_SECONDS_MAX", 2.0)

@@ -80,7 +80,7 @@ def test_an_invalid_count_path_is_refused(path: str) -> None:
 
 
 def test_every_part_of_a_call_changes_its_digest() -> None:
-    """HITL-3: this includes values that could be confused with other parts."""
+    """HITL-3: values that could be confused with other parts change the digest too."""
     parts = {"store_id": "s", "run_id": "r", "call_id": "c", "tool_name": "t", "tool_version": 1, "arguments": b"{}"}
     changed = [
         parts | {name: value}
@@ -220,7 +220,7 @@ def test_a_label_identifies_one_client_supplied_tool_and_cannot_be_a_tool_name(
 def test_allow_rules_never_apply_to_client_supplied_tools(
     pattern: str, scope: RuleScope, create_time: float, tool_version: int
 ) -> None:
-    """The author of a rule cannot know such a tool: the next run may bring another of that name."""
+    """The author of a rule cannot know such a tool, because the next run may bring another tool of that name."""
     entry = own_version(STORE, definition(category=Category.SENSITIVE))
     call = RuledCall(
         user_id=ANN,
@@ -280,7 +280,7 @@ def test_invalid_client_supplied_tools_are_refused_with_the_reason(tools: list[T
     ],
 )
 def test_a_client_supplied_tool_cannot_shadow_another_tool(other: ToolVersion) -> None:
-    """It cannot use the other tool's name on the wire to a model either."""
+    """A client-supplied tool cannot use the name under which a model sees another tool either."""
     with pytest.raises(ToolExists, match="rename the tool of this run"):
         check_not_shadowing([definition("unlike"), definition(), definition("http__shop")], [other])
 
