@@ -335,27 +335,27 @@ async def _compare(empty: JobStore, full: JobStore, probe: str | None, claims: i
 
 
 async def _slots_taken(store: JobStore, runs: int) -> str | None:
-    """Put all runs into one store, in which runs of many users use all slots."""
+    """Put all runs into one store, in which runs of many users use all slots. Returns the store to measure."""
     await _copies(store, runs, stores=1, users=100)
     await _take(store, _SLOTS)
     return "probe"
 
 
 async def _user_at_limit(store: JobStore, runs: int) -> str | None:
-    """Put all runs into one store and give them to one user, whose active runs reach the limit."""
+    """Give all runs to one user of one store, whose active runs reach the limit. Returns the store to measure."""
     await _copies(store, runs, stores=1)
     await _take(store, _PLACES_OF_A_USER)
     return "probe"
 
 
 async def _due(store: JobStore, runs: int) -> str | None:
-    """Spread runs that are due over 1,000 stores. The measured claims take these runs."""
+    """Spread runs that are due over 1,000 stores. Returns None, because the measured claims take these runs."""
     await _copies(store, runs, stores=1000, users=10)
     return None
 
 
 async def _parked(store: JobStore, runs: int) -> str | None:
-    """Spread parked runs, which wait for their users until tomorrow, over 1,000 stores."""
+    """Spread parked runs, which wait until tomorrow, over 1,000 stores. Returns the store to measure."""
     await _copies(store, runs, stores=1000, users=10)
     async with connect(store.suite) as connection:
         await connection.execute(

@@ -31,7 +31,7 @@ Machine = dict[str, str | float]
 
 
 def machine() -> Machine:
-    """Return the conditions of the measurement at its start."""
+    """Return the conditions at the start of the measurement."""
     return {
         "cores": os.cpu_count() or 0,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),

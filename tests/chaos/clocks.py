@@ -22,14 +22,14 @@ _PHASE_SECONDS = 3.0
 def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
     """Compile the library and return the variables for each service.
 
-    Without a C compiler or Linux, return no variables.
+    If the library cannot be compiled here, return no variables.
     """
     added = preload(folder)
     return dict.fromkeys(SERVICES, added) if added else {}
 
 
 def preload(folder: Path) -> Mapping[str, str] | None:
-    """Compile the library and return the variables for a process, or None without a C compiler or Linux."""
+    """Compile the library and return the variables for a process, or None if that is not possible here."""
     compiler = shutil.which("cc")
     library = folder / "shifted_clock.so"
     if compiler is None or sys.platform != "linux":

@@ -53,7 +53,7 @@ class EffectFile:
             os.close(descriptor)
 
     def bar(self, question: Effect) -> Effect | None:
-        """Return the effect with that key. If there is none, prevent it from happening later."""
+        """Return the effect with the key of `question`, or prevent this effect for the future and return None."""
         place = self.append(question)
         return next(
             (

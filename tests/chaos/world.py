@@ -89,7 +89,7 @@ async def running(
 ) -> AsyncIterator[World]:
     """Start everything with its data, logs and history in `folder`, and stop it at the end.
 
-    `folder` must not be in pytest's tmp_path, because as root, PostgreSQL runs under an account that cannot read it.
+    `folder` must not be in pytest's tmp_path, which PostgreSQL's account cannot read if the tests run as root.
     """
     effects = EffectFile(folder / "effects.jsonl")
     history = History(path=folder / "history.jsonl")

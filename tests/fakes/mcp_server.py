@@ -35,7 +35,7 @@ def notify(method: str, **params: Any) -> None:
 
 
 def read_file(name: str) -> str:
-    """Return the content of a file of the folder, which the test may remove at any time."""
+    """Return the content of a file in the folder, or an empty string if the test has removed the file."""
     try:
         return (FOLDER / name).read_text()
     except FileNotFoundError:

@@ -207,10 +207,10 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
 
 
 def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
-    """D6: if a call needs several approvals, people who started or steered its run may not decide.
+    """D6: return why the caller may not decide, or None if it may.
 
-    No user decides twice, and no credential, whichever user it names. The creator of a key counts as acting
-    with it.
+    If the call needs several approvals, users who started or steered its run may not decide. No user decides twice, and
+    no credential, whichever user it names. The creator of a key counts as acting with it.
     """
     if call["state"] == "ASKED":
         return None

@@ -75,7 +75,7 @@ async def rows(source: Source, clock: ManualClock) -> AsyncIterator[KeyRows]:
 
 
 async def found(rows: KeyRows, secret: str, clock: ManualClock) -> KeyGrant | None:
-    """Look a key up, and advance the clock until the lookup must have ended."""
+    """Return the key with this secret, or None. Advances the clock until the lookup must have ended."""
     task = asyncio.ensure_future(rows.find(secret))
     await clock.advance(0.5)
     return await task
