@@ -71,7 +71,7 @@ async def test_service_may_call_only_permitted_methods_and_none_without_its_cert
 
 
 async def test_only_agent_loop_may_act_for_users_in_forwarded_methods(walked: Walked) -> None:
-    """I13: every other caller is refused by every method of every listener."""
+    """I13: other callers that name a user are refused by every method except health checks."""
     user = for_user(user_principal(StoreId("acme"), UserId("ann"), frozenset({"admin"})))
     for caller in ROLES_OF_CALLERS:
         assert wrong(await walked.answers((*key(caller), *user)), set(), "PERMISSION_DENIED") == {}, caller
