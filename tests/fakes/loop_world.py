@@ -30,6 +30,7 @@ from pawl.errors import LeaseLost, RunEnded
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
+from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
@@ -186,7 +187,7 @@ class MemoryLedger(WorkerLedgerClient):
         # False: a claim does not include the loaded run
         self.loads_along = True
         self._database = Database(self.tables, Chance(0, calm=True), History(), "test")
-        self._journal = MemoryJournal(self._database, self.ids)
+        self._journal = MemoryJournal(self._database, self.ids, RunCache(lambda: 0.0))
         self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_SLOTS)
         ports = ports_on(self._database, self._limits, ids=self.ids, announcer=SilentAnnouncer())
         self._job_store = wiring.wire(ports, self._limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -77,6 +78,9 @@ class Product:
                 claimed = await store.leases.claim(
                     ask["worker"], runs_max=ask["runs_max"], lease_seconds=ask["seconds"], background_runs_max=64
                 )
+                for run in claimed:
+                    with suppress(PawlError):
+                        await store.reads.load(RunKey(run.store_id, run.run_id), run.epoch)
                 return ("ok", _epochs(claimed))
             case "renew":
                 renewed = await store.leases.renew(ask["worker"], lease_seconds=ask["seconds"])

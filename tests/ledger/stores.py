@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncpg
 from msgspec.structs import replace
 
 from pawl.chassis.db import database as postgres
 from pawl.chassis.ids import IdSource, RunKey
+from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ports import AttentionRepository, Journal, OfferRepository
 from pawl.job_store.ledger.reading import Leases, Reads
@@ -33,8 +34,9 @@ from pawl.job_store.ledger.store.upkeep import PostgresOfferRepository
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
 from tests.simulation.job_store import Unmetered
-from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
-from tests.simulation.store import MemoryJournal, MemoryOfferRepository, PromptDatabase, Tables
+from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases
+from tests.simulation.steps import CachingReads, StepJournal
+from tests.simulation.store import MemoryOfferRepository, PromptDatabase, Tables
 
 # The statements are built from constants.
 # ruff: noqa: S608
@@ -124,11 +126,15 @@ class MemoryStore(Store):
         self.history = _QuietHistory()
         self.time = BEGIN
         self.database = PromptDatabase(lambda: self.time, self.history)
-        self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
+        cache = RunCache(self.seconds)
+        self.journal = StepJournal(self.database, IdSource(ManualClock()), cache)
         self.leases = MemoryLeases(self.database, _slots_of(limits), crashes_max=limits["crashes"])
-        self.reads = MemoryReads(self.database)
+        self.reads = CachingReads(self.database, cache)
         self.offer_repository = MemoryOfferRepository(self.database)
         self.attention_repository = MemoryAttentionRepository(self.database)
+
+    def seconds(self) -> float:
+        return (self.time - BEGIN).total_seconds()
 
     async def now(self) -> datetime:
         return self.time
@@ -140,7 +146,7 @@ class MemoryStore(Store):
         for key in sorted(runs):
             together[runs[key].claim_at].append(key)
         for time, keys in together.items():
-            for place, key in enumerate(keys if time else ()):
+            for place, key in enumerate(keys[1:] if time else (), 1):
                 runs[key] = replace(runs[key], claim_at=time and time + timedelta(microseconds=place))
 
     async def tables(self) -> Tables:
@@ -150,12 +156,16 @@ class MemoryStore(Store):
 class PostgresStore(Store):
     """PostgreSQL: one replica with its own pool. Call `stop_clock` before creating the first."""
 
+    # Of all replicas: they share the clock.
+    passed_seconds: ClassVar[list[float]] = [0.0]
+
     def __init__(self, database: postgres.Database, limits: Mapping[str, int]) -> None:
         super().__init__(limits)
         self.database = database
-        self.journal = PostgresJournal(database, IdSource(ManualClock()))
+        self.cache = RunCache(lambda: self.passed_seconds[0])
+        self.journal = PostgresJournal(database, IdSource(ManualClock()), self.cache)
         self.leases = PostgresLeases(database, _slots_of(limits), crashes_max=limits["crashes"])
-        self.reads = PostgresReads(database)
+        self.reads = PostgresReads(database, self.cache)
         self.offer_repository = PostgresOfferRepository(database)
         self.attention_repository = PostgresAttentionRepository(database)
 
@@ -167,6 +177,7 @@ class PostgresStore(Store):
     async def pass_time(self, seconds: float) -> None:
         async with self.database.acquire() as connection:
             await connection.execute(_PASS_TIME, timedelta(seconds=seconds))
+        self.passed_seconds[0] += seconds
 
     async def wipe(self) -> None:
         async with self.database.acquire() as connection:

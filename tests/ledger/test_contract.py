@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -18,26 +18,11 @@ from tests.ledger.commands import Chooser
 from tests.ledger.game import MOVES, game, walk
 from tests.ledger.model import LIMITS, Model
 from tests.ledger.product import Product
-from tests.ledger.stores import MemoryStore, PostgresStore, stop_clock
+from tests.ledger.stores import MemoryStore, PostgresStore
 
 _WALKS = int(os.environ.get("TESTS_EXAMPLES", "5"))
 _STEPS = 50
 _RACES = 12
-
-
-@pytest.fixture
-async def frozen_url(database_url: str) -> str:
-    """The URL of a ledger with a frozen clock."""
-    async with Database(database_url, application_name="test") as database:
-        await database.create_schema("job_store")
-    await stop_clock(database_url)
-    return database_url
-
-
-@pytest.fixture
-async def databases(frozen_url: str) -> AsyncIterator[Sequence[Database]]:
-    async with Database(frozen_url, application_name="one") as one, Database(frozen_url, application_name="two") as two:
-        yield one, two
 
 
 @pytest.mark.timeout(3600)

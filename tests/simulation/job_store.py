@@ -12,26 +12,30 @@ from pawl.chassis.identity import auth
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.metrics import Metrics
+from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Announcer, Limits, Ports
 from pawl.values import Usage
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations
-from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
-from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository
+from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases
+from tests.simulation.steps import CachingReads, StepJournal
+from tests.simulation.store import Database, MemoryOfferRepository
 
 
 def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: Announcer) -> Ports:
+    clock = VirtualClock()
+    cache = RunCache(clock.monotonic)
     return Ports(
-        journal=MemoryJournal(database, ids),
+        journal=StepJournal(database, ids, cache),
         leases=MemoryLeases(database, limits.slots, crashes_max=limits.crashes_max),
-        reads=MemoryReads(database),
+        reads=CachingReads(database, cache),
         conversations=MemoryConversations(database),
         offer_repository=MemoryOfferRepository(database),
         attention_repository=MemoryAttentionRepository(database),
         announcer=announcer,
         meter=Unmetered(),
-        clock=VirtualClock(),
+        clock=clock,
     )
 
 

@@ -48,6 +48,37 @@ OF_THE_LEDGER = (
         ),
     ),
     Mutant(
+        name="outdated_steps_are_written",
+        module="tests.simulation.steps",
+        text="return tables.runs.get(step.cached.key) is step.cached.version",
+        instead="return True",
+        checker=REFERENCE_MODEL,
+        seed=2,
+    ),
+    Mutant(
+        name="outdated_steps_are_refused",
+        module="tests.simulation.steps",
+        text="            if self._is_current(step):",
+        instead="            outcomes[step.number] = LeaseLost()\n            if self._is_current(step):",
+        checker=REFERENCE_MODEL,
+        seed=2,
+        also=(
+            (
+                "tests.simulation.steps",
+                "from pawl.chassis.ids import RunKey",
+                "from pawl.chassis.ids import RunKey\nfrom pawl.errors import LeaseLost",
+            ),
+        ),
+    ),
+    Mutant(
+        name="steps_that_need_other_runs_take_one_statement",
+        module="pawl.job_store.ledger.rules.commit",
+        text="step=self.run if is_alone else None,",
+        instead="step=self.run,",
+        checker=REFERENCE_MODEL,
+        seed=42,
+    ),
+    Mutant(
         name="inboxes_accept_one_message_too_many",
         module="pawl.job_store.ledger.rules.inbox",
         text="if run.steers_waiting >= limits.commands_max or",

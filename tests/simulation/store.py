@@ -25,10 +25,12 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import DependencyUnavailable, PawlError
-from pawl.job_store.ledger.ports import GroupConflict, Operation, Written
+from pawl.job_store.ledger.cache import RunCache
+from pawl.job_store.ledger.ports import GroupConflict, LogRow, Operation, Written
 from pawl.job_store.ledger.reading import Loaded
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rules import steps
 from pawl.job_store.ledger.rules.commit import Commit
 from pawl.job_store.ledger.rules.events import Event
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix, PrefixCounts, is_valid
@@ -112,6 +114,9 @@ class Tables:
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
     seen_time: datetime | None = field(default=None, compare=False)
     server: DatabaseServer = field(default_factory=DatabaseServer, compare=False)
+
+    def conversation_of(self, run: RunRow) -> ConversationRow | None:
+        return self.conversations.get(ConversationKey(run.store_id, run.conversation_id))
 
     def calls_of(self, key: RunKey) -> list[CallRow]:
         calls = [call for call in self.calls.values() if RunKey(call.store_id, call.run_id) == key]
@@ -205,9 +210,10 @@ class PromptDatabase(Database):
 
 
 class MemoryJournal:
-    def __init__(self, database: Database, ids: IdSource) -> None:
+    def __init__(self, database: Database, ids: IdSource, cache: RunCache) -> None:
         self._database = database
         self._ids = ids
+        self.cache = cache
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         await self._database.reach(writes=True)
@@ -219,7 +225,9 @@ class MemoryJournal:
 
     def apply(self, operations: Sequence[Operation[Any]]) -> Written:
         tables = self._database.tables
-        unit = load(tables, self._ids, [operation.row_keys for operation in operations], now=self._database.now())
+        keys = [operation.row_keys for operation in operations]
+        unit = load(tables, self._ids, list(map(steps.loaded_with, keys)), now=self._database.now())
+        self.cache.note_time(unit.now)
         outcomes: list[Any] = []
         for operation in operations:
             before, barrier = _fenced_row(unit, operation), rules_of_jobs.unstarted_turn(unit, operation)
@@ -235,20 +243,30 @@ class MemoryJournal:
             if barrier is not None:
                 self._judge("messages_pass_turns", rules_of_jobs.delayed_message(unit, barrier, outcomes[-1]))
             self._tell(operation, outcomes[-1])
-        events = [(event, encode_event(event)) for event in unit.events.rows]
         freed = unit.runs.changed()
-        store(tables, unit, events)
+        rows = self._store(unit)
+        for key in {key.step for key in keys if key.step is not None}:
+            run = unit.runs.get(key)
+            if run is not None and unit.runs.has_changed(key):
+                cached = steps.after(unit, key, tables.runs[key], self.cache.get(key))
+                if cached is not None:
+                    self.cache.put(cached)
         for _, conversation in unit.conversations.changed():
             self._judge("jobs_are_counted", rules_of_jobs.miscounted(tables.runs.values(), conversation))
             self._judge("one_iteration_waits", rules_of_jobs.jobs_with_several_notices(conversation))
             self._judge("one_run_at_a_time", rules_of_jobs.concurrent_runs(tables.runs.values(), conversation))
         return Written(
             outcomes=outcomes,
-            events=log_rows.pack(events),
+            events=rows,
             wakeups=unit.wakeups.rows,
             work_ready=unit.work_ready or any(before.is_active and not run.is_active for before, run in freed),
             lifecycle_count=0,
         )
+
+    def _store(self, unit: UnitOfWork) -> list[LogRow]:
+        tables, events = self._database.tables, [(event, encode_event(event)) for event in unit.events.rows]
+        store(tables, unit, events)
+        return log_rows.pack(events)
 
     def _check_fence(self, unit: UnitOfWork, operation: Operation[Any], before: RunRow | None) -> None:
         """I4, checked as it happens: a step with an old epoch leaves the row unchanged."""

@@ -43,6 +43,7 @@ from pawl.job_store.keys.keys import Keys
 from pawl.job_store.keys.rpc import KeyServicer, KeySyncServicer
 from pawl.job_store.keys.store import PostgresKeyRepository
 from pawl.job_store.ledger.announcer import NatsAnnouncer
+from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
@@ -115,10 +116,11 @@ def on_postgres(
     keeps_lifecycle: bool,
 ) -> JobStore:
     """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
+    cache = RunCache(clock.monotonic)
     ports = Ports(
-        journal=PostgresJournal(database, ids, keeps_lifecycle=keeps_lifecycle),
+        journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle),
         leases=PostgresLeases(database, limits.slots, crashes_max=limits.crashes_max),
-        reads=PostgresReads(database),
+        reads=PostgresReads(database, cache),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
         attention_repository=PostgresAttentionRepository(database),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pawl.chassis.db.database import Database
@@ -11,6 +13,7 @@ from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailabl
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
@@ -139,7 +142,7 @@ async def test_large_conversation_is_deleted_in_several_transactions(user: User,
 
 
 async def test_deployment_without_nats_keeps_no_outbox(database: Database) -> None:
-    journal = PostgresJournal(database, IdSource(SystemClock()), keeps_lifecycle=False)
+    journal = PostgresJournal(database, IdSource(SystemClock()), RunCache(time.monotonic), keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
     assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
 

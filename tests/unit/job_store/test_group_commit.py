@@ -36,8 +36,18 @@ class ScriptedJournal:
         self.raises: list[Exception] = []
         self.refuses: dict[str, PawlError] = {}
         self.poison: str | None = None
+        self.alone: set[str] = set()
+        self.steps: list[str] = []
+        self.steps_raise: Exception | None = None
         self.open = asyncio.Event()
         self.open.set()
+
+    async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
+        names = [operation.name for operation in operations if isinstance(operation, Named)]
+        if self.steps_raise is not None:
+            raise self.steps_raise
+        self.steps += [name for name in names if name in self.alone]
+        return Written(outcomes=[name if name in self.alone else None for name in names])
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         names = [operation.name for operation in operations if isinstance(operation, Named)]
@@ -281,3 +291,33 @@ def test_a_busy_store_does_not_delay_others(noise: int, lane: Lane, others: int)
         lanes.put(lane, StoreId(f"quiet-{number}"), (lane, "quiet", number, 1))
     group = lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=10_000)
     assert sum(each[1] == "quiet" for each in group) == others
+
+
+async def test_steps_are_answered_and_what_they_leave_is_written_in_a_transaction(
+    journal: ScriptedJournal, recorder: Recorder
+) -> None:
+    journal.alone = {"step", "other"}
+    async with running(journal, recorder) as commit:
+        assert await run_all(commit, ["step", "command", "other", "late"]) == ["step", "command", "other", "late"]
+        assert await run_all(commit, ["step"]) == ["step"]
+    assert journal.steps == ["step", "other", "step"]
+    assert journal.groups == [["command", "late"]]
+    assert recorder.sizes == [2, 2, 1]
+
+
+@pytest.mark.parametrize("error", [GroupConflict(), ValueError("the database cannot hold this")])
+async def test_steps_that_could_not_be_written_take_the_transaction(
+    journal: ScriptedJournal, recorder: Recorder, error: Exception
+) -> None:
+    journal.alone, journal.steps_raise = {"step"}, error
+    async with running(journal, recorder) as commit:
+        assert await run_all(commit, ["step", "command"]) == ["step", "command"]
+    assert journal.groups == [["step", "command"]]
+
+
+async def test_outage_during_a_step_is_reported(journal: ScriptedJournal, recorder: Recorder) -> None:
+    journal.alone, journal.steps_raise = {"step"}, DependencyUnavailable()
+    async with running(journal, recorder) as commit:
+        (answer,) = await run_all(commit, ["step"])
+    assert isinstance(answer, DependencyUnavailable)
+    assert journal.groups == []

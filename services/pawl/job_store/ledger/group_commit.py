@@ -203,6 +203,9 @@ class GroupCommit:
         self._usual_size += (len(group) - self._usual_size) / 4
         start = self._monotonic()
         try:
+            group = await self._write_steps(group)
+            if not group:
+                return
             written = await self._write_with_retries([waiting.operation for waiting in group])
         except (PawlError, GroupConflict) as error:
             failure = error if isinstance(error, PawlError) else DependencyUnavailable("the database is too busy")
@@ -221,6 +224,28 @@ class GroupCommit:
                     self._meter.refused(outcome)
                 _answer(waiting, outcome)
             await self._announce(written)
+
+    async def _write_steps(self, group: Sequence[_Waiting]) -> Sequence[_Waiting]:
+        """Write a group of steps with one statement, if possible, and answer them; return the operations left."""
+        start = self._monotonic()
+        try:
+            written = await self._journal.write_steps([waiting.operation for waiting in group])
+        except PawlError:
+            raise
+        except GroupConflict:
+            return group
+        except Exception:  # noqa: BLE001  # nothing was written: the transaction finds the operation at fault
+            _log.exception("ledger.steps_failed")
+            return group
+        left = [waiting for waiting, outcome in zip(group, written.outcomes, strict=True) if outcome is None]
+        if len(left) == len(group):
+            return group
+        self._meter.group_written(operations=len(group) - len(left), seconds=self._monotonic() - start)
+        for waiting, outcome in zip(group, written.outcomes, strict=True):
+            if outcome is not None:
+                _answer(waiting, outcome)
+        await self._announce(written)
+        return left
 
     async def _write_with_retries(self, operations: Sequence[Operation[Any]]) -> Written:
         for _ in range(_ATTEMPTS_MAX - 1):

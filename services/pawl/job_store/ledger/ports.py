@@ -44,10 +44,10 @@ class Written:
     """A durable group. `outcomes` lists the results or errors of its operations, in order."""
 
     outcomes: Sequence[Any | Exception]
-    events: Sequence[LogRow]
-    wakeups: Sequence[Wakeup]
-    work_ready: bool
-    lifecycle_count: int
+    events: Sequence[LogRow] = ()
+    wakeups: Sequence[Wakeup] = ()
+    work_ready: bool = False
+    lifecycle_count: int = 0
     inboxes: Collection[tuple[StoreId, UserId]] = ()
 
 
@@ -56,6 +56,12 @@ class GroupConflict(Exception):
 
 
 class Journal(Protocol):
+    async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
+        """Write a group of steps of runs whose rows are known, except those whose rows have changed.
+
+        The outcome of an operation is None if nothing of it was written. Raises the same errors as `write`.
+        """
+
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         """Apply the operations in order in one transaction.
 

@@ -76,6 +76,9 @@ class Table(Generic[K, R]):
     def items(self) -> Iterable[tuple[K, R]]:
         return self._rows.items()
 
+    def has_changed(self, key: K) -> bool:
+        return self._rows[key] is not self._stored.get(key)
+
     def created(self) -> list[R]:
         return [row for key, row in self._rows.items() if key not in self._stored]
 
@@ -124,6 +127,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - `keyed` names conversations by their clients' keys.
     - A trigger comes with the last run that it started. A lane comes with its last event's run and its waiting event.
     - `paths` adds the message counts for forks, whose source conversations must be named.
+    - `step` names a run whose owner takes a step that needs no rows but the run, its conversation and its calls.
 
     If `owner` is set and does not own all `runs`, nothing is loaded or locked.
     """
@@ -145,6 +149,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     trigger_events: tuple[EventKey, ...] = ()
     lanes: tuple[LaneKey, ...] = ()
     paths: tuple[Path, ...] = ()
+    step: RunKey | None = None
     owner: UserId = UserId("")
 
 
@@ -216,11 +221,20 @@ class UnitOfWork:
 
     def put_call(self, call: CallRow) -> None:
         self.calls.put(call.key, call)
-        self._calls_of.setdefault(RunKey(call.store_id, call.run_id), {})[call.key] = None
+        self._touch(RunKey(call.store_id, call.run_id), self._calls_of, call.key)
 
     def put_command(self, command: CommandRow) -> None:
         self.commands.put(command.key, command)
-        self._commands_of.setdefault(RunKey(command.store_id, command.run_id), {})[command.key] = None
+        self._touch(RunKey(command.store_id, command.run_id), self._commands_of, command.key)
+
+    def _touch(self, run_key: RunKey, rows_of: dict[RunKey, dict[K, None]], key: K) -> None:
+        """Write the run too, even if it stays the same: its new version shows that its calls or commands changed."""
+        rows_of.setdefault(run_key, {})[key] = None
+        run = self.runs.get(run_key)
+        if run is None:
+            raise Internal("the run of a changed call or command is not loaded")
+        if not self.runs.has_changed(run_key):
+            self.runs.put(run_key, replace(run))
 
     def put_run(self, run: RunRow) -> RunRow:
         """Create or change a run, and update the counts of its queue."""

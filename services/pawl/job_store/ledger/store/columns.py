@@ -16,6 +16,10 @@ _STATEMENTS_MAX: Final = 1000
 _BESIDE: Final = ("notices_pending", "notices_entered", "now", "found", "omitted_bytes")
 
 
+# Selects the rows that belong to one of the rows that the statement has locked in their expected version.
+IS_HEAD: Final = "u.head = ANY ((SELECT numbers FROM heads)::integer[])"
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -43,12 +47,13 @@ class Statement:
 
     `types` has the SQL types of their columns.
 
-    `gathered` statements usually have many rows.
+    `gathered` statements usually have many rows. Other statements can refer to the result of a statement with a `name`.
     """
 
     text: str
     types: tuple[str, ...]
     gathered: bool
+    name: str = ""
 
     def numbered(self, first: int, *, single: bool) -> str:
         """Return the statement with arguments numbered from `first`, one per column: arrays, or single values.
@@ -68,16 +73,16 @@ class Write:
     columns: Sequence[Sequence[Any]]
 
 
-def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
-    """Return one statement that runs all writes, and its arguments.
+def joined(writes: Sequence[Write], result: str = "") -> tuple[str, list[Any]]:
+    """Return one statement that runs all writes and selects `result`, and its arguments.
 
     No write sees another's changes.
 
     Single rows are sent without arrays, which cost more. This is done only if every write (except `gathered` writes)
     has a single row. It keeps the number of statements small, which the server plans once per connection.
     """
-    single = all(len(write.columns[0]) == 1 for write in writes if not write.statement.gathered)
-    text = _joined(tuple(write.statement for write in writes), single=single)
+    single = all(len(write.columns[0]) == 1 for write in writes if write.columns and not write.statement.gathered)
+    text = _joined(tuple(write.statement for write in writes), result, single=single)
     arguments: list[Any] = []
     for write in writes:
         is_row = single and not write.statement.gathered
@@ -86,13 +91,14 @@ def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
 
 
 @lru_cache(_STATEMENTS_MAX)
-def _joined(statements: tuple[Statement, ...], *, single: bool) -> str:
+def _joined(statements: tuple[Statement, ...], result: str, *, single: bool) -> str:
     parts: list[str] = []
     first = 1
     for statement in statements:
-        parts.append(f"part_{first} AS ({statement.numbered(first, single=single and not statement.gathered)})")
+        name = f"{statement.name} AS MATERIALIZED" if statement.name else f"part_{len(parts)} AS"
+        parts.append(f"{name} ({statement.numbered(first, single=single and not statement.gathered)})")
         first += len(statement.types)
-    return f"WITH {', '.join(parts)} SELECT"
+    return f"WITH {', '.join(parts)} SELECT {result}"
 
 
 class Columns(Generic[R]):
@@ -132,9 +138,12 @@ class Columns(Generic[R]):
         self._beside = beside
         added: list[Column[R]] = [Column(*beside[:2], _nothing, heavy=True)] if beside else []
         inserted = (*self._columns, *added)
-        self._insert = Statement(
-            f"INSERT INTO {table} ({', '.join(column.name for column in inserted)}) {{rows}}",
-            tuple(column.type for column in inserted),
+        names = ", ".join(column.name for column in inserted)
+        types = tuple(column.type for column in inserted)
+        self._insert = Statement(f"INSERT INTO {table} ({names}) {{rows}}", types, gathered)
+        self._insert_guarded = Statement(
+            f"INSERT INTO {table} ({names}) SELECT {names} FROM ({{rows}}) AS u (head, {names}) WHERE {IS_HEAD}",  # noqa: S608
+            ("integer", *types),
             gathered,
         )
         sent = (*self._updated, *added)
@@ -146,10 +155,14 @@ class Columns(Generic[R]):
         )
         matches = " AND ".join(f"t.{column.name} = u.{column.name}" for column in key)
         names = ", ".join(column.name for column in sent)
-        self._update = Statement(
-            f"UPDATE {table} t SET {changes} FROM ({{rows}}) AS u ({names}) WHERE {matches}",  # noqa: S608
-            tuple(column.type for column in sent),
-            gathered,
+        types = tuple(column.type for column in sent)
+        self._update, self._update_guarded = (
+            Statement(
+                f"UPDATE {table} t SET {changes} FROM ({{rows}}) AS u ({head}{names}) WHERE {matches}{condition}",  # noqa: S608
+                (*head_type, *types),
+                gathered,
+            )
+            for head, head_type, condition in (("", (), ""), ("head, ", ("integer",), f" AND {IS_HEAD}"))
         )
 
     def read(self, record: Record | Mapping[str, Any]) -> R:
@@ -163,18 +176,30 @@ class Columns(Generic[R]):
     def fields(self, values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self._names, values, strict=True))
 
-    def insert(self, rows: Sequence[R], beside: Sequence[Any] | None = None) -> Write:
-        """Return a write that inserts new rows. None in `beside` means the initial value."""
-        values = [[column.value(row) for row in rows] for column in self._columns]
+    def insert(
+        self, rows: Sequence[R], beside: Sequence[Any] | None = None, heads: Sequence[int] | None = None
+    ) -> Write:
+        """Return a write that inserts new rows. None in `beside` means the initial value.
+
+        With `heads`, a number for each row, only rows whose number is in the result of `heads` are inserted.
+        """
+        values: list[Sequence[Any]] = [[column.value(row) for row in rows] for column in self._columns]
         if self._beside is not None:
             first = self._beside[2]
             values.append([first if value is None else value for value in beside or [None] * len(rows)])
-        return Write(self._insert, values)
+        return Write(self._insert, values) if heads is None else Write(self._insert_guarded, [heads, *values])
 
-    def update(self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> Write:
-        """Return a write that updates rows, given as (stored, new) pairs. None in `beside` leaves a value unchanged."""
+    def update(
+        self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None, heads: Sequence[int] | None = None
+    ) -> Write:
+        """Return a write that updates rows, given as (stored, new) pairs. None in `beside` leaves a value unchanged.
+
+        `heads` is as in `insert`.
+        """
         values: list[Sequence[Any]] = [_changes(column, rows) for column in self._updated]
-        return Write(self._update, values if beside is None else [*values, beside])
+        if beside is not None:
+            values.append(beside)
+        return Write(self._update, values) if heads is None else Write(self._update_guarded, [heads, *values])
 
 
 def _changes(column: Column[R], rows: Sequence[tuple[R, R]]) -> list[Any]:

@@ -6,27 +6,23 @@ conversation covers its messages, and the lock on a run covers its calls, comman
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import asyncpg
 
 from pawl.chassis.db.database import Connection, Database
+from pawl.chassis.ids import RunKey
 from pawl.chassis.process import logs
 from pawl.errors import PawlError
-from pawl.job_store.ledger.ports import GroupConflict, LogRow, Operation, Written
-from pawl.job_store.ledger.rpc import log_rows
-from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.messages import usage_of
-from pawl.job_store.ledger.rules import offers
-from pawl.job_store.ledger.rules.events import Event
+from pawl.job_store.ledger.cache import RunCache
+from pawl.job_store.ledger.ports import GroupConflict, Operation, Written
+from pawl.job_store.ledger.rules import offers, steps
+from pawl.job_store.ledger.rules.steps import CachedRun
 from pawl.job_store.ledger.rules.unit_of_work import Ids, UnitOfWork
-from pawl.job_store.ledger.rules.usage import added
-from pawl.job_store.ledger.store import tables, upkeep
-from pawl.job_store.ledger.store.columns import Columns, Write, joined
+from pawl.job_store.ledger.store import changes, upkeep
+from pawl.job_store.ledger.store.changes import Changes
 from pawl.job_store.ledger.store.loading import load
-
-R = TypeVar("R")
 
 # Another transaction came first: a retry of the group sees its rows.
 _CONFLICTS: Final = (
@@ -35,13 +31,7 @@ _CONFLICTS: Final = (
     asyncpg.UniqueViolationError,
 )
 
-_ANY_WAITS: Final = """
-SELECT EXISTS (
-    SELECT FROM unnest($1::text[]) AS k (store_id) CROSS JOIN LATERAL (
-        SELECT FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.claim_at <= now() AND NOT r.active LIMIT 1
-    ) AS waiting
-)
-"""
+_ANY_WAITS: Final = f"SELECT {changes.ANY_WAITS.format(stores='$1')}"
 
 _log = logs.get_logger(__name__)
 
@@ -49,20 +39,60 @@ _log = logs.get_logger(__name__)
 class PostgresJournal:
     """See `ports.Journal`. Without `keeps_lifecycle`, no life-cycle events are stored for sending."""
 
-    def __init__(self, database: Database, ids: Ids, *, keeps_lifecycle: bool = True) -> None:
+    def __init__(self, database: Database, ids: Ids, cache: RunCache, *, keeps_lifecycle: bool = True) -> None:
         self._keeps_lifecycle = keeps_lifecycle
         self._database = database
         self._ids = ids
+        self._cache = cache
+
+    async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
+        now = self._cache.now()
+        prepared = steps.prepare(operations, self._cache.get, now, self._ids) if now is not None else []
+        outcomes: list[Any] = [None] * len(operations)
+        if not prepared:
+            return Written(outcomes=outcomes)
+        parts = [Changes(step.unit, keeps_lifecycle=self._keeps_lifecycle) for step in prepared]
+        statement, arguments = changes.of_steps(prepared, parts)
+        for step in prepared:
+            self._cache.drop(step.cached.key)
+        try:
+            (record,) = await self._database.fetch(statement, *arguments, urgent=True)
+        except _CONFLICTS as error:
+            raise GroupConflict from error
+        self._cache.note_time(record["now"])
+        numbers = frozenset(record["numbers"] or ())
+        done = [(step, part) for step, part in zip(prepared, parts, strict=True) if step.number in numbers]
+        for step, _ in done:
+            outcomes[step.number] = step.outcome
+            if (cached := step.written((record["version"], record["server_start"]))) is not None:
+                self._cache.put(cached)
+        return Written(
+            outcomes=outcomes,
+            events=[event for _, part in done for event in part.events],
+            work_ready=record["any_waits"],
+            lifecycle_count=sum(len(part.outbox) for _, part in done),
+            inboxes={inbox for step, _ in done for inbox in offers.inboxes(step.unit)},
+        )
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         try:
             async with self._database.transaction(urgent=True) as connection:
-                return await self._write(connection, operations)
+                written, cached = await self._write(connection, operations)
         except _CONFLICTS as error:
             raise GroupConflict from error
+        for key, run in cached.items():
+            self._cache.drop(key)
+            if run is not None:
+                self._cache.put(run)
+        return written
 
-    async def _write(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Written:
-        unit = await load(connection, self._ids, [operation.row_keys for operation in operations])
+    async def _write(
+        self, connection: Connection, operations: Sequence[Operation[Any]]
+    ) -> tuple[Written, Mapping[RunKey, CachedRun | None]]:
+        """Return also what may be cached of each changed run once the transaction has committed."""
+        keys = [operation.row_keys for operation in operations]
+        unit = await load(connection, self._ids, list(map(steps.loaded_with, keys)))
+        self._cache.note_time(unit.now)
         outcomes: list[Any] = []
         for operation in operations:
             try:
@@ -73,22 +103,21 @@ class PostgresJournal:
             except Exception as error:  # noqa: BLE001  # it changed nothing and must not affect the others
                 _log.exception("ledger.operation_failed", operation=type(operation).__name__)
                 outcomes.append(error)
-        events = log_rows.pack((event, encode_event(event)) for event in unit.events.rows)
-        outbox: list[tuple[Event, bytes | None]] = []
-        if self._keeps_lifecycle:
-            outbox += [(event, None) for event in unit.events.rows if event.lifecycle_type]
-            # The outbox stores the bytes of events that are in no log.
-            outbox += [(event, encode_event(event)) for event in unit.off_log.rows]
-        await _store(connection, unit, events, outbox)
-        work_ready = unit.work_ready or await _slot_is_needed(connection, unit)
-        return Written(
+        changed = Changes(unit, keeps_lifecycle=self._keeps_lifecycle)
+        version = await _store(connection, changed)
+        written = Written(
             outcomes=outcomes,
-            events=events,
+            events=changed.events,
             wakeups=unit.wakeups.rows,
-            work_ready=work_ready,
-            lifecycle_count=len(outbox),
+            work_ready=unit.work_ready or await _slot_is_needed(connection, unit),
+            lifecycle_count=len(changed.outbox),
             inboxes=offers.inboxes(unit),
         )
+        stepped = {key.step for key in keys}
+        return written, {
+            run.key: steps.after(unit, run.key, version, self._cache.get(run.key)) if run.key in stepped else None
+            for _, run in unit.runs.changed()
+        }
 
 
 async def _slot_is_needed(connection: Connection, unit: UnitOfWork) -> bool:
@@ -96,51 +125,16 @@ async def _slot_is_needed(connection: Connection, unit: UnitOfWork) -> bool:
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 
 
-async def _store(
-    connection: Connection,
-    unit: UnitOfWork,
-    events: Sequence[LogRow],
-    outbox: Sequence[tuple[Event, bytes | None]],
-) -> None:
-    """Write all changes of the operations in one round trip, then remove trimmed rows."""
-    # Sorted, so that two groups that create the same rows wait for each other instead of deadlocking.
-    requests = sorted(unit.requests.created(), key=lambda row: row.key)
-    # By client key first, because other groups may create conversations with the same keys.
-    conversations = sorted(unit.conversations.created(), key=lambda row: (row.key_hash or b"", row.key))
-    new_runs, runs = unit.runs.created(), unit.runs.changed()
-    counts = added(new_runs, runs, usage_of, unit.now)
-    writes = [
-        *_created(tables.REQUESTS, requests),
-        *_created(tables.CONVERSATIONS, conversations),
-        *_changed(tables.CONVERSATIONS, unit.conversations.changed()),
-        *_created(tables.SEGMENTS, unit.segments.rows),
-        *_created(tables.RUNS, new_runs, [unit.loop_states.get(run.key) for run in new_runs]),
-        *_changed(tables.RUNS, runs, [unit.loop_states.get(run.key) for _, run in runs]),
-        *_created(tables.MESSAGES, unit.messages.rows),
-        *_created(tables.CALLS, unit.calls.created()),
-        *_changed(tables.CALLS, unit.calls.changed()),
-        *_created(tables.COMMANDS, unit.commands.created()),
-        *_changed(tables.COMMANDS, unit.commands.changed()),
-        *_changed(tables.SCHEDULES, unit.schedules.changed()),
-        *_changed(tables.TRIGGERS, unit.triggers.changed()),
-        *_created(tables.TRIGGER_EVENTS, unit.trigger_events.created()),
-        *_changed(tables.TRIGGER_EVENTS, unit.trigger_events.changed()),
-        *_created(tables.LANES, unit.lanes.created()),
-        *_changed(tables.LANES, unit.lanes.changed()),
-        *_created(tables.EVENTS, events),
-        *_created(tables.OUTBOX, [event for event, _ in outbox], [payload for _, payload in outbox]),
-        *([upkeep.addition(counts)] if counts else []),
-    ]
-    if writes:
-        statement, arguments = joined(writes)
-        await connection.execute(statement, *arguments)
-    if unit.trims.rows:
-        await upkeep.remove(connection, unit.trims.rows)
+async def _store(connection: Connection, changed: Changes) -> Any:
+    """Write all changes of the operations in one round trip, then remove trimmed rows.
 
-
-def _created(columns: Columns[R], rows: Sequence[R], beside: Sequence[Any] | None = None) -> list[Write]:
-    return [columns.insert(rows, beside)] if rows else []
-
-
-def _changed(columns: Columns[R], rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> list[Write]:
-    return [columns.update(rows, beside)] if rows else []
+    Return the version of the written rows, or None if there are none.
+    """
+    write = changes.of_group(changed)
+    if write is None:
+        return None
+    statement, arguments = write
+    (record,) = await connection.fetch(statement, *arguments)
+    if trims := changed.unit.trims.rows:
+        await upkeep.remove(connection, trims)
+    return record["version"], record["server_start"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, LeaseLost, RunNotFound
+from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.reading import (
     NOTICES_MAX,
     Loaded,
@@ -20,9 +23,10 @@ from pawl.job_store.ledger.reading import (
     RunView,
     view_of,
 )
+from pawl.job_store.ledger.rules.background import NO_BACKGROUND, Background
 from pawl.job_store.ledger.rules.conversations import absent
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
-from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.job_store.ledger.store import histories, log_reads, run_lists, segments, situations, tables
 from pawl.values import CallState
@@ -57,14 +61,15 @@ _OWNER: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
 """
 _OWNED_RUN: Final = f"""
-SELECT {tables.RUNS.names}, loop_state, now() AS time, past_number, conversation_user_id, background
-FROM job_store.runs AS r LEFT JOIN LATERAL (
-    SELECT c.past_number, c.background, coalesce(nullif(c.user_id, ''), c.erase_user_id) AS conversation_user_id
-    FROM job_store.conversations AS c WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id OFFSET 0
+SELECT r.*, c.* FROM (
+    SELECT {tables.RUNS.names}, loop_state, now() AS time, xmin AS version, pg_postmaster_start_time() AS server_start
+    FROM job_store.runs WHERE store_id = $1 AND run_id = $2
+) AS r LEFT JOIN LATERAL (
+    SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
+    WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id OFFSET 0
 ) AS c ON true
-WHERE store_id = $1 AND run_id = $2
 """
-_BESIDE_RUN: Final = ("loop_state", "time", "past_number", "conversation_user_id", "background")
+_CONVERSATION_FROM: Final = tables.RUNS.length + 4
 _BACKGROUND: Final = """
 SELECT r.user_id, (
     SELECT c.background FROM job_store.conversations AS c
@@ -135,6 +140,12 @@ _MESSAGES: Final = run_lists.statement(
 
 
 class PostgresReads(DatabaseAdapter):
+    """See `reading.Reads`. Runs that are loaded for their owner are cached for the owner's steps."""
+
+    def __init__(self, database: Database, cache: RunCache) -> None:
+        super().__init__(database)
+        self._cache = cache
+
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
         async with self._database.snapshot() as connection:
             run = await _fetch_run(connection, key, user_id)
@@ -150,24 +161,27 @@ class PostgresReads(DatabaseAdapter):
             record = await connection.fetchrow(_OWNED_RUN, key.store_id, key.run_id)
             if record is None:
                 raise RunNotFound
-            fields = dict(record)
-            loop_state, time, past_number, user_id, background = (fields.pop(name) for name in _BESIDE_RUN)
-            run = tables.RUNS.read(fields)
+            run, conversation, loop_state, time, version = _owned(record)
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
-            author = UserId("") if user_id in {None, run.user_id} else run.user_id
-            view = segments.AuthorView(key.store_id, run.conversation_id, past_number or 0, author)
+            user_id = conversation.user_id or conversation.erase_user_id if conversation else run.user_id
+            author = UserId("") if user_id == run.user_id else run.user_id
+            past_number = conversation.past_number if conversation else 0
+            view = segments.AuthorView(key.store_id, run.conversation_id, past_number, author)
             history = await histories.load(connection, run, view, known)
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.COMMANDS.read(record) for record in records]
+            background = conversation.background if conversation else NO_BACKGROUND
             pending_notices = await _pending_notices(connection, key.store_id, run.user_id, background)
             top: RunRow | None = run
             if run.budget_run_id:
                 record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
                 top = tables.RUNS.read(record) if record else None
+        if not commands:
+            self._cache.put_loaded(run, conversation, history["calls"], version)
         return Loaded(
             run=run,
-            user_id=user_id or run.user_id,
+            user_id=user_id,
             **history,
             commands=commands,
             loop_state=loop_state,
@@ -182,7 +196,8 @@ class PostgresReads(DatabaseAdapter):
             record = await connection.fetchrow(_BACKGROUND, key.store_id, key.run_id)
             if record is None:
                 raise RunNotFound
-            pending_notices = await _pending_notices(connection, key.store_id, record["user_id"], record["background"])
+            background = tables.BACKGROUND.read(record["background"])
+            pending_notices = await _pending_notices(connection, key.store_id, record["user_id"], background)
         return [tables.COMMANDS.read(record) for record in records], pending_notices
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
@@ -259,10 +274,20 @@ class PostgresReads(DatabaseAdapter):
             return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
 
 
+def _owned(record: Record) -> tuple[RunRow, ConversationRow | None, bytes, datetime, Any]:
+    """Return a run, its conversation, its loop state, the time, and the version of the run."""
+    length = tables.RUNS.length
+    run = tables.RUNS.read(tables.RUNS.fields(record[:length]))
+    loop_state, time, version, server_start = record[length:_CONVERSATION_FROM]
+    conversation = None
+    if record[_CONVERSATION_FROM] is not None:
+        conversation = tables.CONVERSATIONS.read(tables.CONVERSATIONS.fields(record[_CONVERSATION_FROM:]))
+    return run, conversation, loop_state, time, (version, server_start)
+
+
 async def _pending_notices(
-    connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None
+    connection: Connection, store_id: StoreId, user_id: UserId, background: Background
 ) -> PendingNotices:
-    background = tables.BACKGROUND.read(packed)
     waiting = background.pending_of(user_id)[:NOTICES_MAX]
     if not waiting:
         return PendingNotices(open_jobs=background.open_jobs_of(user_id))

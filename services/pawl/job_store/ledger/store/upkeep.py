@@ -15,7 +15,7 @@ from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
-from pawl.job_store.ledger.store.columns import Statement, Write
+from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
 from pawl.values import CallState, RunState, Usage
 
 _HELD_BY: Final = """
@@ -159,11 +159,20 @@ _NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES
 # Counts are capped, so that the sums over all users stay in range.
 _COUNT_MAX: Final = 2**62
 _SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
+_KEY: Final = "store_id, agent_name, day, user_id"
+_ON_CONFLICT: Final = f"ON CONFLICT ({_KEY}, slot) DO UPDATE SET ({', '.join(_FIGURES)}) = ROW({_SUMS})"
+_TYPES: Final = ("text", "text", "date", "text", *["bigint"] * len(_FIGURES))
 _ADD: Final = Statement(
     f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
-    SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({_NAMES})
-    ON CONFLICT (store_id, agent_name, day, user_id, slot) DO UPDATE SET ({", ".join(_FIGURES)}) = ROW({_SUMS})""",
-    ("text", "text", "date", "text", *["bigint"] * len(_FIGURES)),
+    SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({_NAMES}) {_ON_CONFLICT}""",
+    _TYPES,
+    gathered=False,
+)
+_ADD_GUARDED: Final = Statement(
+    f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
+    SELECT pg_backend_pid() % 8, {_KEY}, {", ".join(f"least(sum({name}), {_COUNT_MAX})::bigint" for name in _FIGURES)}
+    FROM ({{rows}}) AS u (head, {_NAMES}) WHERE {IS_HEAD} GROUP BY {_KEY} ORDER BY {_KEY} {_ON_CONFLICT}""",
+    ("integer", *_TYPES),
     gathered=False,
 )
 
@@ -188,9 +197,10 @@ FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now
 """
 
 
-def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
-    """Return the write that adds to usage counts. `counts` must be in key order, to avoid deadlocks."""
-    return Write(_ADD, list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True)))
+def addition(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> Write:
+    """Return the write that adds to usage counts: without `heads`, in key order, to avoid deadlocks."""
+    columns = list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True))
+    return Write(_ADD, columns) if heads is None else Write(_ADD_GUARDED, [heads, *columns])
 
 
 class PostgresUsage(DatabaseAdapter):

@@ -1,0 +1,188 @@
+"""Decides which steps of runs one statement can write, and prepares them from cached rows.
+
+A run's owner writes most of its rows, so job-store usually knows them already. Such a step needs no rows but its run,
+the run's conversation and its calls. The statement writes it only if none of them has changed: every write of a run,
+its calls or its commands gives the run's row a new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import RunKey
+from pawl.errors import PawlError
+from pawl.job_store.ledger.rules.background import NO_BACKGROUND
+from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
+
+# The approximate size of the other fields of a row.
+_ROWS_BYTES: Final = 2048
+# An estimated time may be this much late.
+_LAG_MAX: Final = timedelta(seconds=1)
+
+
+class CachedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """An open run with an empty inbox, and its open calls, as of a version of its row.
+
+    The version is an opaque value of the store. The conversation may be older, and is None if it is not known.
+    """
+
+    run: RunRow
+    version: Any
+    calls: tuple[CallRow, ...]
+    conversation: ConversationRow | None = None
+
+    @property
+    def key(self) -> RunKey:
+        return self.run.key
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate size of the cached rows."""
+        run, tools = self.run, self.run.own_tools
+        size = _ROWS_BYTES + len(run.options) + len(run.tools) + len(run.output) + len(run.usage)
+        size += len(tools.definitions) if tools is not None else 0
+        return size + sum(_ROWS_BYTES + len(call.arguments) + len(call.spec) for call in self.calls)
+
+
+class _Step(Protocol):
+    @property
+    def row_keys(self) -> RowKeys: ...
+
+    def apply(self, unit: UnitOfWork) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that is ready to be written. `number` is its position among the operations."""
+
+    number: int
+    cached: CachedRun
+    unit: UnitOfWork
+    outcome: Any
+
+    @property
+    def frees_slot(self) -> bool:
+        return any(not run.is_active for _, run in self.unit.runs.changed())
+
+    @property
+    def conversations(self) -> list[tuple[ConversationRow, ConversationRow]]:
+        """The conversation before and after the step; empty unless it appends messages or ends the run."""
+        return self.unit.conversations.changed()
+
+    def written(self, version: Any) -> CachedRun | None:
+        """Return what may be cached of the run once the step is written; None if it has ended."""
+        return after(self.unit, self.cached.key, version, self.cached)
+
+
+def prepare(
+    operations: Sequence[_Step], cached: Callable[[RunKey], CachedRun | None], now: datetime, ids: Ids
+) -> list[Step]:
+    """Return a group of such steps of different runs, applied to the cached rows; empty if any operation is not one.
+
+    If the group needs a transaction anyway, a statement for some of its steps would only cost more.
+    """
+    known: dict[RunKey, CachedRun] = {}
+    for operation in operations:
+        key = operation.row_keys.step
+        run = cached(key) if key is not None and key not in known else None
+        if run is None:
+            return []
+        known[run.key] = run
+    steps: list[Step] = []
+    for number, (operation, run) in enumerate(zip(operations, known.values(), strict=True)):
+        step = _prepared(number, operation, run, now, ids)
+        if step is None:
+            return []
+        steps.append(step)
+    return steps
+
+
+def _prepared(number: int, operation: _Step, cached: CachedRun, now: datetime, ids: Ids) -> Step | None:
+    keys, run, conversation = operation.row_keys, cached.run, cached.conversation
+    if (keys.conversations_of or keys.ends) and not _is_simple(run, conversation):
+        return None
+    unit = UnitOfWork(ids)
+    last = run.last_commit
+    latest = max(run.update_time, run.update_time if last is None else last.time)
+    if now < latest - _LAG_MAX:
+        # The clock went back.
+        return None
+    unit.now = max(now, latest)
+    unit.runs.load(run.key, run)
+    for call in cached.calls:
+        unit.load_call(call)
+    if conversation is not None:
+        unit.conversations.load(conversation.key, conversation)
+    try:
+        with unit.attempt():
+            outcome = operation.apply(unit)
+    except PawlError:
+        # Only the stored rows can justify a refusal.
+        return None
+    return Step(number, cached, unit, outcome) if _is_alone(unit, run) else None
+
+
+def _is_simple(run: RunRow, conversation: ConversationRow | None) -> bool:
+    """Return whether a step can append messages or end the run without changing other runs."""
+    return (
+        conversation is not None
+        and conversation.active_run_id == run.run_id
+        and not conversation.queue
+        and conversation.background == NO_BACKGROUND
+        and not (run.parent_run_id or run.is_turn)
+    )
+
+
+def _is_alone(unit: UnitOfWork, before: RunRow) -> bool:
+    """Return whether an operation changed only its run, which its owner keeps or ends, its conversation and calls."""
+    run = unit.runs.get(before.key)
+    if run is None or run is before:
+        return False
+    keeps = run.state.is_terminal or (run.worker_id, run.claim_at) == (before.worker_id, before.claim_at)
+    others = (
+        unit.work_ready,
+        unit.trims.rows,
+        unit.off_log.rows,
+        unit.wakeups.rows,
+        unit.segments.rows,
+        unit.commands.created(),
+        unit.runs.created(),
+        unit.conversations.created(),
+    )
+    return keeps and len(unit.runs.changed()) == 1 and not any(others)
+
+
+def is_cacheable(run: RunRow) -> bool:
+    """Return whether steps of a run need no other run: jobs are trimmed, and some runs share a budget."""
+    return not (run.reports_to or run.budget_run_id)
+
+
+def after(unit: UnitOfWork, key: RunKey, version: Any, before: CachedRun | None) -> CachedRun | None:
+    """Return what may be cached of a run once the changes of `unit` are stored; None if the run must be loaded again.
+
+    All open calls and unread commands of the run must be in the unit. `before` is what was cached until now.
+    """
+    run = unit.runs.get(key)
+    if run is None or run.worker_id is None or unit.inbox(run) or not is_cacheable(run):
+        return None
+    conversation = unit.conversations.get(ConversationKey(run.store_id, run.conversation_id))
+    if conversation is None and before is not None:
+        conversation = before.conversation
+    return CachedRun(
+        run=run,
+        version=version,
+        calls=tuple(unit.open_calls(run)),
+        conversation=conversation,
+    )
+
+
+def loaded_with(keys: RowKeys) -> RowKeys:
+    """Return the keys of an operation, with all calls of a run whose step it is, so that the run can be cached."""
+    return keys if keys.step is None else replace(keys, calls_of=(keys.step,))
