@@ -17,6 +17,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
@@ -332,6 +333,8 @@ class Service:
             await stack.enter_async_context(self.health)
             internal = {"internal": server.internal_address} if server.internal_address else {}
             self._write_addresses({server.protocol: server.address, "metrics": http.address, **internal})
+            # Modules and other objects of the start never become garbage, so collections need not visit them.
+            gc.freeze()
             await stop.wait()
 
     def _warn_without_tls(self) -> None:
