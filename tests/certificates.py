@@ -36,7 +36,7 @@ def of(folder: Path, name: str) -> Files:
 
 
 def write(folder: Path, name: str, *trusted: trustme.CA, names: tuple[str, ...] = (), expired: bool = False) -> Files:
-    """Write, replacing old files, a certificate of the first authority for a service that trusts all of them.
+    """Write a certificate by the first authority for a service that trusts all authorities, replacing old files.
 
     It names the service and this machine, or `names`.
     """

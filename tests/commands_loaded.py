@@ -1,4 +1,4 @@
-"""The program `pawl` with its commands, which are slow to load, loaded once."""
+"""Loads the program `pawl` and its commands once, because loading them is slow."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail immediately if a shared suite is broken, since each test would wait long for it."""
+    """Fail immediately if a shared suite is broken, because each test would wait a long time for it."""
     folder = item.nodeid.partition("::")[0].rpartition("/")[0]
     if f"{folder}/" in _SHARE_A_SUITE and _failures[folder] >= _FAILURES_MAX:
         pytest.fail(f"{_failures[folder]} tests of {folder} failed before this one: see those", pytrace=False)

@@ -49,7 +49,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def run(command: list[Path | str], folder: Path, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder`, with that node first on its path."""
+    """Run a command in `folder`, with the node that comes with Python first in its PATH."""
     return subprocess.run(
         command,
         cwd=folder,
@@ -62,5 +62,5 @@ def run(command: list[Path | str], folder: Path, timeout_seconds: float) -> subp
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of this process, with that node first on its path."""
+    """Return the environment of this process, with the node that comes with Python first in its PATH."""
     return os.environ | {"PATH": os.pathsep.join([str(NODE.parent), os.environ["PATH"]])} | more

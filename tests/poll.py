@@ -1,4 +1,4 @@
-"""Waiting for other processes."""
+"""Waits for conditions in other processes."""
 
 from __future__ import annotations
 

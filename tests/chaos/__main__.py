@@ -1,4 +1,4 @@
-"""Play faults: `python -m tests.chaos --seconds 600 --seed 7`."""
+"""Plays a chaos game: `python -m tests.chaos --seconds 600 --seed 7`."""
 
 from __future__ import annotations
 

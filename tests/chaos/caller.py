@@ -34,7 +34,7 @@ _NEVER_SEEN = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc
 
 
 class Refused(Exception):
-    """A final error of Pawl; retries would get the same."""
+    """Raised on a final error, which a retry would not change."""
 
 
 class Caller:
@@ -60,7 +60,7 @@ class Caller:
         return f"{word}-{self.store_id}-{self.user_id}-{self._count}"
 
     async def send(self, method: str, request: Any, *, seconds: float = ATTEMPT_SECONDS) -> Any:
-        """Send a request to some replica of agent-loop, once."""
+        """Send a request once, to a random replica of agent-loop."""
         return await getattr(self.draw.choice(self.stubs), method)(request, metadata=self.metadata, timeout=seconds)
 
     async def ask(self, operation: Operation, method: str, request: Any) -> Any:
@@ -106,7 +106,7 @@ class Caller:
                     raise Refused(_reason(error)) from None
 
     async def _failed(self, error: grpc.aio.AioRpcError) -> bool:
-        """Wait a moment, and return whether to send the request again."""
+        """Return whether to send the request again; if so, pause first."""
         strange = error.code() in _NEVER_SEEN
         if strange:
             self.history.complain(f"{error.code().name}: {error.details()}")

@@ -27,7 +27,7 @@ _WIPED_SECONDS = 15.0
 
 
 def accepted_messages_are_kept(record: Record) -> Iterator[str]:
-    """I1: an acknowledged run exists with its message, unless it never started."""
+    """I1: an acknowledged run exists with its message, unless the run was cancelled before its first round."""
     texts = _user_texts(record)
     for operation in record.history.operations:
         for answer in record.history.taken(operation) if operation.kind in MESSAGES else []:
@@ -92,7 +92,7 @@ def _took_effect(operation: Operation, call: call_pb2.Call, state: str) -> bool:
 
 
 def one_decision_and_one_result_per_call(record: Record) -> Iterator[str]:
-    """I9, I11: a call accepts one of all results and decisions from several clients."""
+    """I9, I11: of the results and decisions that clients send for a call, at most one is accepted."""
     taken: dict[tuple[str, bool], set[str]] = defaultdict(set)
     for operation in record.history.operations:
         if operation.kind in {*_DECISIONS, Kind.RESULT, Kind.RESOLVE} and record.history.taken(operation):
@@ -103,7 +103,7 @@ def one_decision_and_one_result_per_call(record: Record) -> Iterator[str]:
 
 
 def runs_end(record: Record) -> Iterator[str]:
-    """I3: in the end every run has ended, with a reason."""
+    """I3: every run has ended, and every failed run has a reason."""
     for run in record.runs.values():
         state = run_state(run.state)
         if state not in ENDED:
@@ -149,7 +149,7 @@ def cancelled_runs_stay_cancelled(record: Record) -> Iterator[str]:
 
 
 def terminal_states_are_final(record: Record) -> Iterator[str]:
-    """EVT-4: a terminal state shown to a client is final; the log has one end, its last entry."""
+    """EVT-4: a terminal state shown to a client is final, and the only end in a log is its last entry."""
     for answers in record.history.answers.values():
         for answer in answers:
             run = record.runs.get(answer.run_id)
@@ -213,7 +213,7 @@ def effects_match_their_class(record: Record) -> Iterator[str]:
 
 
 def intent_before_effect(record: Record) -> Iterator[str]:
-    """I5: the ledger records each call before its effect. Read-only calls run with their check and have none."""
+    """I5: the ledger records each call before its effect, except read-only calls, which run with their check."""
     began: dict[str, float] = {}
     for log in record.logs.values():
         for event in log:

@@ -1,4 +1,4 @@
-"""Wrong clocks: a running process jumps minutes into the future, then into the past.
+"""Sets the clock of a running process minutes forward, then back.
 
 `shifted_clock.c` is compiled and preloaded, so that only the clock of one process changes.
 """
@@ -48,7 +48,7 @@ def put(folder: Path, pid: int | None, seconds: float) -> None:
 
 
 def why_not(world: World) -> str:
-    """Return why no clock can be shifted; empty if one can."""
+    """Return the reason why no clock can be shifted; empty if one can."""
     return "" if _clocks(world.folder).exists() else "shifting the clock of a process needs Linux and a C compiler"
 
 

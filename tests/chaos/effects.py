@@ -15,7 +15,7 @@ import msgspec
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. `bars` is true for the answer that a call did not happen, which prevents it from then on.
+    """One effect, as a line of the file. `bars` marks an answer that a call did not happen, which prevents its effect.
 
     The `time` in the file is from a monotonic clock, because some faults shift the others.
     """
@@ -33,7 +33,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EffectFile:
-    """The file. Safe to use from any number of processes."""
+    """The file of effects, which any number of processes may use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class EffectFile:
         return next((effect for begin, effect in self._lines() if begin < place and _is(effect, question.key)), None)
 
     def is_void(self, effect: Effect, place: int) -> bool:
-        """Whether the effect at this offset came after an answer that it did not happen, so that it is refused."""
+        """Return whether the effect at this offset came after an answer that it did not happen, and is refused."""
         bars = [begin for begin, line in self._lines() if line.key == effect.key and line.bars]
         return any(effect.seen_bytes <= begin < place for begin in bars)
 

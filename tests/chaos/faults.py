@@ -70,18 +70,18 @@ def freeze(service: str) -> Play:
 
 
 async def restart_postgres(world: World) -> None:
-    """Fast shutdown: all connections are cut, a checkpoint is written."""
+    """Restart PostgreSQL with a fast shutdown, which closes all connections and writes a checkpoint."""
     await servers.restart(world.suite, "postgres")
 
 
 async def crash_postgres(world: World) -> None:
-    """Immediate shutdown: PostgreSQL recovers from its log."""
+    """Crash PostgreSQL with an immediate shutdown, after which it recovers from its log."""
     world.signal("postgres", 0, signal.SIGQUIT)
     await world.suite.wait_ready("postgres")
 
 
 async def demote_postgres(world: World) -> None:
-    """PostgreSQL is read-only for a while on open connections, as after a failover to a standby."""
+    """Make PostgreSQL read-only for a while on open connections, as after a failover to a standby."""
     settings = world.folder / "data" / "postgres" / "postgresql.auto.conf"
     before = settings.read_text()
     for text, seconds in ((before + "default_transaction_read_only = on\n", _DEMOTED_SECONDS), (before, 0.0)):

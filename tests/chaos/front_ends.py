@@ -57,7 +57,7 @@ class FrontEnd:
             await asyncio.gather(*self._working, return_exceptions=True)
 
     def calm_down(self) -> None:
-        """Behave correctly from now on. One more disconnect releases accepted calls that are not done."""
+        """Behave correctly from now on. A last disconnect releases accepted calls that are not done."""
         self._calm = True
         self._vanish.set()
 
@@ -168,7 +168,7 @@ class FrontEnd:
             sent.receipt.set_result(receipt)
 
     async def _run(self, offer: session_pb2.Offer) -> None:
-        """Run a front-end tool: well, slowly, twice, elsewhere, or not at all."""
+        """Run a front-end tool at once, slowly, twice, outside the stream, after a disconnect, or not at all."""
         draw = self._draw
         manners = ("well",) if self._calm else ("well", "slowly", "twice", "elsewhere", "vanishing", "not")
         manner = draw.choices(manners, (45, 15, 15, 10, 10, 5)[: len(manners)])[0]

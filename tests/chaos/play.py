@@ -1,4 +1,4 @@
-"""A whole game: start, load, faults, quiet, judgement."""
+"""Plays a whole game: starts the suite, causes load and faults, and judges the record."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _until(game: Game, begun: float) -> Iterator[faults.Phase]:
 
 
 def too_little(record: Record, least: Mapping[Kind, int]) -> Iterator[str]:
-    """Return the kinds with too few successful operations for the game to count."""
+    """Yield a violation for each kind with too few successful operations, so that the game does not count."""
     for kind, count in least.items():
         taken = sum(bool(record.history.taken(o)) for o in record.history.operations if o.kind is kind)
         if taken < count:

@@ -198,7 +198,7 @@ def _new_call(call_id: str) -> call_pb2.Call:
 
 
 def good_record(foreign_end: str = "COMPLETED") -> Record:
-    """Return the record. `end` overrides how the foreign run ends; empty: not at all."""
+    """Return the record. `foreign_end` is the final state of another user's run; if empty, the run does not end."""
     story = Story()
     story.start(MAIN)
     story.call(BUTTON, "RUNNING")

@@ -43,18 +43,18 @@ async def _act(tool_name: str, tag: str, seconds: float, context: ToolContext) -
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def read_meter(tag: str, seconds: float, context: ToolContext) -> str:
-    """Look at something. May be repeated."""
+    """Read a meter. May be repeated."""
     return await _act("read_meter", tag, seconds, context)
 
 
 @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
 async def set_valve(tag: str, seconds: float, context: ToolContext) -> str:
-    """Bring something into a state. The same key may come again."""
+    """Set a valve. Repeated calls with the same key are harmless."""
     return await _act("set_valve", tag, seconds, context)
 
 
 async def was_sent(context: ToolContext) -> ReconcileResult:
-    """Say whether the parcel with that key was sent."""
+    """Return whether the parcel with that key was sent."""
     file = _file()
     sent = file.bar(effect(file, "send_parcel", context, {}, bars=True))
     return did_not_happen() if sent is None else happened(f"send_parcel {sent.arguments['tag']}")
@@ -62,17 +62,17 @@ async def was_sent(context: ToolContext) -> ReconcileResult:
 
 @tool(category=Category.SAFE, effect=EffectClass.RECONCILABLE, reconcile=was_sent)
 async def send_parcel(tag: str, seconds: float, context: ToolContext) -> str:
-    """Send something of which can be found out whether it was sent."""
+    """Send a parcel. It can be found out later whether it was sent."""
     return await _act("send_parcel", tag, seconds, context)
 
 
 @tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 async def press_button(tag: str, seconds: float, context: ToolContext) -> str:
-    """Do something that must never happen twice."""
+    """Press a button, which must never happen twice."""
     return await _act("press_button", tag, seconds, context)
 
 
 @tool(category=Category.SENSITIVE, effect=EffectClass.AT_MOST_ONCE)
 async def launch_rocket(tag: str, seconds: float, context: ToolContext) -> str:
-    """Do something that needs an approval and must never happen twice."""
+    """Launch a rocket, which needs an approval and must never happen twice."""
     return await _act("launch_rocket", tag, seconds, context)

@@ -90,7 +90,7 @@ async def running(
 ) -> AsyncIterator[World]:
     """Start everything with its data, logs and history in `folder`; stop it at the end.
 
-    Not below pytest's tmp_path: as root, PostgreSQL runs under an account that cannot read it.
+    `folder` must not be in pytest's tmp_path, because as root, PostgreSQL runs under an account that cannot read it.
     """
     effects = EffectFile(folder / "effects.jsonl")
     history = History(path=folder / "history.jsonl")

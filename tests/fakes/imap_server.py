@@ -21,7 +21,7 @@ _EXAMINE: Final = re.compile(r'EXAMINE "?([^"]*)"?', re.IGNORECASE)
 class ImapServer:
     """A server on a free port; use as a context manager.
 
-    `says` replaces the responses to commands by their first words. It hangs while `answers` is not set.
+    `says` has other responses to commands, by their first words. It hangs while `answers` is not set.
     """
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, username: str = "ann", password: str = "secret") -> None:

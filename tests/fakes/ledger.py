@@ -65,8 +65,8 @@ class SilentAnnouncer:
 class MemoryLedger(WorkerLedgerClient):
     """A `WorkerLedger` with methods to start runs and send commands.
 
-    `fault` is called before and after every worker request with the method name and whether it was executed. What it
-    raises reaches the caller, so a request can be lost before or after its execution.
+    `fault` is called before and after every worker request with the method name and whether it was executed. Its
+    exceptions reach the caller, so a request can be lost before or after its execution.
     """
 
     def __init__(self, *, crashes_max: int = 3) -> None:

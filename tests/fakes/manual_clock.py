@@ -31,7 +31,7 @@ class ManualClock:
         await woken
 
     async def advance(self, seconds: float) -> None:
-        """Let `seconds` pass; each sleeper runs at its own time before later ones do."""
+        """Advance the clock by `seconds` and wake each sleeper at its time, in order."""
         until = self._monotonic + seconds
         await _settle()
         while self._sleepers and self._sleepers[0][0] <= until:

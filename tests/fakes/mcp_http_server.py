@@ -1,4 +1,4 @@
-"""An MCP server over streamable HTTP with the newest protocol, written with the package: `... PORT`."""
+"""An MCP server over streamable HTTP with the newest protocol, based on the `mcp` package. The argument is its port."""
 
 from __future__ import annotations
 

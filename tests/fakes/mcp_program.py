@@ -19,11 +19,11 @@ def command(folder: Path) -> list[str]:
 
 
 def stdio_config(folder: Path, **more: Any) -> source_pb2.McpStdioConfig:
-    """Return the source configuration that starts it; it writes only into its folder."""
+    """Return the configuration of a source that starts the server, which writes only into its folder."""
     paths = {"readable_paths": READABLE, "writable_paths": [str(folder)]}
     return source_pb2.McpStdioConfig(command=command(folder), **(paths | more))
 
 
 def flags(folder: Path) -> list[str]:
-    """Return the same for `pawl sources add-mcp`."""
+    """Return the arguments of `pawl sources add-mcp` for the same source."""
     return [*(f"--read={path}" for path in READABLE), f"--write={folder}", "--", *command(folder)]

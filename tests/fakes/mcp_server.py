@@ -1,6 +1,6 @@
 """A scripted MCP server over stdio: `python mcp_server.py FOLDER`.
 
-It implements the protocol by hand, so that it can also break it. Its tools come from FOLDER/tools.json, read at each
+It implements the protocol by hand, so that it can also violate it. Its tools come from FOLDER/tools.json, read at each
 request; the name of a tool selects its behaviour. It writes its log to FOLDER/log, one event a line.
 tests/rpc/tool_registry/test_published_servers.py runs the same client against published servers.
 """

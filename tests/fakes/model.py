@@ -52,7 +52,7 @@ _USAGE = UsageReport(input_tokens=10, output_tokens=5)
 
 @dataclass
 class FakeModel:
-    """Plays `scripts` in order of the calls, or `by_round`: by the previous model output. The default is plain text."""
+    """Plays `scripts` in order, or with `by_round`, by the number of previous answers. The default is plain text."""
 
     scripts: list[Script]
     by_round: bool = False

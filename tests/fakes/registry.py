@@ -52,7 +52,7 @@ NOT_COMPLETED = CallResult(content_json=b'{"error":"nobody"}', is_error=True, er
 
 @dataclass
 class FakeRegistry:
-    """`verdicts` by tool name. Executions take `seconds`, return `results` by name and fail according to `failing`."""
+    """Has a verdict per tool. Executions take `seconds`, return `results` by tool and fail according to `failing`."""
 
     verdicts: dict[str, Verdict]
     seconds: float = 1.0

@@ -71,7 +71,7 @@ class Book:
 
 
 class Replica(agent_pb2_grpc.AgentServiceServicer):
-    """One replica. `break_before_receipt` is the kind of frame that takes effect once without a response."""
+    """One replica. A frame of the kind `break_before_receipt` takes effect, and its stream ends without a receipt."""
 
     def __init__(self, book: Book) -> None:
         self.book = book

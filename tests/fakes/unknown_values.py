@@ -28,7 +28,7 @@ def calls_by_method(*services: ServiceDescriptor) -> dict[str, list[tuple[str, A
 
 
 async def code_of(answer: Any, *, is_enough: Callable[[Any], bool] = lambda _: False) -> grpc.StatusCode:
-    """Return the status of a call; OK for a stream with a valid first response."""
+    """Return the status code of a call. A stream is OK once a response is enough."""
     try:
         if not isinstance(answer, AsyncIterable):
             await answer

@@ -13,7 +13,7 @@ _RESOLUTION_SECONDS = 1e-6
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Jumps to the next timer where a loop would wait."""
+    """A selector that jumps to the next timer instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()

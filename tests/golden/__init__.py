@@ -1,4 +1,4 @@
-"""The recorded log of one run, and what every reader must make of it."""
+"""The recorded log of one run, and the result that every reader must produce from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start and stop the services repeatedly, then run them long: `python -m tests.leaks`. Nothing may grow."""
+"""Starts and stops the services repeatedly, then runs them for long: `python -m tests.leaks`. Nothing may grow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _say(line: object) -> None:
 
 
 async def _cycles(suite: Suite, folder: Path, count: int) -> list[str]:
-    """Start, load and stop this often after the first time; one cycle is one operation."""
+    """Start, load and stop the services `count` times after a warm-up. One cycle counts as one operation."""
     samples: list[Sample] = []
     types = census()
     for cycle in range(_CYCLES_WARM + count):

@@ -82,7 +82,7 @@ class Load:
         assert await self._read("GET", f"/runs/{answer.json()['run']['runId']}/events") == {}
 
     async def _complete_over_ag_ui(self) -> None:
-        """Disconnect from the run of a thread, and return for the rest."""
+        """Disconnect from the run of a thread, then reconnect and read the rest."""
         asked = {"threadId": str(uuid.uuid4()), "runId": "1", "protocolVersion": "1.0"}
         message = {"id": "m1", "role": "user", "content": _SUM}
         began = await self._read("POST", "/agui", asked | {"messages": [message]}, events=1)
@@ -167,7 +167,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def people(addresses: Mapping[str, str]) -> AsyncIterator[Load]:
-    """A user with a run that waits for an answer, and a notification about it."""
+    """Yield a user with a run that waits for an answer, and a notification about it."""
     user = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "me"}
     async with (
         Agent(addresses["agent_loop"]) as agent,

@@ -20,10 +20,8 @@ _SETTLE_SECONDS_MAX: Final = 60.0
 # The listener of tool-registry for workers, on a thread that has run nothing else.
 _LISTENING: Final = 1
 _TYPES_SHOWN: Final = 12
-# Variation from active work and pools between samples.
+# Variation from active work, pools, and streams that stay open for a minute after their last use.
 _NOISE: Final = {"tasks": 10, "descriptors": 10, "threads": 4, "objects": 1000, "blocks": 4000, "kib": 4096}
-# Connection pools grow and shrink automatically.
-_DESCRIPTORS_MORE: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +40,14 @@ class Sample:
 
 
 async def take(operations: int, before: Sample | None) -> Sample:
-    """Take a sample once at most `before` tasks are active; fails if that never happens."""
+    """Take a sample once about as many tasks and descriptors are in use as in `before`, or after a minute."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.collect()
     while before is not None and loop.time() < deadline:
         if (
-            len(asyncio.all_tasks()) <= before.tasks
-            and psutil.Process().num_fds() <= before.descriptors + _DESCRIPTORS_MORE
+            len(asyncio.all_tasks()) <= before.tasks + _NOISE["tasks"]
+            and psutil.Process().num_fds() <= before.descriptors + _NOISE["descriptors"]
         ):
             break
         await asyncio.sleep(0.1)
@@ -90,10 +88,8 @@ async def _close_connections() -> None:
         # Normally none of this waits, so no connection is opened in between.
         if sum(pool.get_size() for pool in pools) <= _LISTENING or loop.time() > deadline:
             break
-        await asyncio.sleep(0.01)
-        # A connection opened while all expire would be replaced again.
-        while any(pool.get_size() < pool.get_min_size() for pool in pools) and loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        # Long enough for a service to use a connection that it has just opened and would have to open again.
+        await asyncio.sleep(0.2)
     # Long enough to close the sockets, too short for a pool to open its minimum connection.
     for _ in range(2):
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.long
 async def test_services_do_not_leak() -> None:
-    """I19: tasks, file descriptors, threads and memory, in a separate process."""
+    """I19: tasks, file descriptors, threads and memory do not grow, measured in a separate process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.leaks", "--cycles", "2", "--runs", "160", "--streams", "160"),
         stdout=asyncio.subprocess.PIPE,

@@ -209,7 +209,7 @@ class Chooser:
         )
 
     def repeated_request(self) -> Row | None:
-        """A step of the owner that shows an edited or escalated approval request again; None if none is pending."""
+        """Return a step that shows an edited or escalated approval request again; None if none is pending."""
         call = self._gated()
         run = self.model.runs[call["store"], call["run"]] if call else None
         if call is None or run is None or not run["worker"]:
@@ -222,7 +222,7 @@ class Chooser:
         return ask | {"consumed": [reserved] if reserved in self.model.unread(run) else []}
 
     def delegating(self) -> Row | None:
-        """A step of the owner that delegates a call and waits for its child run; None if not possible."""
+        """Return a step of the owner that delegates a call and waits for its child run; None if not possible."""
         every = [run for run in self.model.runs.values() if run["worker"] and run["state"] == "RUNNING"]
         free = [(run, f"{run['id']}_{name}") for run in every for name in CALLS if len(run["id"]) < _LONG]
         free = [(run, name) for run, name in free if (run["store"], name) not in self.model.calls]
@@ -295,7 +295,7 @@ class Chooser:
         )
 
     def sweep_crashed(self) -> Row:
-        """The ledger sweeps for runs that kill their workers."""
+        """Return a sweep for runs that kill their workers."""
         return self._ask("sweep_crashed")
 
     def several(self) -> list[Row]:
@@ -303,7 +303,7 @@ class Chooser:
         return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
 
     def wait(self, seconds: float = 0.0) -> Row:
-        """Advance the clock, by less than any lease or by more."""
+        """Return a wait that is shorter than any lease, or longer."""
         return self._ask("wait", seconds=seconds or self.pick([1.0, 1.0, 20.0, 20.0, 100.0]))
 
     def cancel(self, run: Row) -> Row:
@@ -316,7 +316,7 @@ class Chooser:
         return f"step_{self._count:06}"
 
     def _run(self) -> Row:
-        """A run, mostly one that a worker holds."""
+        """Return a run, usually one that a worker holds."""
         every = list(self.model.runs.values())
         is_open = [run for run in every if run["state"] not in ENDED]
         held = [run for run in is_open if run["worker"]]
@@ -324,7 +324,7 @@ class Chooser:
         return chosen
 
     def _run_in_need(self) -> Row:
-        """A run, mostly one that waits for a person."""
+        """Return a run, usually one that waits for a person."""
         calls = [call for call in self.model.calls.values() if call["state"] in _COMMANDS]
         waits = [self.model.runs[call["store"], call["run"]] for call in calls]
         needy = [run for run in self.model.runs.values() if run["attention"]]
@@ -335,7 +335,7 @@ class Chooser:
         return things if self.pick([False] * 11 + [True]) else []
 
     def _call_of(self, run: Row) -> tuple[str, Row]:
-        """A call of a run, open ones first; sometimes an unknown one, or one of another run."""
+        """Return a call of a run, preferably an open one; sometimes an unknown one, or one of another run."""
         calls = [row for row in self.model.calls.values() if (row["store"], row["run"]) == (run["store"], run["id"])]
         calls.sort(key=lambda call: call["state"] in SETTLED)
         waiting = [call["id"] for call in calls if call["state"] in _COMMANDS]

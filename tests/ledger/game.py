@@ -122,7 +122,7 @@ class Game:
             assert other == first, "the stores differ"
 
     async def _reads(self, store: Store) -> list[Any]:
-        """Return the newest runs as read by a user and by an operator."""
+        """Return the newest runs and the lists of all stores, as users and operators read them."""
         reads, found = store.reads, []
         for (store_name, run_id), run in list(self.model.runs.items())[-3:]:
             key = RunKey(StoreId(store_name), RunId(run_id))

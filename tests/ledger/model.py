@@ -58,7 +58,7 @@ LIMITS = (
 
 
 class Refusal(Exception):
-    """The ask changes nothing; `reasons` are all permitted reasons."""
+    """Raised to refuse an ask, which then changes nothing. `reasons` are all permitted reasons."""
 
     def __init__(self, *reasons: str) -> None:
         self.reasons = frozenset(reasons)
@@ -243,7 +243,7 @@ class Model:
         return run
 
     def share(self, ask: Row) -> tuple[Any, ...]:
-        """Return the sharing of a conversation; runs of writers stop when they lose write access."""
+        """Set and return the sharing of a conversation. Runs of writers stop when they lose write access."""
         found = self.conversations.get((ask["store"], ask["conversation"]))
         if found is None or found["user"] != ask["user"]:
             raise Refusal("CONVERSATION_NOT_FOUND")
@@ -266,14 +266,14 @@ class Model:
         run["log"].append("message.added")
 
     def wake(self, run: Row) -> None:
-        """Notify the worker, or make the run claimable if it is unclaimed, has its turn and is not quarantined."""
+        """Make a run claimable if it has no worker, has its turn and is not quarantined."""
         is_due = run["claim_at"] is not None and run["claim_at"] <= self.now
         is_free = not run["worker"] and run["attention"] != "QUARANTINED"
         if is_free and run["had_turn"] and not is_due:
             run["claim_at"] = self.now
 
     def stop(self, run: Row, cause: str) -> None:
-        """An unstarted run ends immediately, unless an unread message entered it."""
+        """Stop a run. A run that has not started ends immediately, unless an unread message entered it."""
         run["cause"] = cause
         has_started = run["last_step"] is not None or run["worker"]
         steered = run["had_turn"] and any(command["kind"] == "steer" for command in self.unread(run).values())
@@ -328,7 +328,7 @@ class Model:
     # Queries.
 
     def unread(self, run: Row) -> dict[str, Row]:
-        """Accepted commands that the owner has not yet consumed, in order of arrival."""
+        """Return the accepted commands that the owner has not yet consumed, in order of arrival."""
         return {name: command for name, command in run["commands"].items() if command["unread"]}
 
     def post(self, run: Row, name: str, kind: str, **more: Any) -> None:

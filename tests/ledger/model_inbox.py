@@ -11,7 +11,7 @@ from tests.simulation.reference import ENDED, SETTLED
 
 
 def is_pending(model: Model, call: Row) -> bool:
-    """Whether a call waits for a person. In a quarantined run, calls in doubt do."""
+    """Return whether a call waits for a person. In a quarantined run, calls in doubt do."""
     run = model.runs[call["store"], call["run"]]
     if call["reserved"] or run["state"] in ENDED or model.is_stopping(run):
         return False
@@ -136,7 +136,7 @@ def _judge_room(model: Model, run: Row, ask: Row) -> None:
 
 
 def _approves(model: Model, run: Row, ask: Row) -> bool:
-    """D7: of other users' runs, an approver sees only the calls that need an approval."""
+    """D7: in other users' runs, an approver sees only the calls that need an approval."""
     call = model.calls.get((ask["store"], ask["call"]))
     if ask["kind"] != "decide" or ask["right"] != "STORE" or call is None or call["run"] != run["id"]:
         return False
@@ -229,7 +229,7 @@ def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
 
 
 def _counts_only(call: Row | None, ask: Row) -> bool:
-    """Whether a decision is an approval before the last one needed."""
+    """Return whether a decision is an approval before the last one needed."""
     if call is None or ask["kind"] != "decide" or (call["state"], ask["decision"]) != ("AWAITING_APPROVAL", "APPROVE"):
         return False
     return len(call["approvers"]) + 1 < int(call["required"])

@@ -49,7 +49,7 @@ def claim(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def is_active(run: Row) -> bool:
-    """Whether a run uses a slot: a worker has it or died with it, or it makes progress."""
+    """Return whether a run uses a slot: a worker has it or died with it, or it makes progress."""
     return bool(run["worker"]) or run["state"] in {"RUNNING", "CANCELLING"}
 
 
@@ -60,7 +60,7 @@ def _is_due(model: Model, run: Row) -> bool:
 
 
 def _crashes(run: Row) -> int:
-    """A worker that holds a run that is due has died."""
+    """Return the number of crashes. If a worker holds a run that is due, it has died."""
     return int(run["crashes"]) + bool(run["worker"])
 
 

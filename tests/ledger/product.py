@@ -114,7 +114,7 @@ class Product:
 
 
 def _sorted(keys: tuple[T, ...]) -> tuple[T, ...]:
-    """Sort them: their order is unspecified, and event ids follow it."""
+    """Sort keys, whose order is unspecified but determines the order of event ids."""
     return tuple(sorted(keys))  # type: ignore[type-var]  # keys of rows
 
 
@@ -145,7 +145,7 @@ def _answer(answer: object) -> tuple[Any, ...]:
 
 
 def view_of_model(model: Model) -> Row:
-    """Return what the product shows too, with times in seconds from now."""
+    """Return the rows that the product shows too, with times in seconds from now."""
 
     def left(time: int | None) -> float | None:
         return None if time is None else (time - model.now) / 1000

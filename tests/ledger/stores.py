@@ -107,10 +107,10 @@ class Announcements:
         self.said += [("wakeup", wakeup.worker_id, wakeup.run) for wakeup in wakeups]
 
     async def work_ready(self) -> None:
-        """Extra calls are harmless."""
+        """Do nothing: this announcement is not checked."""
 
     async def inboxes_changed(self, inboxes: object) -> None:
-        """Extra calls are harmless."""
+        """Do nothing: this announcement is not checked."""
 
 
 class _QuietHistory(History):

@@ -42,7 +42,7 @@ async def databases(frozen_url: str) -> AsyncIterator[Sequence[Database]]:
 
 @pytest.mark.timeout(3600)
 async def test_both_stores_return_the_same_answers_and_hold_the_same_rows(databases: Sequence[Database]) -> None:
-    """Compares each answer, row and byte of the log. `TESTS_EXAMPLES=500` plays longer."""
+    """The stores are compared by each answer, row and byte of the log. `TESTS_EXAMPLES=500` plays longer."""
     for seed in range(_WALKS):
         limits = LIMITS[seed % len(LIMITS)]
         real = PostgresStore(databases[0], limits)
@@ -86,7 +86,7 @@ async def test_repeated_request_for_the_last_queue_slot_gets_the_same_run(databa
 async def test_step_locks_conversation_then_run_and_sees_earlier_writes(
     databases: Sequence[Database],
 ) -> None:
-    """I7: so two groups never deadlock, and none continues from a stale read."""
+    """I7: therefore, two groups never deadlock, and none continues from a stale read."""
     store = PostgresStore(databases[0], LIMITS[0])
     await store.wipe()
     async with game([store], Random(1).choice):

@@ -86,7 +86,7 @@ def run(folder: Path, seed: int, each: int) -> None:
 
 
 def _durations(report: Path) -> dict[str, float]:
-    """Return the seconds of each test by class and name, as JUnit writes them."""
+    """Return the duration of each test in seconds, by class and name, as JUnit writes them."""
     cases = ET.parse(report).iter("testcase")  # noqa: S314  # pytest wrote it
     return {f"{case.get('classname')}::{case.get('name')}": float(case.get("time", "0")) for case in cases}
 

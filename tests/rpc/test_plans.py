@@ -158,7 +158,7 @@ def _reads_everything(service: Service, indexes: Mapping[str, Mapping[str, Any]]
 
 
 def _statements(service: Service) -> Iterator[tuple[str, str]]:
-    """Return the names and constants of the stores that are complete statements."""
+    """Yield the name and text of each complete statement among the constants of the stores."""
     statement = re.compile(
         rf"\s*(WITH|SELECT|UPDATE|DELETE)\b.*\b{service.schema}\.({'|'.join(service.tables)})\b", re.DOTALL
     )

@@ -1,1 +1,1 @@
-"""A deterministic simulation of agent-loop and job-store: real rules and use cases, simulated everything else."""
+"""A deterministic simulation of agent-loop and job-store: their rules and use cases are real, all else is simulated."""

@@ -1,4 +1,4 @@
-"""Play seeds: `python -m tests.simulation --seed 7 --trace`."""
+"""Plays seeds of the simulation: `python -m tests.simulation --seed 7 --trace`."""
 
 from __future__ import annotations
 

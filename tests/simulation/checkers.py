@@ -71,7 +71,7 @@ def accepted_commands_take_effect(record: Record) -> Iterator[str]:
 
 
 def accepted_cancels_stop_the_run(record: Record) -> Iterator[str]:
-    """I1: a stopped run ends as stopped."""
+    """I1: a run with an accepted cancel ends as CANCELLED or FAILED."""
     for sent in record.history.commands:
         if sent.kind == "CANCEL" and sent.taken:
             state = run_state(record.runs[sent.run_id].state)
@@ -87,7 +87,7 @@ def commands_are_accepted_once(record: Record) -> Iterator[str]:
 
 
 def other_users_are_refused(record: Record) -> Iterator[str]:
-    """I9, I11: only the owner of a run may send commands to it."""
+    """I9, I11: commands of a stranger are refused."""
     for sent in record.history.commands:
         if sent.user_id == "stranger" and not set(sent.outcomes) <= _REFUSALS_FOR_OTHERS:
             yield f"{sent.command_id} of another user got {sent.outcomes}"
@@ -106,7 +106,7 @@ def runs_end(record: Record) -> Iterator[str]:
 
 
 def effects_happen_once(record: Record) -> Iterator[str]:
-    """I5: effects happen at most once where the class says so, only as recorded, and always for successful calls."""
+    """I5: effects happen at most once if their class requires it, as recorded, and always for successful calls."""
     effects = Counter(effect.call_id for effect in record.history.effects)
     again = Counter(sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "RUN_AGAIN")
     happened = {sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "HAPPENED"}

@@ -86,7 +86,7 @@ class Deployment:
         self._draw = world.chance.stream("deployment")
 
     async def live(self) -> None:
-        """Raise it once while series are active; old and new processes run in parallel for a while."""
+        """Raise the required approvals once during series. Old and new processes run in parallel for a while."""
         if not are_given(self._world.chance) or self._draw.random() > _RAISES:
             return
         await asyncio.sleep(_RAISED_WITHIN_SECONDS * self._draw.random())

@@ -1,4 +1,4 @@
-"""What happened, as seen from outside the services; the checkers judge it."""
+"""The events of a simulation, as seen from outside the services. The checkers judge them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Message:
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """A command that was sent; `outcomes` are all receipts received, each with its time."""
+    """A command that was sent; `outcomes` are the outcomes in all receipts."""
 
     user_id: str
     command_id: str

@@ -232,7 +232,7 @@ def _third_failures(record: Ledger, run: run_pb2.Run) -> list[int]:
 
 
 def _is_judged(run: run_pb2.Run, call: call_pb2.Call) -> bool:
-    """Return whether the job's expression can be evaluated on the result: it must be a text."""
+    """Return whether the condition of a job can be evaluated on a result: an expression needs text."""
     has_text = run.job.when.condition.expression == WATCHED and call.result.content_json.startswith(b'"')
     return call_state(call.state) == "SUCCEEDED" and (has_text or run.job.when.condition.changed)
 
@@ -274,7 +274,7 @@ def entered(record: Ledger, conversation_id: str) -> Iterator[tuple[int, dict[st
 
 
 def is_turn(run: run_pb2.Run) -> bool:
-    """Return whether notices, and no message, started the run."""
+    """Return whether notices, not a message, started the run."""
     return run.generation > 0 and not run.reports_to_conversation_id
 
 

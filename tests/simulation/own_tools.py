@@ -43,7 +43,7 @@ def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
 
 
 def own_calls_stay_with_their_client(record: Record) -> Iterator[str]:
-    """FE-2: calls of such tools are offered only to their client."""
+    """FE-2: calls of a tool that belongs to a client are offered only to this client."""
     for run_id, log in record.logs.items():
         client_id = record.runs[run_id].own_tools.client_id
         for event in log if client_id else ():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """In `module`, replace `text` with `instead`; `checker` must find it.
+    """Replaces `text` with `instead` in `module`, which `checker` must find.
 
     `seed` found it last time and is tried first, then `seeds` others.
     """

@@ -37,7 +37,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether its callbacks are queued."""
+        """True if its callbacks are queued."""
         return self.frozen or not self.alive
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
@@ -53,14 +53,14 @@ class Process:
             self._run_kept()
 
     def kill(self) -> None:
-        """Stop it permanently and notify clients that wait for its answers."""
+        """Stop the process permanently, and notify clients that wait for its answers."""
         self.alive = False
         waiting, self.on_kill = list(self.on_kill), {}
         for tell in waiting:
             tell()
 
     def finish(self) -> None:
-        """Resume it at the end of the simulation, so that its tasks can be cancelled."""
+        """Resume the process at the end of the simulation, so that its tasks can be cancelled."""
         self.alive, self.frozen = True, False
         self._run_kept()
 

@@ -477,7 +477,7 @@ class MemoryReads:
 
 
 def _without_content(situation: Situation) -> Situation:
-    """Return it as in a list: only the first calls that wait for a person, without content."""
+    """Return a situation as in a list: with only the first calls that wait for a person, without content."""
     waits = situation.run.state.name in {"WAITING", "NEEDS_ATTENTION"}
     calls = [
         replace(call, arguments=b"", result=None, spec=b"")
@@ -492,7 +492,7 @@ def _page(rows: Sequence[R], rows_max: int) -> Page[R]:
 
 
 def _crashes(row: RunRow) -> int:
-    """Return how many workers died while they held a run that is due."""
+    """Return the number of workers that died while they held a due run."""
     return row.crashes + (row.worker_id is not None)
 
 

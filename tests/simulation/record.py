@@ -19,12 +19,12 @@ class Ledger(Protocol):
     def calls(self) -> Mapping[str, call_pb2.Call]: ...
     @property
     def logs(self) -> Mapping[str, Sequence[event_pb2.RunEvent]]:
-        """By run, in order."""
+        """The events by run, in order."""
         ...
 
     @property
     def messages(self) -> Mapping[str, Sequence[message_pb2.Message]]:
-        """By conversation, in order."""
+        """The messages by conversation, in order."""
         ...
 
 
@@ -39,13 +39,13 @@ class Record:
 
     @cached_property
     def calls(self) -> dict[str, call_pb2.Call]:
-        """Including calls removed by trimming."""
+        """The calls, including those removed by trimming."""
         rows = [*self.tables.gone.values(), *self.tables.calls.values()]
         return {row.call_id: messages.call(row) for row in rows}
 
     @cached_property
     def messages(self) -> dict[str, list[message_pb2.Message]]:
-        """By conversation, in order."""
+        """The messages by conversation, in order."""
         return {
             key.conversation_id: [messages.message(row, self.tables.conversations[key].user_id) for row in rows]
             for key, rows in self.tables.messages.items()
@@ -53,14 +53,14 @@ class Record:
 
     @cached_property
     def logs(self) -> dict[str, list[event_pb2.RunEvent]]:
-        """By run, in order."""
+        """The events by run, in order."""
         return {
             key.run_id: [event_pb2.RunEvent.FromString(payload) for payload in payloads]
             for key, payloads in self.tables.events.items()
         }
 
     def written_at(self, run_id: str, seq: int) -> float:
-        """Return when an event was written, by a clock that does not jump."""
+        """Return the time at which an event was written, by a clock that does not jump."""
         (times,) = [times for key, times in self.tables.written_at.items() if key.run_id == run_id]
         return times[seq - 1]
 

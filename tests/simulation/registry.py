@@ -405,10 +405,10 @@ class Client(FakeChecker):
         )
 
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
-        """Accept every answer: its questions have no schema."""
+        """Accept every answer, because the questions have no schema."""
 
     async def check_output(self, store_id: str, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Accept every output: its runs have no output schema."""
+        """Accept every output, because the runs have no output schema."""
         return OutputChecked(output_json=(output or "").encode())
 
     async def check_edit(

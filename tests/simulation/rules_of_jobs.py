@@ -61,7 +61,7 @@ def unstarted_turn(unit: UnitOfWork, operation: Any) -> RunRow | None:
 
 
 def delayed_message(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
-    """Return how an unstarted turn delayed a user message (ASYNC-5)."""
+    """Return a description of how an unstarted turn delayed a user message; empty if it did not (ASYNC-5)."""
     if isinstance(outcome, ConversationBusy) and not unit.conversation_of(turn).queue:
         return f"a message was refused for {turn.run_id}, which had not started"
     after = unit.runs.get(turn.key)

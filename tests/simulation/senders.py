@@ -132,7 +132,7 @@ def each_event_starts_one_run(record: Record) -> Iterator[str]:
 
 
 def no_event_waits_forever(record: Record) -> Iterator[str]:
-    """In the end each event has fired, or has a recorded reason why not."""
+    """Each event has fired or has a recorded reason for not firing."""
     for key, row in record.tables.starters.events.items():
         if row.outcome is FireOutcome.WAITING:
             yield f"{key} waits: {row.reason}"
@@ -141,7 +141,7 @@ def no_event_waits_forever(record: Record) -> Iterator[str]:
 
 
 def events_do_not_overlap(record: Record) -> Iterator[str]:
-    """With SKIP and QUEUE no event starts a run while the previous run of its lane is open."""
+    """With SKIP and QUEUE, no event starts a run while the previous run of its lane is open."""
     for fired in record.tables.starters.fired:
         if fired.is_busy and fired.overlap in {Overlap.SKIP, Overlap.QUEUE}:
             yield f"{fired.event_id} started {fired.run_id} alongside {fired.beside}"

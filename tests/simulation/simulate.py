@@ -1,4 +1,4 @@
-"""Play one seed and judge it."""
+"""Plays one seed and judges it."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def _remove(tables: Tables, trim: Trim) -> None:
 
 
 def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:
-    """Return how many operations may pass on the turn of each conversation."""
+    """Return the number of operations that may pass on the turn of each conversation."""
     endings: Counter[ConversationKey] = Counter()
     for keys in named:
         endings.update(keys.conversations)

@@ -35,7 +35,7 @@ def test_simulation_finds_no_violation(first: int, count: int) -> None:
 
 
 def test_seed_reproduces_a_simulation_exactly() -> None:
-    """Also in a process with another PYTHONHASHSEED and other object addresses."""
+    """This also holds in a process with another PYTHONHASHSEED and other object addresses."""
     first = _run("tests.simulation", "--seed", "3", "--trace")
     second = _run("tests.simulation", "--seed", "3", "--trace", hash_seed="1", allocator="malloc")
     assert first == second
@@ -43,7 +43,7 @@ def test_seed_reproduces_a_simulation_exactly() -> None:
 
 
 def test_planted_faults_are_found() -> None:
-    """`make mutants` plays all of them."""
+    """The test plays two of them; `make mutants` plays all."""
     found = _run("tests.simulation.mutants", "requests_are_forgotten", "any_user_may_decide")
     assert found.count(": seed ") == 2, found
 

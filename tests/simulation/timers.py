@@ -189,7 +189,7 @@ def each_fire_has_its_run(record: Record) -> Iterator[str]:
 
 
 def fires_do_not_overlap(record: Record) -> Iterator[str]:
-    """With SKIP and QUEUE no run starts while the previous one is open."""
+    """With SKIP and QUEUE, no run starts while the previous one is open."""
     for key, fired in _fired(record).items():
         for one in fired:
             apart = one.before.definition.overlap in {Overlap.SKIP, Overlap.QUEUE}

@@ -100,7 +100,7 @@ class MemoryTriggers(PostgresTriggers):
         return None if first is None else (first - self._memory.now()).total_seconds()
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
-        """Return nothing: no trigger has a mailbox here."""
+        """Return no triggers, because none has a mailbox."""
         return ()
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[TriggerRow]:

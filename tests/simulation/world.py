@@ -106,7 +106,7 @@ class World:
         """Repeat a request to any agent-loop until one answers.
 
         Raises:
-            PawlError: the answer.
+            PawlError: The error that an agent-loop returned.
         """
         while True:
             agent = self.some_agent(draw)

@@ -55,7 +55,7 @@ def members(network: str) -> set[str]:
 
 
 def test_containers_share_networks_only_as_needed() -> None:
-    """OPS-1."""
+    """OPS-1: only the containers that need a network share it."""
     for name, part in PARTS.items():
         assert part.get("networks"), f"{name} would be on the network of every container"
     inner = {network for network, options in NETWORKS.items() if options and options.get("internal")}
@@ -77,7 +77,7 @@ def test_each_container_has_limits_and_gains_no_privileges() -> None:
 
 
 def test_each_service_has_its_own_database_role_without_superuser() -> None:
-    """OPS-1."""
+    """OPS-1: each role has its own password, and no role can create roles or bypass row security."""
     roles = dict(re.findall(r"PAWL_DATABASE_URL: postgresql://(\w+):\$\{(\w+)\}@", COMPOSE))
     owners = dict(re.findall(r"PAWL_DATABASE_OWNER_URL: postgresql://(\w+):\$\{(\w+)\}@", COMPOSE))
     assert roles == {name: f"POSTGRES_{name.upper()}_PASSWORD" for name in ROLES}
@@ -109,7 +109,7 @@ def metrics_of(folder: str) -> set[str]:
 
 
 def test_metrics_in_alert_rules_exist() -> None:
-    """OPS-2."""
+    """OPS-2: an alert on a missing metric would never fire."""
     for rule in RULES:
         match = re.search(r"pawl_\(([\w|]+)\)_(\w+)", rule["expr"])
         names = [f"pawl_{each}_{match[2]}" for each in match[1].split("|")] if match else []

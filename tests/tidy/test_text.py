@@ -88,7 +88,7 @@ def test_pages_show_the_enforced_tables() -> None:
     ],
 )
 def test_reliability_table_states_the_actual_counts(machine: str, short: str, long: str) -> None:
-    """In `make test` and in `make test-long`."""
+    """The counts are those of `make test` and `make test-long`."""
     page = (tree.ROOT / "docs/design/reliability.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {machine} |"))
     assert [cell.strip() for cell in row.split("|")[-3:-1]] == [short, long]

@@ -5,7 +5,7 @@ the registry, and commit each step. The public API writes messages, decisions an
 log.
 
 Any replica can serve any client and drive any run, and can be killed at any time. Every acknowledged
-request is in the ledger. If a worker dies, another one continues its runs from the last committed step.
+request is in the ledger. If a worker dies, another worker continues its runs from the last committed step.
 """
 
 import pawl.chassis  # noqa: F401  # before gRPC is imported

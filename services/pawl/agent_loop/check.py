@@ -56,7 +56,7 @@ class Report:
     settings: dict[str, str] = field(default_factory=dict)
 
     def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
-        """Add a finding: a feature works (`ok`), differs (`note`), or is required by runs but fails (`FAIL`)."""
+        """Add a finding. `note` marks a limitation; `FAIL` means that runs cannot use the server."""
         self.lines.append(f"{mark:<6}{text}")
 
     @property
@@ -65,7 +65,7 @@ class Report:
 
 
 class Probe:
-    """Tests one model server with the same requests as runs."""
+    """Tests one model server through the client that runs use."""
 
     def __init__(self, base_url: str, api_key: str, model: str) -> None:
         self._base_url = base_url
@@ -149,7 +149,7 @@ class Probe:
             return
 
     async def _form(self) -> None:
-        """Check whether the server follows a response format. It need not, because runs validate answers themselves."""
+        """Check whether the server follows a response format. This is optional, because runs validate answers."""
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:
@@ -208,7 +208,7 @@ def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
 
 
 async def first_model(base_url: str, api_key: str) -> str:
-    """Return the first model that a server lists; empty if it lists none."""
+    """Return the first model that a server lists; empty if it lists none or the request fails."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=30.0) as client:
         try:
             page = await client.models.list()
@@ -218,7 +218,7 @@ async def first_model(base_url: str, api_key: str) -> str:
 
 
 async def check(base_url: str, api_key: str, model: str) -> Report:
-    """Test a model server. If `model` is empty, use the first listed one."""
+    """Test a model server. If `model` is empty, use the first model that the server lists."""
     model = model or await first_model(base_url, api_key)
     if not model:
         report = Report()

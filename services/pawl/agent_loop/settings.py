@@ -65,7 +65,7 @@ class AgentLoopSettings(ServiceSettings):
     )
 
     message_bytes_max: Constant[int] = 1280 * 1024
-    # How long a silent worker keeps its runs. It renews its leases at least twice as often.
+    # How long a silent worker keeps its runs.
     lease_seconds: Constant[float] = 10.0
     lease_renew_seconds: Constant[float] = 2.0
 

@@ -1,4 +1,4 @@
-"""Constructs everything that serves clients."""
+"""Constructs the objects that serve clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClientTimes:
 
 
 class ClientSide:
-    """Everything that serves clients. Enter `watches`, then add the servicers to a server."""
+    """The servicers for clients. Enter `watches` before adding them to a server."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ class IdSource:
     def new(self, prefix: str) -> str:
         milliseconds = int(self._clock.now() * 1000)
         if milliseconds > self._last >> _RANDOM_BITS:
-            # The top random bit starts at zero, so that adding one never changes the time.
+            # The top random bit starts at zero, so that later increments do not change the time.
             self._last = milliseconds << _RANDOM_BITS | self._random_bits(_RANDOM_BITS - 1)
         else:
             self._last += 1 + self._random_bits(32)

@@ -1,4 +1,4 @@
-"""Parses the short form of a job's report policy, in which models and programs write it."""
+"""Parses the short form in which models and programs write a job's report policy."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _REFUSED: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
 def check_labels(labels: Mapping[str, str], field: str = "labels") -> dict[str, str]:
-    """Return labels that are to be set or searched for, if they are valid.
+    """Return a copy of the labels if all of them are valid.
 
     Raises:
         InvalidField: A label is invalid, or there are too many. The message names the label and the problem, and the

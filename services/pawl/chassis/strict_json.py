@@ -107,7 +107,7 @@ def _items(level: list[Any]) -> Iterator[Any]:
 
 
 def _count_keys(value: JsonValue) -> int:
-    """Return the number of keys at all levels. Raises InvalidJson."""
+    """Return the number of keys at all levels. Raises InvalidJson beyond the limits."""
     return sum(len(each) for level in _levels(value) for each in level if type(each) is dict)
 
 

@@ -38,7 +38,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """Return `text`, or as much of it as fits into `bytes_max` bytes with "...". Never splits a character or a mark."""
+    """Return at most `bytes_max` bytes of `text`, shortened with "...". Splits no character or mark like <U+202E>."""
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return text

@@ -213,7 +213,7 @@ def read(paths: Sequence[Path]) -> list[agent_pb2.AgentDefinition]:
     """Read agents from files and folders.
 
     Raises:
-        CommandError: a file cannot be read or parsed, or two agents have the same name.
+        CommandError: A file cannot be read or parsed, or two agents have the same name.
     """
     found: dict[str, agent_pb2.AgentDefinition] = {}
     for path in paths:
@@ -234,7 +234,7 @@ def sorted_by_delegation(definitions: Sequence[agent_pb2.AgentDefinition]) -> li
     """Sort agents so that each follows the agents it delegates to.
 
     Raises:
-        CommandError: agents delegate in a cycle.
+        CommandError: Agents delegate in a cycle.
     """
     named = {each.name: each for each in definitions}
     try:

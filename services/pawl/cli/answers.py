@@ -44,7 +44,7 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     counts as a decision.
 
     Raises:
-        CommandError: the line is not a decision.
+        CommandError: The line is not a decision.
     """
     line = line.strip()
     if call.state == call_pb2.CALL_STATE_ASKED:
@@ -70,7 +70,7 @@ def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
     """Parse a line into the result of a front-end call. Text after `!` is an error for the model.
 
     Raises:
-        CommandError: the line is not JSON.
+        CommandError: The line is not JSON.
     """
     line = line.strip()
     if line.startswith("!"):
@@ -105,8 +105,8 @@ def edit(
     """Approve a call with different arguments. `for_series` approves its whole series, which `series` can change.
 
     Raises:
-        CommandError: the arguments are not a JSON object.
-        InvalidField: the call does not belong to a series.
+        CommandError: The arguments are not a JSON object.
+        InvalidField: The call does not belong to a series.
     """
     object_of(arguments, "The new arguments")
     return decisions.edit(call, arguments, for_series=for_series, series=series)
@@ -124,7 +124,7 @@ def edit_in_editor(arguments: bytes) -> bytes:
     """Open the arguments in $VISUAL or $EDITOR, and return the edited text.
 
     Raises:
-        CommandError: no editor was found, or the editor failed.
+        CommandError: No editor was found, or the editor failed.
     """
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="pawl-edit-") as folder:

@@ -84,7 +84,7 @@ async def chat(
 
 
 def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
-    """Return the tool that Pawl's own front ends run."""
+    """Return the `show_panel` tool, which the chat and the demo offer. `show` displays a panel."""
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def show_panel(
@@ -148,7 +148,7 @@ class Chat:
         )
 
     async def run(self) -> int:
-        """Chat until /quit, or until the input and the runs it started have ended. Return the exit code."""
+        """Chat until /quit, or until the input has ended and no run can continue without it. Return the exit code."""
         if sys.stdin.isatty():
             self._screen.line(_HELP, "dim")
         follows(self._target)
@@ -238,7 +238,7 @@ class Chat:
         return await self._keyboard.line()
 
     def _wants_line(self) -> bool:
-        """Return whether everything is waiting for input."""
+        """Return whether the chat can continue only with input."""
         return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
 
     def _done(self) -> bool:

@@ -109,7 +109,7 @@ def seconds_of(duration: str, parameter: str) -> int:
     """Parse a duration such as 30m, 2h or 7d into seconds.
 
     Raises:
-        CommandError: the duration is invalid. The error names the parameter.
+        CommandError: The duration is invalid. The error names the parameter.
     """
     match = _DURATION.fullmatch(duration)
     if match is None:
@@ -121,7 +121,7 @@ def time_of(text: str, parameter: str) -> Timestamp:
     """Parse a time such as `2026-01-31T09:00`, in the local time zone unless it has an offset.
 
     Raises:
-        CommandError: the time is invalid. The error names the parameter.
+        CommandError: The time is invalid. The error names the parameter.
     """
     moment = Timestamp()
     try:
@@ -135,7 +135,7 @@ def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[st
     """Parse key=value labels.
 
     Raises:
-        CommandError: a label does not have this form, or a key is repeated.
+        CommandError: A label does not have this form, or a key is repeated.
     """
     labels: dict[str, str] = {}
     for text in texts or ():
@@ -150,7 +150,7 @@ def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _J
     """Parse JSON. `what` names it in error messages.
 
     Raises:
-        CommandError: the text is not JSON. The message ends with the hint.
+        CommandError: The text is not JSON. The message ends with the hint.
     """
     try:
         return strict_json.loads(text.encode() if isinstance(text, str) else text, bytes_max=bytes_max)
@@ -162,7 +162,7 @@ def object_of(text: str | bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object. `what` names it in error messages.
 
     Raises:
-        CommandError: the text is not a JSON object.
+        CommandError: The text is not a JSON object.
     """
     found = json_of(text, what)
     if not isinstance(found, dict):
@@ -175,7 +175,7 @@ def reading(path: Path) -> Iterator[None]:
     """Convert errors from reading a file into messages for the user.
 
     Raises:
-        CommandError: the body raised OSError.
+        CommandError: The body raised OSError.
     """
     try:
         yield
@@ -187,7 +187,7 @@ def read_file(path: Path, bytes_max: int = -1) -> bytes:
     """Return a file's content, or its first `bytes_max` bytes.
 
     Raises:
-        CommandError: the file cannot be read.
+        CommandError: The file cannot be read.
     """
     with reading(path):
         return forms.read_file(path, bytes_max)
@@ -199,7 +199,7 @@ def secret_of(given: str) -> str:
     Every user of a machine can see the arguments of the programs running on it.
 
     Raises:
-        CommandError: the file cannot be read, or the secret is empty.
+        CommandError: The file cannot be read, or the secret is empty.
     """
     if given == "-":
         found = sys.stdin.readline().strip()
@@ -220,7 +220,7 @@ def confirm(question: str, *, yes: bool) -> bool:
     """Return whether the user confirms. Does not ask if `yes` is set.
 
     Raises:
-        CommandError: there is no terminal on which to ask.
+        CommandError: There is no terminal on which to ask.
     """
     if yes:
         return True

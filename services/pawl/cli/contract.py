@@ -58,7 +58,7 @@ _SOURCE_SECONDS: Final = 90.0
 class Option:
     """A parameter that fills the field at `path` of a request.
 
-    `help` replaces the field's comment. `put` sets the value if the field's type is not enough to tell how. An option
+    `help` replaces the field's comment. `put` sets the value where the field's type does not determine how. An option
     with a `constant` is a switch that sets the field to that value. `excludes` names an earlier option that cannot be
     combined with this one.
     """
@@ -229,7 +229,7 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
     """Fill a message with the given options.
 
     Raises:
-        CommandError: a value is out of range, two options exclude each other, or, with `narrows`, a value is empty
+        CommandError: A value is out of range, two options exclude each other, or, with `narrows`, a value is empty
             (which would include all items).
     """
     chosen: dict[str, tuple[str, str]] = {}

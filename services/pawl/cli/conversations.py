@@ -310,7 +310,7 @@ async def _resolve(
     """Return a conversation's id and the other arguments. `first` is the id, unless a key is given.
 
     Raises:
-        CommandError: there is neither an id nor a key, or more than `most` other arguments.
+        CommandError: There is neither an id nor a key, or more than `most` other arguments.
     """
     given = [each for each in (first, *rest) if each is not None]
     conversation_id = "" if key or not given else given.pop(0)
@@ -332,7 +332,7 @@ async def _calls_of_run(target: AsyncClient, run_id: str) -> dict[str, call_pb2.
 
 
 def call_lines(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call], *, is_mine: bool) -> list[str]:
-    """Describe a message's calls. Without details, say only how many there are and how to show them."""
+    """Describe a message's calls. Without details, return only their number and, in own runs, how to show them."""
     shown = [calls[call_id] for call_id in message.call_ids if call_id in calls]
     if shown:
         return [

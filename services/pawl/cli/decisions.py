@@ -127,7 +127,7 @@ async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_p
     """Return a pending call. In another user's run, approvers find only calls that are waiting for approval.
 
     Raises:
-        CommandError: the call is not pending.
+        CommandError: The call is not pending.
     """
     for scope in (agent_pb2.PENDING_SCOPE_MINE, agent_pb2.PENDING_SCOPE_STORE):
         with suppress(PermissionDenied):
@@ -158,7 +158,7 @@ async def remembered(
     The rule ends after a duration such as 2h, after `uses` calls (0 means no limit), or when it is revoked.
 
     Raises:
-        CommandError: no rule can replace this approval, or the approval failed and the rule could not be revoked.
+        CommandError: No rule can replace this approval, or the approval failed and the rule could not be revoked.
     """
     await _check_rememberable(target, call)
     ids = {"run": call.run_id, "conversation": call.conversation_id, "agent": call.agent_name or "default"}

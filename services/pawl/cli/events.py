@@ -64,7 +64,7 @@ def check_subject(subject: str) -> None:
     """Validate a NATS subject.
 
     Raises:
-        CommandError: the subject is invalid.
+        CommandError: The subject is invalid.
     """
     *first, last = subject.split(".")
     if ">" in first or not all(each and not re.search(r"\s", each) for each in (*first, last)):
@@ -75,7 +75,7 @@ def url_of(data: Path, environment: Mapping[str, str]) -> str:
     """Return PAWL_NATS_URL, or the subscriber URL of the suite in the data folder.
 
     Raises:
-        CommandError: neither is available.
+        CommandError: Neither is available.
     """
     if given := environment.get("PAWL_NATS_URL"):
         return given
@@ -109,7 +109,7 @@ def _summary(payload: Mapping[str, Any]) -> str:
 
 
 def decoded(subject: str, data: bytes) -> dict[str, Any] | None:
-    """Decode a subject's payload; None if its type is unknown."""
+    """Decode a subject's payload; None if its type is unknown or the payload is malformed."""
     kind: type[Message]
     match subject.split("."):
         case [_, _, _, "run", _, "events"]:

@@ -28,7 +28,7 @@ def put_reports(message: Any, given: str, option: str = "--reports") -> None:
     """Set which results are reported: `every=10`, or {"every": 10}.
 
     Raises:
-        CommandError: the value is invalid.
+        CommandError: The value is invalid.
     """
     kind, equals, amount = given.partition("=")
     try:

@@ -79,7 +79,7 @@ def policy_of(given: str) -> source_pb2.SourceToolPolicy:
     """Parse a policy `TOOL=WORD,WORD`.
 
     Raises:
-        CommandError: the policy is invalid or empty.
+        CommandError: The policy is invalid or empty.
     """
     name, _, words = given.partition("=")
     policy = source_pb2.SourceToolPolicy(tool_name=name)

@@ -1,4 +1,4 @@
-"""Starts the suite. A module of its own, because only this command and the demo import the launcher."""
+"""Starts the suite. Only this command and the demo import the launcher, so the command has its own module."""
 
 from __future__ import annotations
 

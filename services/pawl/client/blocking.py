@@ -36,7 +36,7 @@ class LoopThread:
         """Run `work` in the loop and return its result. Interrupts such as Ctrl-C cancel it.
 
         Raises:
-            RuntimeError: the client is closed, or this is the loop's thread.
+            RuntimeError: The client is closed, or this is the loop's thread.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("an async callback cannot call the blocking client: use a function that is not async")

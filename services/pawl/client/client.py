@@ -132,8 +132,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
         """Return a run with its open calls.
 
-        With `wait_seconds` (at most 50), wait until the run needs input or has ended. If you already know that it needs
-        input, pass the `last_seq` of the run that you have as `after_seq`, to wait for something new.
+        With `wait_seconds` (at most 50), wait up to that long until the run needs input or has ended. If you already
+        know that it needs input, pass the `last_seq` of the run that you have as `after_seq`, to wait for a change.
         """
         after_seq = natural(after_seq, "after_seq")
         request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
@@ -185,7 +185,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         """Yield the text that the model writes, until the run ends.
 
         A piece may replace earlier text (`Piece.takes_back`). `after_seq` is the `seq` of the last piece you have; only
-        later pieces are yielded. If events are no longer stored, the text is yielded again in full.
+        later pieces are yielded. If events after it are no longer stored, the first piece is the whole text so far.
         """
         reader, after_seq = TextReader(), natural(after_seq, "after_seq")
         async with aclosing(self.watch(run_id)) as events:
@@ -250,7 +250,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def get_conversation(
         self, conversation_id: str = "", *, conversation_key: str = ""
     ) -> conversation_pb2.Conversation:
-        """Return a conversation by its id or your key."""
+        """Return a conversation by its id or its key."""
         request = requests_pb2.GetConversationRequest(
             conversation_id=conversation_id, conversation_key=conversation_key
         )
@@ -299,7 +299,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         """Create a conversation from a chat-completions history and return it. See `history`.
 
         Raises:
-            InvalidHistory: a strict model server would refuse the history; the message lists the faults.
+            InvalidHistory: A strict model server would refuse the history; the message lists the faults.
         """
         request = requests_pb2.ImportConversationRequest(
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id
@@ -341,7 +341,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             await asyncio.sleep(_ERASURE_SECONDS)
 
     async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
-        """Yield an erased conversation's calls that had started, so that their tools had received the arguments.
+        """Yield an erased conversation's calls that had started. Their tools may have received the arguments.
 
         The list is complete once the erasure has ended. If the conversation has not been erased yet, this erases it;
         see `erase`.
@@ -462,16 +462,16 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         """Upload a text file as a document. The default name is the file's name. See `put_document`.
 
         Raises:
-            OSError: the file cannot be read.
-            TooLarge: the file is over 1 MiB.
-            InvalidField: the file is not UTF-8 text.
+            OSError: The file cannot be read.
+            TooLarge: The file is over 1 MiB.
+            InvalidField: The file is not UTF-8 text.
         """
         file = Path(path)
         text = await asyncio.to_thread(_read, file)
         return await self.put_document(name or file.name, text, language=language, shared=shared)
 
     async def delete_document(self, name: str, *, shared: bool = False) -> None:
-        """Delete a document. Not retried: a second attempt raises DocumentNotFound."""
+        """Delete a document. Not retried: a second attempt would raise DocumentNotFound."""
         request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
         await self.document_store.DeleteDocument(request)
 

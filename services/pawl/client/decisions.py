@@ -20,7 +20,7 @@ def approve(call: call_pb2.Call, note: str = "", *, for_series: bool = False) ->
     With `for_series`, the decision applies to the whole series, `call.approval.series`.
 
     Raises:
-        InvalidField: the call does not belong to a series.
+        InvalidField: `for_series` is set and the call does not belong to a series.
     """
     return _decision(call, call_pb2.DECISION_KIND_APPROVE, for_series=for_series, reason=note)
 
@@ -39,7 +39,7 @@ def edit(
     has no end, the end that is shown is kept.
 
     Raises:
-        InvalidField: the call does not belong to a series.
+        InvalidField: The decision is for a series and the call does not belong to one.
     """
     content = arguments if isinstance(arguments, bytes) else strict_json.dumps_canonical(dict(arguments))
     fields = {"arguments_json": content, "reason": note, "edited_series": series}
@@ -79,7 +79,7 @@ def check_taken(receipt: types_pb2.Receipt) -> None:
     """Check that a receipt's request has taken effect.
 
     Raises:
-        PawlError: the request has not taken effect; the receipt's reason determines the class.
+        PawlError: The request has not taken effect; the receipt's reason determines the class.
     """
     if receipt.status not in TAKEN:
         message = receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status)
@@ -99,7 +99,7 @@ def _decision(
 
 
 def _read(call: object) -> call_pb2.Call:
-    """Return `call` if it is a call. An id alone would not identify the version of the call that was decided on."""
+    """Return `call` after checking that it is a call. An id would not identify the version that was decided on."""
     if isinstance(call, call_pb2.Call):
         return call
     raise InvalidField("pass the call itself, as returned by pending() or get()", field="call")

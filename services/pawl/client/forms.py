@@ -22,8 +22,8 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
     """Return a message part for an image, from bytes or a file.
 
     Raises:
-        OSError: the file cannot be read.
-        TooLarge: the image is over 1 MiB.
+        OSError: The file cannot be read.
+        TooLarge: The image is over 1 MiB.
     """
     data = content if isinstance(content, bytes) else read_file(Path(content), IMAGE_BYTES_MAX + 1)
     if len(data) > IMAGE_BYTES_MAX:
@@ -40,7 +40,7 @@ def parts_of(given: Sequence[object] | message_pb2.Part) -> list[message_pb2.Par
     """Convert strings and parts to message parts.
 
     Raises:
-        InvalidField: an item is neither a string nor a part.
+        InvalidField: An item is neither a string nor a part.
     """
     parts = []
     for each in [given] if isinstance(given, str | message_pb2.Part) else given:
@@ -66,7 +66,7 @@ def read_file(path: Path, bytes_max: int) -> bytes:
     """Return the first `bytes_max` bytes of a file.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as opened:
         return opened.read(bytes_max)
@@ -84,6 +84,6 @@ def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = Fa
 def output(run: run_pb2.Run) -> Any:
     """Return a run's structured answer as a value.
 
-    Returns None while the run is active, if it failed, or if the model refused (`output_text` has the refusal).
+    Returns None if it has none, for example if it is active or if the model refused (see `output_text`).
     """
     return msgspec.json.decode(run.output_json) if run.output_json else None

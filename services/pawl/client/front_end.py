@@ -43,7 +43,7 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
 
 
 def context_of(call: call_pb2.Call, cancelled: threading.Event, report: Progress) -> ToolContext:
-    """Return the context for a call's function. It does not have secrets and cannot ask users."""
+    """Return the context for a call's function. It does not support secrets, checkpoints or questions to users."""
     names = ("store_id", "user_id", "conversation_id", "run_id", "call_id")
     known: dict[str, Any] = {name: getattr(call, name) for name in names}
     if call.HasField("deadline_time"):
@@ -57,7 +57,8 @@ async def perform(
 ) -> tuple[bytes, bool]:
     """Run a call; return its result's content and whether it is an error for the model.
 
-    Any exception becomes such an error. Functions that are not async run in `threads`.
+    Any exception becomes such an error, unless this task is being cancelled. Functions that are not async run in
+    `threads`.
     """
     if tool is None:
         return _error(f"there is no tool {call.tool_name} here")

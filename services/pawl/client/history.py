@@ -48,7 +48,7 @@ def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.Hist
     Multiple text parts in one message are joined with an empty line.
 
     Raises:
-        InvalidHistory: the messages are malformed; the error message lists up to 20 faults.
+        InvalidHistory: The messages are malformed; the error message lists up to 20 faults.
     """
     read: list[conversation_pb2.HistoryMessage] = []
     faults: list[str] = []

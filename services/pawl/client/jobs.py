@@ -44,7 +44,7 @@ def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.J
     instead.
 
     Raises:
-        InvalidField: the condition is invalid; the error names `field`.
+        InvalidField: The condition is invalid; the error names `field`.
     """
     named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     found = run_pb2.JobCondition()
@@ -66,7 +66,7 @@ def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
     A mapping is a condition that can also have `pause` and `for` (both in seconds) and `times`.
 
     Raises:
-        InvalidField: the monitor is invalid.
+        InvalidField: The monitor is invalid.
     """
     named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     limits: dict[str, Any] = {field: named.pop(name) for name, field in _LIMITS.items() if name in named}
@@ -173,8 +173,8 @@ class JobVerbs(Target):
     async def follow(self, conversation_id: str, from_run_id: str = "") -> AsyncGenerator[run_pb2.Run, None]:
         """Yield your open runs in a conversation, then new ones within seconds of their start, each once. Never ends.
 
-        With `from_run_id`, it also yields ended runs, starting with that run, so that none is missed. Runs that the
-        model starts to react to background results are included.
+        With `from_run_id`, it also yields ended runs, starting with that run, so that none is missed. Runs that were
+        started to report background results are included.
         """
         if from_run_id:
             first = (await self.again(self.agents.GetRun, agent_pb2.GetRunRequest(run_id=from_run_id))).run

@@ -56,5 +56,5 @@ class ScheduleVerbs(Target):
         return (await self.once(self.scheduler.BackfillSchedule, request)).fires
 
     async def delete_schedule(self, name: str) -> None:
-        """Delete a schedule; its runs continue. Not retried: a second attempt raises ScheduleNotFound."""
+        """Delete a schedule; its runs continue. Not retried: a second attempt would raise ScheduleNotFound."""
         await self.scheduler.DeleteSchedule(pb.DeleteScheduleRequest(name=name))

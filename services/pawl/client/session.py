@@ -1,13 +1,13 @@
-"""The client for the Session stream. It reconnects to any replica; nothing is lost or duplicated.
+"""The client for the Session stream. It reconnects to any replica without losing or repeating commands and events.
 
     async with AsyncClient() as pawl, pawl.session(tools=[show]) as session:
         run_id = await session.start("show me the plan")
         async for frame in session:
             ...
 
-Every frame has an id and is kept until its receipt arrives. After a reconnect, the kept frames are sent again with the
-same ids, and each run is attached again after the last `seq` seen. Each command therefore takes effect once, and each
-event is delivered once.
+Every command has an id and is kept until its receipt arrives. After a reconnect, the kept commands are sent again with
+the same ids, and each run is attached again after the last `seq` seen. Each command therefore takes effect once, and
+each event is delivered once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinit
     """Return a run's front-end tool definitions for functions decorated with `pawl.tools.tool`.
 
     Raises:
-        ToolDefinitionError: an item is not such a function, or uses options that only the registry supports.
+        ToolDefinitionError: An item is not such a function, or uses options that only the registry supports.
     """
     if not tools:
         return []
@@ -87,8 +87,8 @@ class AsyncSession:
 
     `on_connected` is called with the address of each new connection, and `on_lost` when a connection is lost. If
     `on_connected` raises an exception, the replica counts as unavailable. If no replica has answered for the client's
-    `retry_seconds`, or one refuses permanently, every method raises the last connection's error (PawlError). Leaving
-    the session raises Cancelled in every waiting method.
+    `retry_seconds`, or one refuses permanently, every method raises the last connection's error, normally a PawlError.
+    Leaving the session raises Cancelled in every waiting method.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class AsyncSession:
         """Return the next event, gap or end frame. Safe to cancel.
 
         Raises:
-            PawlError: the session has ended, or a replica refused to attach to a run again. The latter is raised once,
+            PawlError: The session has ended, or a replica refused to attach to a run again. The latter is raised once,
                 with the `run_id` in the error's metadata; no more frames arrive for that run.
         """
         if not self._incoming:
@@ -229,7 +229,7 @@ class AsyncSession:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> NoReturn:
-        """Connect to one replica after another. Raise an error once a replica refuses permanently or none responds."""
+        """Connect to the replicas in turn. Raise an error once one refuses permanently or none responds in time."""
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
         addresses = itertools.cycle(self._addresses)

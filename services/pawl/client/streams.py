@@ -22,7 +22,7 @@ async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds
     consumer that is too slow.
 
     Raises:
-        PawlError: any other error, or no replica has answered for `retry_seconds` (NoAnswer if the stream was silent).
+        PawlError: Any other error, or no replica has answered for `retry_seconds` (NoAnswer if the stream was silent).
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()

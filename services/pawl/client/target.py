@@ -65,7 +65,7 @@ _BROKEN: Final = (
 
 
 class NoAnswer(Unavailable):
-    """Raised when no service is listening at the addresses in the message, or the connection broke."""
+    """Raised when no service answers at the addresses in the message, or a connection breaks or is silent."""
 
 
 Stub = TypeVar("Stub")
@@ -96,7 +96,7 @@ class Target:
     retry for `retry_seconds` while no service answers or a deadline is exceeded; None retries forever.
 
     Raises:
-        StartError: an address is malformed, no suite is running on `data`, the key is malformed, or the certificates
+        StartError: An address is malformed, no suite is running on `data`, the key is malformed, or the certificates
             cannot be used.
     """
 
@@ -186,7 +186,7 @@ class Target:
         """Return the shared channel to a service. It connects on the first call.
 
         Raises:
-            KeyInClear: the key would be sent unencrypted to another machine.
+            KeyInClear: The key would be sent unencrypted to another machine.
         """
         if service not in self._channels:
             addresses = ",".join(getattr(self, service))
@@ -205,7 +205,7 @@ class Target:
         """Return a channel to one replica. Calls must provide their own metadata.
 
         Raises:
-            KeyInClear: the key would be sent unencrypted to another machine.
+            KeyInClear: The key would be sent unencrypted to another machine.
         """
         self._check_hidden([address])
         return connect(address, self._certificates)
@@ -255,7 +255,7 @@ def _check_key(name: str, key: str | None) -> None:
 
 
 def _running(folder: Path) -> Endpoints | None:
-    """Return the endpoints of a folder's suite. Ignores other machines: anyone could have written such a file."""
+    """Return the endpoints of a folder's suite, or None. Ignores other machines: anyone could write such a file."""
     found = read_endpoints(folder)
     try:
         is_here = found is None or all(is_loopback(each) for name in found.services for each in found.addresses(name))

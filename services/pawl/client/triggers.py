@@ -42,7 +42,7 @@ class TriggerVerbs(ScheduleVerbs):
         return (await self.triggers.RotateTriggerSecret(pb.RotateTriggerSecretRequest(name=name))).secret
 
     async def delete_trigger(self, name: str) -> None:
-        """Delete a trigger; its runs continue. Not retried: a second attempt raises TriggerNotFound."""
+        """Delete a trigger; its runs continue. Not retried: a second attempt would raise TriggerNotFound."""
         await self.triggers.DeleteTrigger(pb.DeleteTriggerRequest(name=name))
 
     async def deliver_webhook(

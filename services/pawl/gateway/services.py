@@ -71,7 +71,7 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
         """Parse a request from protobuf JSON.
 
         Raises:
-            InvalidField: the value is invalid; the message gives the position.
+            InvalidField: The value is invalid; the message gives the position.
         """
         if not isinstance(value, dict):
             raise InvalidField("The request must be a JSON object.", field="request")
@@ -113,7 +113,7 @@ def find(name: str, *, streams: bool) -> Method:
     """Return a public method.
 
     Raises:
-        MethodNotFound: the method does not exist, or does not match `streams`.
+        MethodNotFound: The method does not exist, or does not match `streams`.
     """
     method = PUBLIC.get(name)
     if method is None:
@@ -140,7 +140,7 @@ class Services:
         """Call a method and return its response.
 
         Raises:
-            PawlError: the service's error, or DependencyUnavailable.
+            PawlError: The service's error, or DependencyUnavailable.
         """
         return await self._calls[name](request, metadata=(*metadata, *self._client()), timeout=timeout_seconds)
 

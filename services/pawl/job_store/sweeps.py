@@ -83,9 +83,9 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """Keep runs from waiting again for times that the database's clock had reached before it went back.
+    """If the database's clock goes back, make runs claimable earlier, so that they do not wait for the same time twice.
 
-    Polls every three seconds. It knows these times from its own polls and from the database.
+    Polls every three seconds, and compares the time with those of its own polls and of other replicas.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -104,7 +104,7 @@ async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
 
 
 async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
-    """Quarantine the runs that crash their workers. Polls every three seconds, or every second if there are any."""
+    """Quarantine runs that crash their workers. Polls every three seconds, or every second while runs are suspected."""
     silence = Silence()
     while True:
         silence = silence.after(await ledger.doomed(), clock.monotonic())
@@ -115,7 +115,7 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """How long each kind of record is kept, and the interval between sweeps, in seconds."""
+    """The retention period of each kind of record, and the interval between sweeps, in seconds."""
 
     events_seconds: float
     conversations_seconds: float

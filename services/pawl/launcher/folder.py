@@ -30,7 +30,7 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 class SecretFiles:
-    """A folder with one secret per file. The folder always gets mode 0700, and a file mode 0600."""
+    """A folder with one secret per file. The folder gets mode 0700, and each file mode 0600."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -67,7 +67,7 @@ _FREE_BYTES_MIN: Final = 32 * 1024 * 1024
 
 
 def problem_of(folder: Path) -> str:
-    """Return one sentence that says why a data folder can no longer be used; empty if it can."""
+    """Return one sentence that describes a problem with a data folder; empty if there is none."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:

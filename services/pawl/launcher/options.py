@@ -107,7 +107,7 @@ def read_options(
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the unknown PAWL_ variables, each with a similar known name or an empty string.
 
-    Limits of runs are fields in a file instead of variables. Variables in PAWL_TOOL_ENVIRONMENT belong to tools.
+    For a limit of runs, the known name is PAWL_LIMITS_FILE. Variables named in PAWL_TOOL_ENVIRONMENT count as known.
     """
     ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS
     known = {each for name in ours for each in (name, f"{name}_FILE")} | {*_of_tools(environment)}

@@ -58,7 +58,7 @@ async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -
 
 
 def started(pid: int) -> str | None:
-    """Return the start time of a process in a system-specific form; None if the process does not exist."""
+    """Return the start time of a process in a system-specific form; None if the process has ended."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:

@@ -125,7 +125,8 @@ def _environment(
     }
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if not given.get("PAWL_TLS_CERTIFICATE_FILE"):
-        given.pop("PAWL_TLS_CA_FILE", None)  # Then it is only for commands that talk to other suites.
+        # Without a certificate, the CA is only for commands that connect to other suites.
+        given.pop("PAWL_TLS_CA_FILE", None)
     if not (given.get(_SEAL_KEY) or given.get(f"{_SEAL_KEY}_FILE")):
         chosen[f"{_SEAL_KEY}_FILE"] = str(context.secrets.path(SEAL_FILE))
     if not given.get(_PUBLIC_URL) and options.port("gateway"):
@@ -146,14 +147,14 @@ def _environment(
 
 
 def _secret_files(environment: Mapping[str, str]) -> str:
-    """Return the files that are named by variables of any service, to hide them from tool sources' programs."""
+    """Return the paths in all `_FILE` variables, separated by commas, to hide the files from tool sources."""
     return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 
 def _internal_listen(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
     """Return the address at which a process listens for other services: a Unix socket, or a port for TLS.
 
-    A port is also used if the path of a socket would be too long.
+    A port is also used on Windows, and if the path is unsuitable for a socket.
     """
     last = _socket(spec, context.options.replicas.get(spec.name, 1) - 1, context)  # All replicas use sockets, or none.
     is_possible = len(os.fsencode(last)) <= _SOCKET_PATH_BYTES_MAX and _NOT_IN_SOCKETS.isdisjoint(last)

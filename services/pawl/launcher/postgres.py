@@ -211,11 +211,11 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Return whether this process is a PostgreSQL server whose working directory is this folder."""
+        """Return whether the working directory of a process is this folder. Also True on systems without /proc."""
         try:
             return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.folder.resolve()
         except OSError:
-            # Without /proc, rely on PostgreSQL's own check.
+            # Without /proc, trust the pid file.
             return not Path("/proc/self").exists()
 
     async def _probe(self) -> Addresses | None:

@@ -141,7 +141,7 @@ class Process:
             ready.cancel()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal. If it ends the process, `wait_ready` waits for the next start."""
+        """Send a signal. If it is fatal, `wait_ready` waits for the next start. Raises ProcessLookupError if down."""
         if self.pid is None:
             raise ProcessLookupError(f"{self.name} is down")
         if number in _ENDING:

@@ -143,7 +143,7 @@ class Suite:
 
     @property
     def local_key(self) -> str:
-        """The key for callers on this machine. It exists only if callers have no keys of their own."""
+        """The key for callers on this machine. It is valid only if callers have no keys of their own."""
         return self._secret_files.get(LOCAL_KEY)
 
     def process(self, name: str, replica: int = 0) -> Process:
@@ -157,7 +157,10 @@ class Suite:
     # Control for tests.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a process, which is restarted if it dies. SIGKILL has no effect if the process is down."""
+        """Send a signal to a process, which is restarted if it dies.
+
+        If the process is down, SIGKILL has no effect, and other signals raise ProcessLookupError.
+        """
         with contextlib.suppress(*((ProcessLookupError,) if number == signal.SIGKILL else ())):
             self.process(name, replica).send_signal(number)
 

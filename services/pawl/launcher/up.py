@@ -85,7 +85,7 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
 
 
 def _program() -> str:
-    """Return `pawl` if the shell finds that command, otherwise the path that was used to start it."""
+    """Return the path that started this process if it is a `pawl` that the shell does not find; otherwise `pawl`."""
     started = Path(sys.argv[0])
     if started.name != "pawl" or not started.is_file():
         return "pawl"
@@ -105,7 +105,7 @@ async def _nothing(_: SuiteOptions) -> None:
 def up(options: SuiteOptions, when_ready: Callable[[SuiteOptions], Awaitable[None]] = _nothing) -> int:
     """Run the suite until SIGTERM, SIGINT or SIGHUP, then stop it in order. Calls `when_ready` once it is ready.
 
-    Returns the exit code: 0 after an orderly stop, or 2 after an error, which is one sentence on standard error.
+    Returns the exit code: 0 after an orderly stop, or 2 after an error, which is printed to standard error.
     """
     logs.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
     try:
@@ -150,7 +150,7 @@ async def run_until_signal(suite: Suite, when_ready: Callable[[SuiteOptions], Aw
 
 
 async def _wait(stopping: asyncio.Task[bool], data: Path) -> None:
-    """Return after a signal. Until then, report each problem with the disk once.
+    """Return after a signal. Until then, report a problem with the disk when it first occurs.
 
     Raises:
         StartError: The data folder has been removed.

@@ -55,7 +55,7 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 
 
 def _automatic(message: EmailMessage) -> str:
-    """Return why a message must not be answered automatically (RFC 3834); an empty string if it may be."""
+    """Return the reason why a message must not be answered automatically (RFC 3834); empty if it may be."""
     if message.get_content_type() == "multipart/report":
         return "it is an automatic email: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):

@@ -106,7 +106,7 @@ class Mailboxes:
     async def _read(self, mailbox: LeasedMailbox) -> None:
         """Poll one mailbox until its trigger changes or another service fails, and then pause.
 
-        After the pause, the next renewal of the lease starts this again.
+        The next renewal of the lease after the pause starts a new reader.
         """
         try:
             await self._read_forever(mailbox)
@@ -253,8 +253,8 @@ class Mailboxes:
 async def run_poll(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Run `poll` in a subprocess and return its output lines.
 
-    If the subprocess fails while it parses a message, the last line refuses that message. After any other failure, the
-    last line has an `error`.
+    If the subprocess crashes or exceeds its CPU limit while parsing a message, the last line refuses that message.
+    After any other failure, the last line has an `error`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     program = (sys.executable, "-m", "pawl.mailbox.poll")

@@ -10,7 +10,7 @@ from pawl.chassis.process.settings import ListenAddress, PeerAddresses, ServiceS
 
 
 class MailboxSettings(ServiceSettings):
-    """See `.env.example`."""
+    """The settings of the mailbox reader, described in `.env.example`."""
 
     listen: ListenAddress = "127.0.0.1:7605"
     metrics_listen: ListenAddress = "127.0.0.1:7615"

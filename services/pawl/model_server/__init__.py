@@ -5,5 +5,5 @@ With it, the whole suite can run and be tested without an API key, a network or 
 (`rules`), so they stay the same across retries and restarts. A script (`script`) can make it return anything, including
 broken responses.
 
-It imports no other part of Pawl, so that tests run against an independent peer.
+It imports no other part of Pawl except logging, so that tests run against an independent peer.
 """

@@ -35,7 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault after `after_chunks` chunks of a stream; 0 means before the response head.
+    """A fault after `after_chunks` chunks of a stream; with 0, `hang` and `reset` precede the response head.
 
     `status` answers with an HTTP error whose `body` is JSON, or text that is sent unchanged. `hang` stops sending.
     `reset` resets the connection. `drop` closes it in the middle of the HTTP body. `truncate` ends the body cleanly,

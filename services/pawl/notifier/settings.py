@@ -11,7 +11,7 @@ from pawl.chassis.process.settings import Constant, ListenAddress, PeerAddresses
 
 
 class NotifierSettings(ServiceSettings):
-    """See `.env.example`."""
+    """The settings of the notifier, described in `.env.example`."""
 
     listen: ListenAddress = "127.0.0.1:7604"
     metrics_listen: ListenAddress = "127.0.0.1:7614"

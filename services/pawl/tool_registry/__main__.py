@@ -175,7 +175,7 @@ def _mcp(
 ) -> McpConnector:
     """Return the connector for MCP servers. The egress rules apply to HTTP servers.
 
-    If the deployment belongs to one person, programs are restricted only from private paths.
+    A deployment of one person has no rules for programs, but confined programs cannot access private paths.
     """
     rules = None if _is_personal(settings) else read_programs_file(settings.mcp_programs_file)
     private = settings.private_paths(os.environ)

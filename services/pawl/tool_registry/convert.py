@@ -109,7 +109,7 @@ def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
     """Read the definition of a tool sent with a run. The default context is FRONTEND.
 
     Raises:
-        InvalidField, InvalidSchema: a value is invalid, or the schema is not a JSON object.
+        InvalidField, InvalidSchema: A value is invalid, or the schema is not a JSON object.
     """
     if not message.context:
         message.context = call_pb2.EXECUTION_CONTEXT_FRONTEND
@@ -120,7 +120,7 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
     """Read a proposed call.
 
     Raises:
-        InvalidField, InvalidSchema: the tool sent with the run cannot be read.
+        InvalidField, InvalidSchema: The tool sent with the run cannot be read.
     """
     own = DEFINITION.read(message.own_tool.definition) if message.HasField("own_tool") else None
     if own is not None and own.name != message.tool_name:
@@ -139,7 +139,7 @@ def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolR
     """Read a call's series; None if the call does not belong to one.
 
     Raises:
-        InvalidField: the series is invalid.
+        InvalidField: The series is invalid.
     """
     if not message.HasField("series"):
         return None
@@ -185,7 +185,7 @@ def caller_from(context: execution_pb2.CallContext) -> Principal:
     """Return the user on whose behalf a service calls.
 
     Raises:
-        InvalidId: an id is missing or malformed.
+        InvalidId: An id is missing or malformed.
     """
     return Principal(
         store_id=check_id(context.store_id, "store_id"),
@@ -198,7 +198,7 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
     """Read the context of a call.
 
     Raises:
-        InvalidId: an id is missing or malformed.
+        InvalidId: An id is missing or malformed.
     """
     return CallContext(
         store_id=check_id(context.store_id, "store_id"),
@@ -221,7 +221,7 @@ def decision_from(audit: AuditTrail, context: CallContext, message: execution_pb
     """Return the audit entry for a user's decision.
 
     Raises:
-        InvalidField, InvalidId: the kind, the digest or an id is invalid.
+        InvalidField, InvalidId: The kind, the digest or an id is invalid.
     """
     if not message.kind or message.kind not in call_pb2.DecisionKind.values():
         raise InvalidField(f"kind: {message.kind} is not a known value", field="kind")
@@ -238,7 +238,7 @@ def result_from(audit: AuditTrail, context: CallContext, message: execution_pb2.
     """Return the audit entry for the end of a front-end call.
 
     Raises:
-        InvalidField, InvalidId: the state, a digest, a number or an id is invalid.
+        InvalidField, InvalidId: The state, a digest, a number or an id is invalid.
     """
     if message.state not in ENDS:
         names = ", ".join(CallState(state).name for state in ENDS)
@@ -290,7 +290,7 @@ def _sha256(digest: str, field: str) -> str:
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Read the timeouts for read-only calls; None if the request does not ask for any to be run."""
+    """Read the timeouts for read-only calls; None if the request does not ask to run any."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)

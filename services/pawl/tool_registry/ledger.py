@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class LedgerReads:
-    """Reads and updates of job-store over LedgerService. All methods raise DependencyUnavailable."""
+    """Reads and updates data in job-store. All methods can raise DependencyUnavailable."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
@@ -37,7 +37,7 @@ class LedgerReads:
         """Return whether the user may write to the conversation.
 
         Raises:
-            ConversationErased: the conversation was erased.
+            ConversationErased: The conversation was erased.
         """
         request = ledger_pb2.GetConversationRequest(store_id=store_id, user_id=user_id, conversation_id=conversation_id)
         found = await _found(self._ledger.GetConversation(request), ConversationNotFound)

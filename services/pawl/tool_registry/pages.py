@@ -19,7 +19,7 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
     """Return the page size for a request; 0 means the default.
 
     Raises:
-        InvalidField: the requested size exceeds `most`.
+        InvalidField: The requested size exceeds `most`.
     """
     if asked > most:
         raise InvalidField(f"page_size: must be between 0 and {most}, got {asked}", field="page_size")
@@ -39,7 +39,7 @@ def position_of(kind: str, token: str, form: type[P]) -> P | None:
     """Return the position encoded in a page token; None for the first page.
 
     Raises:
-        InvalidPageToken: the token is malformed or belongs to another kind of list.
+        InvalidPageToken: The token is malformed or belongs to another kind of list.
     """
     if not token:
         return None

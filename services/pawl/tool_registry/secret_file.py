@@ -23,7 +23,7 @@ class FileSecrets:
         """Read secrets from a file. If `path` is None, there are no secrets.
 
         Raises:
-            StartError: the file cannot be read or has the wrong format.
+            StartError: The file cannot be read or has the wrong format.
         """
         if path is None:
             return cls({})

@@ -12,7 +12,7 @@ from pawl.values.call import Answer, Series
 
 
 class ExecutionContext(StrEnum):
-    """Where a tool runs."""
+    """The environment in which a tool runs."""
 
     BACKEND = "BACKEND"
     FRONTEND = "FRONTEND"

@@ -65,8 +65,8 @@ class CallContext:
         the end of any process. It must be JSON of at most 16 KiB.
 
         Raises:
-            Superseded: the call was cancelled or moved to another worker.
-            ToolError: the value is not strict JSON, is too large, or the registry does not support checkpoints.
+            Superseded: The call was cancelled or moved to another worker.
+            ToolError: The value is not strict JSON, is too large, or the registry does not support checkpoints.
         """
         try:
             content = dumps_canonical(msgspec.to_builtins(value, str_keys=True))

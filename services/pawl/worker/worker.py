@@ -151,7 +151,7 @@ class Worker:
         Raises:
             ValueError: `reconcile` and `effect` do not match.
             InvalidField: `reports` is malformed.
-            TypeError: a parameter has no type or has a type without a schema.
+            TypeError: A parameter has no type or has a type without a schema.
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
             raise ValueError("reconcile must be set if, and only if, the effect is RECONCILABLE")
@@ -176,8 +176,8 @@ class Worker:
         """Run calls until `drain` is called. A broken stream is reopened and keeps its calls.
 
         Raises:
-            AttachError: the registry refuses this worker because of its key or its tools.
-            KeyInClear: the key would be sent unencrypted.
+            AttachError: The registry refuses this worker because of its key or its tools.
+            KeyInClear: The key would be sent unencrypted.
         """
         loop, failures = asyncio.get_running_loop(), 0
         running = _running_on.setdefault(loop, set())
@@ -230,7 +230,7 @@ class Worker:
         _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail, **more)
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
-        """Look up the key each time, because the suite may start later, or another process may listen there."""
+        """Return the key as metadata, looked up each time: the suite may start later, or another process may listen."""
         addresses = [address.strip() for address in self._address.split(",")]
         key = self._api_key or find_key(addresses, environment=os.environ)
         self._has_key = key is not None

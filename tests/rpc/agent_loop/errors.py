@@ -1,4 +1,4 @@
-"""Errors on the wire."""
+"""Reads the errors of failed calls."""
 
 from __future__ import annotations
 

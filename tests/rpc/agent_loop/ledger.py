@@ -122,7 +122,7 @@ class PlayedLedger(PublicLedger):
         }
 
     def people(self, run_id: str) -> tuple[str, ...]:
-        """Return who started the run, beside its user and delegate."""
+        """Return the people who started the run, in addition to its user and delegate."""
         return self._row(run_id).people
 
     def last_seq(self) -> int:

@@ -76,7 +76,7 @@ def of_operators(run_id: str) -> list[Any]:
 async def test_other_users_resources_look_exactly_like_missing_ones(
     api: Api, ledger: PlayedLedger, other_user: Any
 ) -> None:
-    """I8, I13: not found, with the same message as for an absent id, also for operators."""
+    """I8, I13: the error is NOT_FOUND with the same message as for an absent id, even for operators."""
     await ledger.add_run("job_1", conversation_id="conv_of_job_1")
     ledger.put_run("job_1", reports_to="conv_1", options=run_pb2.Run(job=run_pb2.Job()).SerializeToString())
     key = (await api(start(conversation_key="k"))).run.conversation_id

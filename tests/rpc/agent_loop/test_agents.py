@@ -157,7 +157,7 @@ async def test_admins_see_the_usage_of_an_agent(
 async def test_agents_job_cannot_call_tools_that_the_agent_cannot(
     agents: AgentRegistryServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """A run of the agent names no such tool; a job of `default` calls what its user may call."""
+    """Only jobs of the agent `default` may call every tool that their user may call."""
     for definition in (
         clerk(tools=tools(names=("look",))),
         clerk("mute", options=run_pb2.RunOptions(without_tools=True)),

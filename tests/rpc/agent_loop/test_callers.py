@@ -51,7 +51,7 @@ async def test_whoami_returns_the_caller(stub: AgentServiceAsyncStub) -> None:
 async def test_whoami_returns_what_the_caller_may_decide(
     stub: AgentServiceAsyncStub, metadata: Any, right: int
 ) -> None:
-    """HITL-4."""
+    """HITL-4: the right depends on the roles of the caller."""
     assert (await ask(stub, metadata)).caller.decision_right == right
 
 
@@ -67,7 +67,7 @@ async def test_whoami_returns_the_features_of_the_deployment(stub: AgentServiceA
 
 
 def test_whoami_lists_exactly_the_methods_that_the_caller_may_call() -> None:
-    """Checked against the table that every service uses; every role may call WhoAmI."""
+    """The methods are those in the table that every service uses. Every role may call WhoAmI."""
     for role in ROLES:
         names = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset({role}))).methods
         assert set(names) == {name for name, callers in CALLERS.items() if role in callers}
@@ -96,9 +96,9 @@ def decide(**fields: Any) -> agent_pb2.DecideRequest:
 async def test_delegate_cannot_decide(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, for_whom: tuple[tuple[str, str], ...]
 ) -> None:
-    """HITL-4: neither for a user nor in its own name, by any method. It may cancel runs.
+    """HITL-4: it cannot decide for a user or in its own name, by any method, but it may cancel runs.
 
-    Frames of a session take the same way as `Decide`.
+    Frames of a session are handled like `Decide`.
     """
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)

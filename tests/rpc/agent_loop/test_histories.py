@@ -31,7 +31,7 @@ MEGABYTE = '"' + "x" * 1_000_000 + '"'
 
 
 class Worker:
-    """A worker that keeps histories, and for each load compares a client that has kept none."""
+    """A worker that keeps histories, and compares each load with that of a client that has kept none."""
 
     def __init__(self, channel: Any, replica: Replica) -> None:
         self.now = 0.0
@@ -163,7 +163,7 @@ class Game:
             self._shared = self._shared | {where} if is_shared else self._shared - {where}
 
     async def sweep(self) -> None:
-        """Remove what summaries cover, as if all messages were old."""
+        """Remove the messages and runs that summaries cover, as if all of them were old."""
         database = self._worker.replica.database
         for table, column in (("messages", "create_time"), ("runs", "create_time"), ("runs", "end_time")):
             await database.execute(f"UPDATE job_store.{table} SET {column} = {column} - interval '31 days'")  # noqa: S608
@@ -184,7 +184,7 @@ class Game:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_continued_history_equals_the_history_loaded_whole(worker: Worker, seed: int) -> None:
-    """Over appends, late results, refused images, summaries, retention, other users, forks and erasure."""
+    """This holds after appends, late results, refused images, summaries, retention, other users, forks and erasure."""
     game = Game(worker, seed)
     for _ in range(60):
         await game.play()
@@ -201,7 +201,7 @@ async def test_results_left_out_of_a_whole_history_are_left_out_of_a_continued_o
 
 
 async def test_history_of_a_restored_database_is_loaded_again(worker: Worker) -> None:
-    """The messages have the same numbers as others had before the restore."""
+    """Its messages have the numbers that others had before the restore."""
     for _ in range(3):
         await worker.converse(conversation_id="c")
     await worker.replica.database.execute("DELETE FROM job_store.messages WHERE number > 3")

@@ -49,7 +49,7 @@ async def listed(jobs: JobServiceAsyncStub, metadata: Any = ME, **wanted: Any) -
 async def test_user_starts_a_job_that_reports_to_a_conversation(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger, checker: FakeChecker
 ) -> None:
-    """ASYNC-1: with fields that a model may set.
+    """ASYNC-1: the user may set the fields that a model may set.
 
     A repeated request returns the same job, even if its tool has changed.
     """
@@ -155,7 +155,7 @@ async def test_cancelling_a_run_reports_its_jobs_or_stops_them(
 async def test_only_operators_can_end_all_open_jobs_of_their_store(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: jobs of all users and no other runs; their logs name the operator."""
+    """ASYNC-7: the jobs of all users end, and no other runs; their logs name the operator."""
     await ledger.add_run("run_2", YOU, conversation_id="conv_2")
     for number, of in ((1, "conv_1"), (2, "conv_2"), (3, "conv_1")):
         await clock.advance(1)
@@ -199,7 +199,7 @@ async def test_stopping_jobs_are_reported_only_by_the_request_that_stopped_them(
 async def test_repeated_request_reports_the_jobs_that_it_ended(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: also after the jobs have ended, and in no other request."""
+    """ASYNC-7: it reports them even after they have ended, and no other request reports them."""
 
     async def ended(request_id: str, reason: str = "on fire") -> list[str]:
         end = operator_pb2.EndJobsRequest(request_id=request_id, reason=reason)

@@ -51,7 +51,7 @@ async def test_operator_sees_runs_that_need_attention_without_their_content(
 
 
 async def test_quarantined_run_is_redriven_once(operators: OperatorServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """I2"""
+    """I2: a repeated request has no further effect."""
     await ledger.add_run()
     await ledger.need_attention(QUARANTINED)
     request = redrive(request_id="r1", reason="mended")

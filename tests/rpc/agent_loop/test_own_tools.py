@@ -118,7 +118,7 @@ async def test_run_has_the_tools_from_its_session_and_its_start_frame(
 async def test_repeated_start_succeeds_after_the_tool_name_was_taken(
     stub: AgentServiceAsyncStub, checker: FakeChecker, ledger: PlayedLedger
 ) -> None:
-    """I1, I2"""
+    """I1, I2: the repeated request returns the first run."""
     request = agent_pb2.StartRunRequest(text="go", request_id="r1", front_end_tools=[tool()])
     run_id = (await stub.StartRun(request, metadata=ME)).run.run_id
     checker.taken = frozenset({"show"})

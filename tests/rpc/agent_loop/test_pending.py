@@ -195,7 +195,7 @@ async def _world() -> AsyncIterator[World]:
 
 
 async def test_five_hundred_watchers_of_one_user_cost_one_poll_a_second() -> None:
-    """Also with different credentials, because these do not change what a user sees."""
+    """This also holds for different credentials, because these do not change what a user sees."""
     async with _world() as world:
         tabs = [world.open(replace(CALLER, credential_id=CredentialId(f"key_{number}"))) for number in range(500)]
         await world.settle()
@@ -210,7 +210,7 @@ async def test_five_hundred_watchers_of_one_user_cost_one_poll_a_second() -> Non
 
 
 async def test_watchers_with_different_views_use_separate_polls() -> None:
-    """Neither with another user, nor with other permissions or another filter."""
+    """A poll is not shared with another user, other permissions or another filter."""
     async with _world() as world:
         mine, yours = world.open(CALLER), world.open(OTHER)
         world.open(ADMIN_CALLER)

@@ -49,7 +49,7 @@ def endpoint(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Endpoint:
 
 
 async def test_request_with_a_lost_response_takes_effect_once(endpoint: Endpoint, ledger: PlayedLedger) -> None:
-    """I2."""
+    """I2: the client retries with the same request id."""
     async with endpoint.open(), endpoint.client() as pawl:
         method, lost = pawl.agents.StartRun, 0
 

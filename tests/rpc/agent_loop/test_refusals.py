@@ -1,4 +1,4 @@
-"""How public methods reject invalid requests, foreign resources and reused ids, and fail without a ledger."""
+"""Rejections by public methods: invalid requests, foreign resources and reused ids, and an unavailable ledger."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("gated_run")
 
 
 async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: PlayedLedger) -> None:
-    """LOOP-15"""
+    """LOOP-15: no run is started."""
     mode = run_pb2.ToolChoice
     await check_refusals(
         api,

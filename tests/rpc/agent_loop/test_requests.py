@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("run")
 
 
 async def test_created_run_has_its_requested_and_default_options(stub: AgentServiceAsyncStub) -> None:
-    """LOOP-1, with limits below and above the default."""
+    """LOOP-1: limits may be below or above the default."""
     limits = run_pb2.RunLimits(rounds_max=3, tool_timeout_seconds=60)
     options = run_pb2.RunOptions(limits=limits, temperature=0.0)
     response = await stub.StartRun(agent_pb2.StartRunRequest(text="Hello\n\tyou", options=options), metadata=ME)
@@ -53,7 +53,7 @@ async def test_created_run_has_its_requested_and_default_options(stub: AgentServ
 async def test_each_result_gets_a_receipt_even_if_others_are_invalid(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """FE-3, I11"""
+    """FE-3, I11: valid results take effect once."""
     for number in range(1, 4):
         await ledger.offer(f"call_{number}")
     await ledger.settle("call_3")
@@ -93,7 +93,7 @@ ANSWER = call_pb2.DECISION_KIND_ANSWER
 
 
 async def test_decision_is_accepted_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """HITL-3, I9"""
+    """HITL-3, I9: a repeated decision is a duplicate, and a different one is rejected."""
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     request = decide("r1", kind=APPROVE)
     first = await stub.Decide(request, metadata=APPROVER)
@@ -146,7 +146,7 @@ async def test_edited_arguments_are_checked_and_made_canonical(
 
 
 async def test_cancelling_again_or_too_late_returns_the_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """I12, EVT-4"""
+    """I12, EVT-4: a late cancel does not change the final state."""
     request = agent_pb2.CancelRunRequest(request_id="r1", run_id="run_1", reason="enough")
     assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
     assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
@@ -158,7 +158,7 @@ async def test_cancelling_again_or_too_late_returns_the_run(stub: AgentServiceAs
 async def test_get_run_waits_until_the_run_waits_or_ends(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
-    """FE-3: one call instead of polling; with `after_seq` also while the known run waits."""
+    """FE-3: one call replaces polling. With `after_seq`, it waits for a change of a run that already waits."""
 
     async def get(after_seq: int) -> asyncio.Future[agent_pb2.GetRunResponse]:
         request = agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=60, after_seq=after_seq)

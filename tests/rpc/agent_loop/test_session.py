@@ -75,7 +75,7 @@ def big_tool() -> tool_pb2.ToolDefinition:
 
 
 async def test_clients_unread_output_is_limited_in_bytes() -> None:
-    """An event has up to 1 MiB, 64 frames may wait, and a user may have 200 streams."""
+    """A limit on frames alone would allow 64 events of 1 MiB on each of a user's 200 streams."""
     outgoing = Outgoing(64)
 
     def event(size_bytes: int) -> session_pb2.SessionResponse:
@@ -198,7 +198,7 @@ async def test_invalid_frame_gets_a_receipt_and_the_stream_continues(client: Cli
 async def test_other_users_resources_are_unknown(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, other_user: Any
 ) -> None:
-    """I13"""
+    """I13: their frames have no effect."""
     await ledger.add_run()
     await ledger.offer("call_1")
     client = Client(stub, metadata=other_user)
@@ -255,7 +255,7 @@ async def test_half_closed_client_still_gets_all_frames(client: Client, ledger: 
 async def test_vanished_client_leaves_nothing_behind(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches, live: FakeLive, server: RpcServer
 ) -> None:
-    """C12, I19"""
+    """C12, I19: its feeds, subscriptions, tasks and streams end."""
     await ledger.add_run()
     tasks_before = len(asyncio.all_tasks())
     client = Client(stub)
@@ -270,7 +270,7 @@ async def test_vanished_client_leaves_nothing_behind(
 async def test_slow_client_is_disconnected_with_the_position_to_resume(
     stub: AgentServiceAsyncStub, client: Client, ledger: PlayedLedger
 ) -> None:
-    """EVT-3"""
+    """EVT-3: after it has resumed, no event is missing."""
     await client.attach()
     assert await client.events(1) == [1]
 

@@ -182,7 +182,7 @@ async def test_temporary_ledger_failure_does_not_end_a_stream(
 
 
 async def test_silent_run_sends_heartbeats(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """EVT-3: every 15 seconds by default, on both kinds of watches."""
+    """EVT-3: by default, both kinds of watches send one every 15 seconds."""
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
     counts: list[int] = []
     while not any(counts) or counts[-2:] != [0, 0]:  # A heartbeat may also come earlier, while the log is read
@@ -197,7 +197,7 @@ async def test_silent_run_sends_heartbeats(stub: AgentServiceAsyncStub, ledger: 
 async def test_slow_watcher_is_disconnected_during_a_write(
     ledger: PlayedLedger, watches: Watches, count: int, text: str
 ) -> None:
-    """EVT-3: by events and by bytes; other watchers continue."""
+    """EVT-3: unread events are limited by number and by bytes. Other watchers continue."""
     stuck = asyncio.Event()
     seen: list[int] = []
 
@@ -249,7 +249,7 @@ async def test_watcher_of_past_events_is_never_disconnected(ledger: PlayedLedger
 async def test_trimmed_log_is_shown_as_a_gap_and_the_remaining_events(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """EVT-1, I7: from any position, and the same for all watchers."""
+    """EVT-1, I7: this holds from any position and is the same for all watchers."""
     await ledger.append(count=5)
     await ledger.finish()
     ledger.trim(to_seq=4)

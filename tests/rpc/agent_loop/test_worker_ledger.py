@@ -179,7 +179,7 @@ async def test_next_worker_reads_exactly_what_the_last_one_wrote(replica: Replic
 
 
 async def test_call_is_read_by_id_and_only_for_its_user(replica: Replica, client: WorkerLedgerClient) -> None:
-    """For calls that a program names and the claim did not load."""
+    """A program may name calls that the claim did not load."""
     await submit(replica)
     drive = Drive(await claim(client), dataclasses.replace(world().dependencies, ledger=client))
     await drive.run()
@@ -243,9 +243,9 @@ def message(
 async def test_run_and_decisions_record_separate_credentials(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
-    """HITL-4: stored in the ledger and sent to the loop.
+    """HITL-4: both are stored in the ledger and sent to the loop.
 
-    The credential that started the run counts, not those that joined it.
+    A run has the credential that started it, not those of messages that joined it.
     """
     public, worker = clients
     mine = dataclasses.replace(MEMBER, credential_id=CredentialId("key_1"), delegate_user_id=UserId("shop"))

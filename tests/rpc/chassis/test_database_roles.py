@@ -32,7 +32,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 def make_roles(database_url: str) -> None:
-    """Run the script of the container."""
+    """Run the script that creates the roles in the container."""
     url = urlsplit(database_url)
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
     made = subprocess.run(
@@ -105,7 +105,7 @@ async def refused(connection: Connection, *statements: str) -> None:
 
 
 async def test_each_database_role_can_use_only_its_own_schema(roles: str) -> None:
-    """OPS-1."""
+    """OPS-1: in other schemas, it cannot even read."""
     await start_all(roles)
     admin = await asyncpg.connect(roles)
     tables = {schema: [row["relname"] for row in await admin.fetch(TABLES, schema)] for schema in SCHEMAS}
@@ -131,7 +131,7 @@ async def test_each_database_role_can_use_only_its_own_schema(roles: str) -> Non
 
 
 async def test_no_role_creates_objects(roles: str) -> None:
-    """OPS-1."""
+    """OPS-1: the services' roles own no tables and cannot change a schema."""
     await start_all(roles)
     for role in SCHEMAS:
         connection = await asyncpg.connect(url_as(roles, role))
@@ -177,7 +177,7 @@ async def add_entry(connection: Connection) -> None:
 
 
 async def test_audit_entries_cannot_be_changed_or_deleted(roles: str) -> None:
-    """OPS-1: PostgreSQL itself refuses."""
+    """OPS-1: PostgreSQL itself refuses the statements."""
     await start_all(roles)
     registry = await asyncpg.connect(url_as(roles, "tool_registry"))
     await add_entry(registry)

@@ -103,7 +103,7 @@ async def test_forwarded_call_acts_for_the_user_and_users_cannot_name_a_caller(
 
 
 async def test_agent_loop_must_name_a_user_and_no_other_service_may(backend: grpc.aio.Channel, tmp_path: Path) -> None:
-    """I13."""
+    """I13: all other calls are rejected."""
     request = pb.GetConversationRequest(conversation_id="c1")
     named = for_user(ANN)
     garbage = ((named[0][0], b"{}"),)

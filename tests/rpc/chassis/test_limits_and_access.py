@@ -46,7 +46,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 
 async def test_calls_need_a_key_with_permission(serve: Serve, servicer: EchoServicer) -> None:
-    """OPS-1: also on this machine, where sandboxed programs run too."""
+    """OPS-1: this also holds on this machine, where sandboxed programs run too."""
     local = authenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
     rows: list[tuple[Any, type[Exception]]]
     unknown: list[Any] = [(), bearer("another-key-0123456789"), (("authorization", USER_KEY),), (("pawl-user", "me"),)]
@@ -189,7 +189,7 @@ async def test_request_id_is_kept_or_created_and_returned(serve: Serve) -> None:
 
 
 async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Metrics) -> None:
-    """OPS-2."""
+    """OPS-2: unknown methods are counted together."""
     async with echoing(serve()) as stub:
         await stub.call("unary", "hello")
         await asyncio.gather(stub.call("talk", "crash"), stub.missing(StringValue()), return_exceptions=True)
@@ -283,7 +283,7 @@ async def test_delegate_calls_end_when_their_key_changes_identity(serve: Serve, 
 
 
 async def test_revoking_a_service_key_ends_its_batched_stream(serve: Serve, servicer: EchoServicer) -> None:
-    """Running calls are then retried with the service's new key or rejected."""
+    """Its running call fails, and calls with the revoked key are rejected."""
     known = Known()
     async with (
         serve(authenticator=known, service_only=True, callers_seconds=0.01) as server,

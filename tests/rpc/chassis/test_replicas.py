@@ -208,7 +208,7 @@ async def served(serve: Serve) -> Any:
 
 
 def calls_alone(metrics: Metrics) -> float:
-    """Return the number of ended or open batch streams; 1 while all calls share one."""
+    """Return the number of open batch streams; 1 while all calls share one."""
     return (
         metrics.registry.get_sample_value("pawl_test_rpc_in_flight", {"method": "/pawl.batch.v1.BatchService/Batch"})
         or 0.0
@@ -296,7 +296,7 @@ async def test_large_request_is_sent_on_its_own(serve: Serve, metrics: Metrics) 
 
 
 async def test_oversized_response_does_not_affect_other_calls(serve: Serve, servicer: EchoServicer) -> None:
-    """I20."""
+    """I20: only the oversized call fails."""
     async with (
         serve(service_only=True) as server,
         open_channel(server.address, message_bytes_max=1024 * 1024, batches=True) as channel,
@@ -313,7 +313,7 @@ async def test_oversized_response_does_not_affect_other_calls(serve: Serve, serv
 
 
 async def test_stopping_server_finishes_its_calls_and_gets_no_new_ones(serve: Serve, servicer: EchoServicer) -> None:
-    """OPS-5."""
+    """OPS-5: another replica gets the new calls."""
     async with serve(service_only=True, listen="127.0.0.1:0") as stays, AsyncExitStack() as stack:
         # On a port that stays free afterwards.
         serving = serve(service_only=True, listen=f"127.0.0.1:{free_port()}", drain_seconds=20)
@@ -372,7 +372,7 @@ async def is_answered(stub: EchoStub) -> bool:
 async def test_silent_connection_is_closed(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NOTE-1, EVT-3: with the keepalive options of the service, 40 times as fast; proxies allow 60 s of silence."""
+    """NOTE-1, EVT-3: the keepalive options of the service apply, 40 times as fast; proxies allow 60 s of silence."""
     assert dict(rpc_limits.KEEPALIVE)["grpc.keepalive_time_ms"] <= 25_000
     fast = [(name, value // 40 if name.endswith("_ms") else value) for name, value in rpc_limits.KEEPALIVE]
     monkeypatch.setattr(rpc_server, "KEEPALIVE", fast)

@@ -158,7 +158,7 @@ def start(**variables: str) -> subprocess.Popen[str]:
 
 
 async def test_service_starts_serves_and_stops(database_url: str, nats_url: str, tmp_path: Path) -> None:
-    """OPS-2, OPS-5."""
+    """OPS-2, OPS-5: it reports its health and metrics, and SIGTERM stops it."""
     address_file = tmp_path / "addresses.json"
     process = start(
         PAWL_DATABASE_URL=database_url,
@@ -190,7 +190,7 @@ async def test_service_starts_serves_and_stops(database_url: str, nats_url: str,
 
 
 def test_service_rejects_a_database_that_may_lose_acknowledged_writes(database_url: str) -> None:
-    """I1: with one sentence and the exit code for errors that a retry cannot fix."""
+    """I1: it ends with one sentence and the exit code for errors that a retry cannot fix."""
     process = start(PAWL_DATABASE_URL=database_url)
     _, log = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -139,7 +139,7 @@ async def test_channel_verifies_name_authority_and_validity(
 async def test_command_line_explains_each_tls_failure(
     serve: Serve, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """Based on error texts of the real library, which may change."""
+    """The explanations depend on error texts of the gRPC library, which may change."""
     trusted = tls.of_client(certificates.write(tmp_path, "agent-loop", authority).authority, clock)
     own = ("127.0.0.1",)
     shown: list[tuple[str, Files | None, tls.Tls | None]] = [

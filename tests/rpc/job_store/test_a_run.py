@@ -89,7 +89,7 @@ async def fill(user: User, conversation_id: str, text: str, count: int) -> None:
 
 
 async def test_messages_count_towards_the_limit_until_they_enter_the_conversation(user: User) -> None:
-    """Also those that the owner has read and holds in memory."""
+    """Messages that the owner has read and holds in memory count too."""
     run_id, conversation_id = await waiting(user)
     await fill(user, conversation_id, LARGE, FITTING)
     owner = await user.take(run_id)

@@ -116,7 +116,7 @@ async def test_workers_are_woken_for_work_and_for_commands(
 async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """NOTE-2: in the same order and with the same ids, including messages that were never read."""
+    """NOTE-2: they have the same order and ids, including messages that were never read."""
     user = User((await start(nats_url=nats.url)).stub)
     owner = await user.start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="done")
@@ -186,7 +186,7 @@ async def test_published_events_are_deleted_after_retention(
 async def test_two_replicas_deliver_each_event_once_and_in_order(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """I15."""
+    """I15: both replicas create runs and publish events."""
     users = [User((await start(nats_url=nats.url)).stub) for _ in range(2)]
     await asyncio.gather(*(users[number % 2].submit(conversation_id=f"c{number}") for number in range(40)))
     await until(lambda: outbox_is_empty(database))
@@ -213,7 +213,7 @@ async def test_oversized_lifecycle_event_is_shortened_or_dropped_without_blockin
 async def test_each_scheduled_run_publishes_its_outcome_once(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """NOTE-2: with the run that it started. A waiting firing is published when its wait ends, with its own id."""
+    """NOTE-2: the event names the run. A waiting firing is published when its wait ends, with its own id."""
     replica = await start(nats_url=nats.url)
     timer, hook = Timer(replica), Hook(replica)
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)

@@ -67,7 +67,7 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
 
 
 async def test_notice_content_is_visible_only_to_its_user(replica: Replica) -> None:
-    """ASYNC-5, in a conversation that is shared for writing. Other users see only that there is a notice."""
+    """ASYNC-5: in a conversation shared for writing, other users see only that there is a notice."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     conversation_id = await start_jobs(ann, "mine")
     talk = Shared(ann=ann, bob=bob, conversation_id=conversation_id)
@@ -136,7 +136,7 @@ async def test_queue_of_user_started_jobs_is_bounded(start: StartReplica) -> Non
 
 
 async def test_stores_running_jobs_are_listed_for_all_users(user: User) -> None:
-    """Without ended or stopped jobs and without other runs."""
+    """Ended jobs, stopped jobs and other runs are omitted."""
     bob = User(user.stub, user_id="bob")
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
         await start_jobs(who, name)
@@ -188,7 +188,7 @@ async def test_erasing_a_conversation_removes_its_jobs_without_notices(replica: 
 
 
 async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
-    """OPS-2, ASYNC-5: unread and read notices; none of erased conversations."""
+    """OPS-2, ASYNC-5: pending and entered notices are counted, except those of erased conversations."""
     stats, metrics = PostgresLedgerStats(replica.database, SLOT_LIMITS), Metrics("job_store")
     meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
 

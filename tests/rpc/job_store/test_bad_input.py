@@ -133,7 +133,7 @@ async def test_contract_violation_returns_its_reason_and_has_no_effect(user: Use
 
 
 async def test_page_token_works_only_with_its_method_filter_and_columns(user: User) -> None:
-    """Even for tokens forged with a valid seal."""
+    """Tokens forged with a valid seal are rejected too."""
     run_id, *_ = [(await user.submit(conversation_id="c1")).run.run_id for _ in range(3)]
     token = (await user.ask("ListRuns", page_size=1)).next_page_token
     await user.submit(conversation_id="c2")
@@ -177,7 +177,7 @@ CALLS = calls_by_method(ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"])
 
 @pytest.mark.parametrize("method", sorted(CALLS))
 async def test_unknown_value_is_rejected_or_preserved(user: User, method: str) -> None:
-    """Covers each such field in a request about a held run, and then what was stored."""
+    """The test sets each such field in a request about a held run, and then reads the run."""
     ended = dict[str, list[grpc.StatusCode]]()
     for number, (field, request) in enumerate(CALLS[method]):
         owner = await user.start()

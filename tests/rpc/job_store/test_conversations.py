@@ -28,7 +28,7 @@ async def get(user: User, **fields: Any) -> Any:
 
 
 async def listed(user: User, **fields: Any) -> list[str]:
-    """Return the ids on all pages of two."""
+    """Return the ids on all pages, which have two items each."""
     pages = await user.pages("ListConversations", "conversations", page_size=2, **fields)
     assert {len(page) for page in pages[:-1]} <= {2}
     return [conversation.conversation_id for page in pages for conversation in page]
@@ -72,7 +72,7 @@ async def test_concurrent_messages_with_a_new_key_share_one_conversation(start: 
 
 
 async def test_conversation_key_is_per_user_and_stored_as_a_hash(user: User, database: Database) -> None:
-    """I13."""
+    """I13: other users and stores can use the same key."""
     mine = (await user.submit(conversation_key="ticket 42")).run.conversation_id
     for other in (User(user.stub, user_id="bob"), User(user.stub, store_id="globex")):
         with pytest.raises(ConversationNotFound):
@@ -82,7 +82,7 @@ async def test_conversation_key_is_per_user_and_stored_as_a_hash(user: User, dat
 
 
 async def test_conversations_are_listed_by_latest_activity(user: User) -> None:
-    """In pages, without conversations of other users and of delegated runs."""
+    """Conversations of other users are omitted."""
     await User(user.stub, user_id="bob").submit(conversation_id="bobs")
     for number in range(5):
         await user.submit(conversation_id=f"c{number}")
@@ -318,7 +318,7 @@ async def test_only_writers_may_have_rules_in_a_shared_conversation(shared: Shar
 
 
 async def test_writers_jobs_are_stopped_when_write_sharing_ends(shared: Shared) -> None:
-    """Covers a running and a queued job; the conversation's user keeps hers."""
+    """Both a running and a queued job are stopped; the conversation's owner keeps her job."""
     job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
     for user, run_id in ((shared.bob, "run_begun"), (shared.bob, "run_waits"), (shared.ann, "run_mine")):
         message = pb.SubmitMessageRequest(

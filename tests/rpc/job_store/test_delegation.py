@@ -124,7 +124,7 @@ async def test_only_users_who_may_decide_are_listed_as_deciders(
 
 
 async def test_queued_run_shows_its_position_and_who_is_ahead(user: User) -> None:
-    """LOOP-13."""
+    """LOOP-13: the runs ahead are listed in order."""
     first, second, third = [(await user.submit(conversation_id="c")).run.run_id for _ in range(3)]
     for run in await both(user, third):
         assert run.queue_position == 2

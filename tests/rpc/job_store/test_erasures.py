@@ -154,7 +154,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
 
 
 async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(replica: Replica, user: User) -> None:
-    """I13: not found for other users, before and after."""
+    """I13: for other users, it is not found before and after."""
     conversation_id, run_id = await full_run(user)
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
@@ -289,7 +289,7 @@ async def test_replicas_share_erasures_and_receipts_expire_with_conversations(
 
 
 async def test_child_conversation_can_be_erased_after_its_call_was_deleted(replica: Replica, user: User) -> None:
-    """I22: the child conversation was continued since."""
+    """I22: retention may have deleted the calling run and its calls."""
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
@@ -366,7 +366,7 @@ async def test_blocked_erasures_do_not_delay_others(replica: Replica, user: User
 
 
 async def test_applying_the_erasure_log_is_retried_after_a_failure(replica: Replica, user: User) -> None:
-    """I22: as after a restore, when the database is unavailable for a moment."""
+    """I22: after a restore, the database may be unavailable for a moment."""
     conversation_id, _ = await full_run(user)
     log = Log()
     log.entries.add((StoreId("acme"), ConversationId(conversation_id)))

@@ -150,7 +150,7 @@ async def test_original_is_kept_while_a_fork_shows_it(user: User, database: Data
 
 
 async def test_erased_messages_disappear_from_forks(replica: Replica, user: User) -> None:
-    """I22: also from forks of forks; messages written in the forks stay, and the next model sees only those."""
+    """I22: this includes forks of forks. Messages written in the forks stay, and the next model sees only those."""
     await ended_run(user, "c1", "zanzibar", "a0")
     one = (await fork(user, "c1")).conversation_id
     await ended_run(user, one, "q1", "a1")
@@ -236,7 +236,7 @@ async def test_imported_conversation_can_be_continued(user: User, database: Data
 
 
 async def test_imported_runs_are_not_listed_pending_or_announced(user: User, database: Database) -> None:
-    """No run is listed, pending or announced; calls are found under the run of their messages."""
+    """Their calls are found under the run of their messages."""
     made = await imported(user, past_of(user))
     (run_id,) = {
         message.run_id for message in (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages
@@ -260,7 +260,7 @@ async def test_imported_runs_are_not_listed_pending_or_announced(user: User, dat
 
 
 async def test_import_is_idempotent_by_its_request_id(user: User, database: Database) -> None:
-    """I2: even if its calls have different ids the second time."""
+    """I2: this holds even if its calls have different ids the second time."""
     made = await asyncio.gather(*(imported(user, past_of(user, f"x{number}", request_id="r1")) for number in range(4)))
     assert len({each.conversation_id for each in made}) == 1
     assert [await count(database, table) for table in ("conversations", "calls", "runs")] == [1, 1, 1]

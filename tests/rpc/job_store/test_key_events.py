@@ -26,7 +26,7 @@ async def events(stub: KeyServiceAsyncStub, **fields: Any) -> list[pb.KeyEvent]:
 async def test_creating_and_revoking_a_key_records_an_event_with_its_actor(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
-    """OPS-1: once each, however often they are requested."""
+    """OPS-1: each event is recorded once, however often the change is requested."""
     fields: dict[str, Any] = {"user_id": "bob", "store_id": "acme", "roles": ["viewer", "member"], "name": "laptop"}
     for _ in range(2):
         made = await create(deployment, "req_1", **fields)
@@ -71,7 +71,7 @@ async def test_event_is_stored_only_with_its_change(
 async def test_operator_sees_events_of_its_store_and_the_deployment_sees_all(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
-    """OPS-1."""
+    """OPS-1: members and services see none."""
     olga = await create(deployment, name="olga", store_id="acme", roles=["operator"])
     await create(deployment, name="other", store_id="other", roles=["operator"])
     operator = await world.stub(olga.secret)

@@ -129,7 +129,7 @@ async def revoke(stub: KeyServiceAsyncStub, key_id: str) -> None:
 async def test_key_is_created_used_and_revoked_and_its_secret_returned_once(
     world: World, capfd: pytest.CaptureFixture[str], owner: KeyServiceAsyncStub
 ) -> None:
-    """OPS-1."""
+    """OPS-1: the secret is neither stored nor logged."""
     made = await create(owner, name="laptop", roles=["operator"])
     assert is_secret(made.secret)
     by = (made.key.store_id, made.key.create_credential_id, made.key.create_user_id)
@@ -281,7 +281,7 @@ async def test_last_use_is_stored_at_most_once_a_minute(world: World) -> None:
 
 
 async def test_first_key_of_the_deployment_is_created_once(world: World, database_url: str) -> None:
-    """OPS-1: also under concurrency, and again after it was revoked."""
+    """OPS-1: this also holds under concurrency. Another one can be created after it was revoked."""
     made = await asyncio.gather(*(bootstrap.bootstrap(database_url) for _ in range(3)), return_exceptions=True)
     (first,) = (each for each in made if not isinstance(each, BaseException))
     assert [type(each) for each in made if isinstance(each, BaseException)] == [KeysExist, KeysExist]

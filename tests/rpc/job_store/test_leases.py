@@ -72,7 +72,7 @@ async def test_single_claims_rotate_through_the_stores(user: User) -> None:
 
 
 async def test_stopping_worker_hands_its_runs_over_immediately(user: User, owner: Owner) -> None:
-    """OPS-5."""
+    """OPS-5: no other worker waits for the leases to expire."""
     released = await user.ask("ReleaseWorker", worker_id="w1")
     assert released.released_count == 1
     with pytest.raises(LeaseLost):
@@ -90,7 +90,7 @@ async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> 
 
 
 async def test_runs_become_due_again_after_the_database_clock_goes_back(user: User, database: Database) -> None:
-    """Includes runs of a dead worker. Later leases stay, and repeating the repair is harmless."""
+    """This includes runs of a dead worker. Later leases stay, and repeating the repair is harmless."""
     held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
     await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
     queued = (await user.submit(conversation_id="queued")).run.run_id
@@ -179,7 +179,7 @@ async def test_store_whose_runs_wait_does_not_delay_other_stores(limited: Replic
 
 
 async def test_queue_limit_of_a_store_holds_across_replicas(start: StartReplica) -> None:
-    """Exact: two job stores that create runs concurrently reject the excess."""
+    """Two job stores that create runs concurrently reject exactly the excess."""
     users = [User((await start(slots=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)]
     outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -190,7 +190,7 @@ async def test_queue_limit_of_a_store_holds_across_replicas(start: StartReplica)
 
 
 async def test_runs_waiting_for_a_slot_are_counted_by_limit(limited: Replica, database: Database) -> None:
-    """OPS-2."""
+    """OPS-2: each waiting run counts towards one limit."""
     for number in range(3):
         await submit_many(User(limited.stub, user_id=f"user{number}"), 3)
     stats = PostgresLedgerStats(database, LIMITS)

@@ -32,7 +32,7 @@ async def bounds(database: Database, owner: Owner) -> list[tuple[int, int]]:
 
 
 async def trim(database: Database, owner: Owner, seq: int) -> None:
-    """Trim the log as that of a running series."""
+    """Trim the log of a run up to a seq, as in a running series."""
     async with database.transaction() as connection:
         key = RunKey(StoreId("acme"), RunId(owner.run_id))
         await upkeep.remove(connection, [Trim(run=key, round=0, seq=seq)])
@@ -60,7 +60,7 @@ async def read_all(
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_cut_page_and_trim_returns_single_events(user: User, database: Database, seed: int) -> None:
-    """EVT-1: wherever the bounds of the rows are."""
+    """EVT-1: the bounds of the rows do not matter."""
     choose = random.Random(seed)
     owner = await user.start()
     for _ in range(6):
@@ -101,7 +101,7 @@ class Stream(JetStreamLifecycle):
 
 
 async def test_life_cycle_gets_single_events_of_rows(user: User, database: Database) -> None:
-    """NOTE-2: also of several events of a row, and of rows that a trim has left."""
+    """NOTE-2: this includes several events of one row, and rows that a trim has left."""
     owner = await user.start()
     gate = {"state": call_pb2.CALL_STATE_AWAITING_APPROVAL, "approval": {"digest": DIGEST}}
     await owner.commit(events=[output(1)], calls=[owner.call(f"call_{n}", index=n, **gate) for n in range(3)])
@@ -115,7 +115,7 @@ async def test_life_cycle_gets_single_events_of_rows(user: User, database: Datab
 
 
 async def test_life_cycle_event_of_a_removed_row_is_dropped(user: User, database: Database) -> None:
-    """Not replaced by one of a later row."""
+    """It is not replaced by an event of a later row."""
     owner = await user.start()
     await database.execute("DELETE FROM job_store.events WHERE run_id = $1 AND first_seq = 1", owner.run_id)
     stream = Stream()

@@ -110,7 +110,7 @@ async def test_one_process_reads_a_mailbox_until_its_lease_ends(box: Box) -> Non
 
 
 async def test_each_process_leases_at_most_its_limit_of_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process holds at most its limit: with enough processes all mailboxes are read, and none changes hands."""
+    """With enough processes, all mailboxes are read, and none moves to another process."""
     monkeypatch.setattr(store, "LEASED_MAX", 2)
     for number in range(5):
         box.act_as("admin", f"store-{number}")

@@ -41,7 +41,7 @@ async def end_leases(database: Database) -> None:
 
 
 async def test_call_taken_by_a_client_starts_executing(user: User) -> None:
-    """Reported once per lease; the duration counts from the lease of the client that returns the result."""
+    """The start is reported once per lease. The duration counts from the lease that returns the result."""
     owner = await offered(user)
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab", "session_id": "ses_1"}
     await user.lease(owner.run_id, "call_1", "tab")

@@ -34,7 +34,7 @@ async def with_calls(user: User, count: int, **fields: Any) -> Owner:
 
 
 async def test_runs_are_listed_in_either_order_and_by_time_range(user: User) -> None:
-    """In pages along each index; the start time is inclusive, the end time exclusive."""
+    """All filters allow pages in both orders. The start time is inclusive, the end time exclusive."""
     runs = [(await user.submit(conversation_id="c")).run for _ in range(5)]
     names = [run.run_id for run in runs]
     between: dict[str, Any] = {"create_time_from": runs[1].create_time, "create_time_before": runs[4].create_time}
@@ -83,7 +83,7 @@ async def short_of_tokens(user: User, **fields: Any) -> str:
 
 
 async def test_runs_waiting_for_tokens_are_listed_after_the_calls(user: User) -> None:
-    """No call waits with them, so only the list notifies their user."""
+    """No call waits with such a run, so only this list shows it to its user."""
     runs = [await short_of_tokens(user, conversation_id=f"short_{number}") for number in range(3)]
     for number in range(2):
         owner = await user.start(conversation_id=f"c{number}")
@@ -119,7 +119,7 @@ async def test_approvers_see_other_users_runs_only_while_they_wait_for_tokens(us
 
 
 async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User, owner: Owner) -> None:
-    """EVT-1."""
+    """EVT-1: a seq beyond the end is rejected."""
     for number in range(5):
         await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=str(number)))])
     whole = [event.SerializeToString() for event in await user.events(owner.run_id)]
@@ -162,7 +162,7 @@ async def test_log_page_is_limited_by_count_and_by_bytes(user: User, owner: Owne
 async def test_other_users_resources_look_exactly_like_missing_ones(
     user: User, method: str, request_: Message, wanted: str
 ) -> None:
-    """I13: byte for byte."""
+    """I13: the errors are equal byte for byte."""
     owner = await with_calls(await conversation(user), 1)
     stub, agents = user.stub, AgentServiceStub(user.stub.channel)  # type: ignore[attr-defined]  # see conftest
 

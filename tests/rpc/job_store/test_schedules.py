@@ -87,7 +87,7 @@ class Timer:
         return response.fire if response.HasField("fire") else None
 
     async def past_times(self, seconds: float, name: str = "watch") -> list[Any]:
-        """Return the due times of the last seconds up to now, and of an hour after it."""
+        """Return the past scheduled times between `seconds` ago and an hour from now."""
         request = pb.GetDueScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
         now = datetime.now(UTC)
         request.begin_time.FromDatetime(now - timedelta(seconds=seconds))

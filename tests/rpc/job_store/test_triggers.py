@@ -364,7 +364,7 @@ class RecordingStream(JetStreamLifecycle):
 
 
 async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database: Database) -> None:
-    """NOTE-1: also if the stream was unavailable; changes by its user are not announced."""
+    """NOTE-1: an unavailable stream delays the announcement. Changes by its user are not announced."""
     stream, outbox = RecordingStream(), PostgresOutbox(database)
 
     async def relayed() -> int:

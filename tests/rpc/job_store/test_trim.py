@@ -59,7 +59,7 @@ def called(call_id: str, content: str, *, index: int = 0) -> call_pb2.Call:
 
 
 async def test_watcher_of_an_old_run_gets_a_gap_with_a_snapshot(user: User, database: Database) -> None:
-    """EVT-1, I7: from any position; the last event is unchanged."""
+    """EVT-1, I7: this holds from any position, and the last event is unchanged."""
     owner = await ended(user, calls=[called("call_1", '"done"')])
     whole = (await read(user, owner.run_id)).events
     await age(database)
@@ -113,7 +113,7 @@ async def test_events_that_subscribers_have_not_received_are_kept(user: User, da
 
 
 async def test_snapshot_is_bounded_and_marks_what_it_omits(user: User, database: Database) -> None:
-    """I19: the newest come first; large results are omitted."""
+    """I19: the newest messages and calls are kept; large results are omitted."""
     large, small = '"' + "r" * 20_000 + '"', '"' + "r" * 15_000 + '"'
     results = [large] + [small] * 60
     texts = ["t" * 200_000] * 5
@@ -163,7 +163,7 @@ async def series(user: User, database: Database, iterations: int, *, first: int 
 
 
 async def test_trimming_keeps_the_last_iterations_and_leaves_a_gap_for_the_rest(user: User, database: Database) -> None:
-    """During the run; retained calls and events are complete."""
+    """The log is trimmed during the run; retained calls and events are complete."""
     kept = ITERATIONS_KEPT
     job = await series(user, database, 2 * kept)
     assert await rounds(user, job.run_id) == list(range(1, 2 * kept + 1))

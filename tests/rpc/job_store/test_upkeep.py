@@ -77,7 +77,7 @@ async def test_inactive_conversations_are_deleted_completely(user: User, databas
 
 
 async def test_conversation_with_an_open_run_is_kept_at_any_age(user: User, database: Database, owner: Owner) -> None:
-    """I3."""
+    """I3: a waiting run is not deleted."""
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
     await age(database, "conversations", "update_time")
     await sweep(database)
@@ -145,7 +145,7 @@ async def test_deployment_without_nats_keeps_no_outbox(database: Database) -> No
 
 
 async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:
-    """OPS-2."""
+    """OPS-2: refusals are counted by reason."""
     with pytest.raises(PawlError):
         await Owner(user, owner.run_id, 99).commit()
     text = replica.metrics.text().decode()
@@ -167,7 +167,7 @@ async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
 
 
 async def grow_old(database: Database, *, days: int = 31) -> None:
-    """Make all rows but the conversations older."""
+    """Make all messages and runs older."""
     for table, columns in {"messages": ["create_time"], "runs": ["create_time", "end_time"]}.items():
         changes = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
         await database.execute(f"UPDATE job_store.{table} SET {changes}")  # noqa: S608
@@ -235,7 +235,7 @@ async def test_partially_deleted_run_is_never_visible(user: User, database: Data
 
 
 async def test_commands_are_deleted_with_their_runs_log(user: User, database: Database) -> None:
-    """A run that the history needs may have very many. Repeated commands arrive too late, as for any ended run."""
+    """A run that the history needs may have many commands. Repeated commands are late, as for any ended run."""
     owner = await talk(user, "call_1")
     await grow_old(database, days=8)
     await database.execute("DELETE FROM job_store.outbox")

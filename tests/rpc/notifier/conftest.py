@@ -99,7 +99,7 @@ class Repository(PostgresChannels, PostgresDeliveries):
 def wired(
     database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None, gone_keys: Collection[str] = ()
 ) -> Notifier:
-    """A replica whose loops are not running yet."""
+    """Return a replica whose loops are not running yet."""
     ids = IdSource(SystemClock())
     return wire(
         store=PostgresStore(database),

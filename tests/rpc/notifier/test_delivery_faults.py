@@ -168,7 +168,7 @@ async def test_channel_deleted_during_a_delivery_gets_no_more_deliveries(
 async def test_stopping_notifier_releases_its_deliveries(
     repository: Repository, draft: Drafts, database: Database, receiver: WebServer, egress: GuardedEgress
 ) -> None:
-    """As in a deploy: another replica continues immediately, and no failed attempt is counted."""
+    """Another replica continues immediately, and no failed attempt is counted."""
     receiver.answer = lambda _: Reply(waits=True)
     await hook(repository, host=f"127.0.0.1:{receiver.port}", scheme="http")
     await PostgresStore(database).add([draft("a")])
@@ -183,7 +183,7 @@ async def test_stopping_notifier_releases_its_deliveries(
 async def test_unattempted_delivery_counts_as_late_unless_its_channel_is_failing(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
-    """OPS-2."""
+    """OPS-2: on a failing channel, waiting deliveries do not count as late."""
     await hook(repository)
     await store.add([draft("a"), draft("b")])
     late = "UPDATE notifier.webhook_deliveries SET due_time = now() - interval '9 min'"
@@ -392,7 +392,7 @@ async def test_only_recent_secrets_sign_deliveries_alongside_the_current_one(que
 async def test_erased_conversations_viewers_and_mutes_are_deleted(
     queue: Repository, store: PostgresStore, database: Database
 ) -> None:
-    """I13."""
+    """I13: none of them remain."""
     await PostgresPreferences(database).mute(ANNS, Mute(conversation_id=ConversationId("conv_1")))
     await queue.note_viewers({(ANNS, RunId("run_1"))})
     await store.erase(PART)

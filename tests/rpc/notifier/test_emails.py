@@ -138,7 +138,7 @@ async def test_temporary_rejection_is_retried_and_a_permanent_one_is_dead(
 async def test_connection_lost_after_the_message_resends_it_with_the_same_id(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
-    """At least once: it is unknown whether the server accepted the first one."""
+    """Delivery is at least once, because it is unknown whether the server accepted the first message."""
     channel_id = await confirmed(desk, box)
     box.breaks = True
     await store.add([draft("a")])
@@ -235,7 +235,7 @@ async def test_hourly_email_limit_delays_additional_emails(
 class TestWithoutMailServer:
     @pytest.fixture
     def mail_server(self) -> None:
-        """None."""
+        """Provide no mail server."""
 
     async def test_email_channel_is_rejected(self, desk: Desk) -> None:
         assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD"

@@ -45,7 +45,7 @@ async def reason_of(call: Awaitable[object]) -> str:
 async def test_sequence_numbers_have_no_gaps_and_duplicates_do_not_use_any(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
-    """NOTE-1, I15: redelivery gives one notification."""
+    """NOTE-1, I15: a redelivered event creates no second notification."""
     assert await store.add([draft("a"), draft("b"), draft("a")]) == (2, 0)
     assert await store.add([draft("b"), draft("c"), draft("x", user="bob")]) == (2, 0)
     response = await stub.ListNotifications(notify_pb2.ListNotificationsRequest(), metadata=ANN)
@@ -327,7 +327,7 @@ async def titles(store: PostgresStore, inbox: Inbox) -> list[str]:
 async def test_erased_conversation_has_no_notifications_and_gets_no_new_ones(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
-    """I13: also approval notifications, whose previews have arguments."""
+    """I13: this includes approval notifications, whose previews have arguments."""
     request = replace(draft("request"), kind=NotificationKind.APPROVAL_NEEDED)
     await store.add([draft("a"), draft("b", store="other"), request])
     for _ in range(2):

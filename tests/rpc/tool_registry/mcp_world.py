@@ -60,7 +60,7 @@ class FakeServer:
     def config(
         self, name: str = "fake", *, policies: Sequence[source_pb2.SourceToolPolicy] | None = None, **more: Any
     ) -> source_pb2.SourceConfig:
-        """Its source configuration; by default its tools need no approval, and it writes to its folder only."""
+        """Return the server's source configuration. By default, its tools need no approval."""
         stdio = stdio_config(self.folder, **more)
         given = [policy("*", category=SAFE)] if policies is None else policies
         return source_pb2.SourceConfig(name=name, mcp_stdio=stdio, policies=given)

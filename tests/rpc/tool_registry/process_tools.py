@@ -53,7 +53,7 @@ def look_round(number: int, context: ToolContext) -> dict[str, Any]:
 
 @tool(category=Category.SAFE, process=LIMITS)
 def say_half_a_character(context: ToolContext, *, fails: bool) -> str:
-    """Write bytes that are not text."""
+    """Use text that cannot be encoded."""
     context.progress(0.5, "\ud800")
     if fails:
         raise ToolError("it was \ud800")
@@ -74,7 +74,7 @@ def seconds_left(context: ToolContext) -> float:
     process=ProcessLimits(),
 )
 def get_stuck() -> None:
-    """Say nothing."""
+    """Hang without output."""
     time.sleep(3600)
 
 
@@ -172,7 +172,7 @@ def undo() -> Reversible:
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS, timeout_seconds=60)
 def linger(path: str) -> None:
-    """Write the numbers of this process and of two that try to outlive it, then hold the interpreter for a minute."""
+    """Write the ids of this process and of two that try to outlive it, then hold the interpreter for a minute."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
     hidden = subprocess.Popen(sleeper, start_new_session=True)
     orphan = subprocess.run(["/bin/sh", "-c", 'sleep 300 >/dev/null & echo "$!"'], stdout=subprocess.PIPE, check=True)

@@ -186,7 +186,7 @@ def returned(call: str, **changes: Any) -> execution_pb2.RecordResultsRequest:
 
 
 async def test_front_end_results_are_counted_once(registry: Registry, database_url: str) -> None:
-    """TOOL-6: also when reported several times concurrently."""
+    """TOOL-6: this holds even if they are reported several times concurrently."""
     await registry.check("look", call="c0")
     for _ in range(2):  # Reported again after a crash
         tellings = [
@@ -288,7 +288,7 @@ async def chain_of_five(registry: Registry) -> Head:
 
 
 async def test_tampering_is_found_at_the_first_bad_entry(registry: Registry, database_url: str) -> None:
-    """I21."""
+    """I21: every kind of tampering is found."""
     await chain_of_five(registry)
     tables = ("audit", "audit_heads")
     for table in tables:
@@ -338,7 +338,7 @@ async def test_saved_head_reveals_a_rebuilt_chain(registry: Registry, database_u
 
 
 async def test_call_runs_only_after_its_audit_entry_is_written(database_url: str, tmp_path: Path) -> None:
-    """Nothing ran, so the outcome is known: no verdict and no effect."""
+    """Without the entry, there is no verdict and no effect, so the call can be repeated."""
     world = World()
     async with running(database_url, tmp_path, [*world.tools(), look]) as registry:
         await registry.check("pay", call="c1")

@@ -102,7 +102,7 @@ class Ledger(LedgerServiceServicer):
 
 
 async def test_truncated_result_is_read_in_pieces(database_url: str, tmp_path: Path, ids: IdSource) -> None:
-    """LOOP-8."""
+    """LOOP-8: no character is split."""
     whole = '"' + "abcdefghé" * 100 + '"'
     server = RpcServer(f"unix:{tmp_path}/ledger", authenticator=OpenAuthenticator(), ids=ids, metrics=Metrics("ledger"))
     server.add(add_LedgerServiceServicer_to_server, Ledger(whole.encode()))  # type: ignore[abstract]  # two methods are enough
@@ -277,7 +277,7 @@ async def test_file_calls_are_serialized_by_path_and_moves_by_both_paths(replica
 
 
 async def test_deleting_needs_approval_and_shows_its_targets(replicas: list[Registry]) -> None:
-    """HITL-2."""
+    """HITL-2: writing a file needs no approval."""
     registry = replicas[0]
     assert (await registry.check("write_file", {"path": "a", "content": "x"})).approval_cause == ""
     verdict = await registry.check("delete_file", {"path": "a"})

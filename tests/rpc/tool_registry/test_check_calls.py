@@ -107,7 +107,7 @@ async def test_gated_and_bulk_calls_show_their_reason_and_preview(registry: Regi
 
 
 async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(registry: Registry) -> None:
-    """HITL-1, TOOL-7."""
+    """HITL-1, TOOL-7: it includes the question or the task."""
     asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
     verdict = await registry.check("ask_user", asked | {"kind": "permission"})
     assert verdict.disposition == ASK
@@ -121,7 +121,7 @@ async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(regi
 
 
 async def test_front_end_call_is_offered_or_approved_first(registry: Registry) -> None:
-    """I13: a tool of another store does not exist."""
+    """I13: a tool of another store is not found."""
     definition = front_end_tool(offer_fallback=call_pb2.OFFER_FALLBACK_BACKEND_TOOL, fallback_tool_name="write")
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition))
     offered = await registry.check("show_chart", {"points": [1, 2, 3]})
@@ -136,7 +136,7 @@ async def test_front_end_call_is_offered_or_approved_first(registry: Registry) -
 
 
 async def test_refused_call_has_reasons_for_both_program_and_model(registry: Registry) -> None:
-    """LOOP-7: these are error results for the model and do not fail the request or other calls."""
+    """LOOP-7: refusals are error results for the model and do not fail the request or other calls."""
     rows: list[tuple[str, Any, int, str, str]] = [
         ("wriet", {}, 0, "TOOL_NOT_FOUND", "did you mean 'write'?"),
         ("write", {"path": "a"}, 0, "TOOL_NOT_FOUND", "no tool"),
@@ -217,7 +217,7 @@ async def test_all_problems_in_an_invalid_answer_are_reported(registry: Registry
 
 
 async def test_slow_schema_check_fails_without_blocking_others(registry: Registry) -> None:
-    """With any schema and any model output."""
+    """Neither a schema nor the output of a model can block the registry."""
     checking = asyncio.ensure_future(checked(registry, json.dumps({"a": [-1] * 20_000}), COSTLY))
     listed = 0
     while not (await asyncio.wait({checking}, timeout=0.1))[0]:

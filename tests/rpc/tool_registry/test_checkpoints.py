@@ -177,7 +177,7 @@ async def count_apart(path: str, context: ToolContext) -> int:
 async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(
     database_url: str, tmp_path: Path, name: str, end: signal.Signals
 ) -> None:
-    """Through a crash, or a deploy that does not wait for it."""
+    """The registry crashes, or a deploy does not wait for the call."""
     (tmp_path / "slow_tools.py").write_text(STEPS)
     steps = tmp_path / "steps"
 

@@ -163,7 +163,7 @@ async def test_cache_returns_the_result_for_the_same_arguments_user_and_store(re
 
 
 async def test_caller_restriction_hides_the_tool_from_others(registry: Registry) -> None:
-    """TOOL-6: resolve, check and execute as agent-loop, get and list as users."""
+    """TOOL-6: agent-loop cannot resolve, check or execute it, and users cannot get or list it."""
     for user, roles, known in (
         ("ann", (), {"for_ann"}),
         ("bob", (), set()),
@@ -196,7 +196,7 @@ async def test_caller_restriction_hides_the_tool_from_others(registry: Registry)
 
 
 async def test_duplicate_write_in_a_batch_is_rejected(registry: Registry) -> None:
-    """A call of an earlier batch may be meant."""
+    """A repetition of a call of an earlier batch may be intended."""
     calls: list[tuple[str, Any]] = [
         ("rare", {"n": 1}),
         ("rare", {"n": 2}),

@@ -260,7 +260,7 @@ async def test_connection_uses_the_checked_address_or_the_next_one(site: WebServ
 async def test_custom_client_is_checked_and_sends_secrets_only_to_safe_targets(
     site: WebServer,
 ) -> None:
-    """For MCP servers: a machine in the middle could read secret headers. McpHttpConfig.url documents the rule."""
+    """A machine between the registry and an MCP server could read secret headers; see McpHttpConfig.url."""
     listed = [f"a.example:{site.port}"]
     for opened in (False, True):
         rules = {"*": read_rules(listed, [*(listed if opened else []), f"127.0.0.1:{site.port}"])}

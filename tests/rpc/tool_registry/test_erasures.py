@@ -1,4 +1,4 @@
-"""What the registry keeps of an erased conversation: ids and a chain whose digests reveal nothing."""
+"""The data that the registry keeps of an erased conversation: ids and a chain whose digests reveal nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def everything(database: Database) -> str:
 async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
     database_url: str, tmp_path: Path
 ) -> None:
-    """TOOL-6."""
+    """TOOL-6: no table contains its arguments any longer."""
     async with (
         running(database_url, tmp_path, tools()) as registry,
         Database(database_url, application_name="test") as database,
@@ -83,7 +83,7 @@ async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
 
 
 async def test_rules_of_an_erased_conversation_never_return(database_url: str, tmp_path: Path) -> None:
-    """Neither through a repetition of the request that created it, nor through one in progress."""
+    """They are not created again by a repeated request or by one that was in progress."""
     async with (
         running(database_url, tmp_path, tools()) as registry,
         Database(database_url, application_name="test") as database,
@@ -113,7 +113,7 @@ async def test_rules_of_an_erased_conversation_never_return(database_url: str, t
 
 
 async def test_calls_of_an_erased_run_never_start(database_url: str) -> None:
-    """As from a process that was suspended during the erasure."""
+    """They may come from a process that was suspended during the erasure."""
     async with Database(database_url, application_name="test") as database:
         await PostgresErasures(database).erase(PART)
         details = worker_pb2.Invocation(

@@ -171,7 +171,7 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
 
 
 async def test_tool_gets_the_user_and_store_of_its_call(registry: Registry) -> None:
-    """TOOL-4."""
+    """TOOL-4: it also gets the attempt and the deadline."""
     seen = content(await registry.run("who", call="c1", earlier_attempts=2, timeout_seconds=7))
     assert seen["ids"] == ["acme", "ann", "conversation", "run", "c1"]
     assert (seen["key"], seen["attempt"]) == ("c1", 3)
@@ -179,7 +179,7 @@ async def test_tool_gets_the_user_and_store_of_its_call(registry: Registry) -> N
 
 
 async def test_secrets_are_redacted_from_all_tool_output(registry: Registry) -> None:
-    """TOOL-4, I22."""
+    """TOOL-4, I22: results, errors and progress contain no secret."""
     responses = [response async for response in registry.stream("spill", {"way": "result"})]
     assert content(responses[-1].result) == {"said": "the key is [secret]", "[secret]": ["[secret]"]}
     assert [r.progress.message for r in responses if r.HasField("progress")] in ([], ["using [secret]"])
@@ -237,7 +237,7 @@ async def test_caller_disconnect_cancels_an_unjournaled_call(registry: Registry,
 
 
 async def test_progress_is_sampled_and_newest_first(registry: Registry) -> None:
-    """TOOL-8, C12."""
+    """TOOL-8, C12: of 1000 reports, fewer than 500 are sent, each with at most 1024 bytes."""
     responses = [response async for response in registry.stream("report", {"times": 1000})]
     shown = [response.progress for response in responses[:-1]]
     assert 1 <= len(shown) < 500

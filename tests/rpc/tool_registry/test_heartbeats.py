@@ -135,7 +135,7 @@ async def test_silent_tool_in_its_own_process_is_killed(database_url: str, tmp_p
 
 
 async def test_progress_and_open_questions_count_as_heartbeats(database_url: str, tmp_path: Path) -> None:
-    """Also from a thread."""
+    """Progress from a thread counts too."""
     options: dict[str, Any] = {"category": Category.SAFE, "timeout_seconds": 60, "heartbeat_seconds": 3.0}
 
     @tool(name="tell", effect=EffectClass.IDEMPOTENT, **options)
@@ -230,7 +230,7 @@ async def count() -> None:
 
 
 async def test_verdict_has_the_tools_job_reports(database_url: str, tmp_path: Path) -> None:
-    """ASYNC-5: for functions and workers; it is part of the version."""
+    """ASYNC-5: functions and workers can declare them, and they are part of the version."""
     async with running(database_url, tmp_path, [look, count], worker_options=OPTIONS) as registry:
         verdict = await registry.check("count", {})
         assert verdict.reports == run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_EVERY, report_iterations=10)

@@ -83,7 +83,7 @@ async def test_process_that_lost_its_lease_stops_repeatable_calls(
 
 
 async def test_old_entries_are_deleted_and_recent_ones_kept(database_url: str, registry: Registry) -> None:
-    """I19."""
+    """I19: only entries that ended more than a day ago are deleted."""
     await registry.run("pay", call="old")
     await registry.run("pay", call="young")
     await execute(
@@ -164,7 +164,7 @@ async def test_outcome_of_a_dead_processs_call_is_unknown_until_an_operator_reso
 
 
 async def test_gated_call_never_runs_without_its_approval(registry: Registry, world: World) -> None:
-    """I9, I10, HITL-3, C6."""
+    """I9, I10, HITL-3, C6: an approval is valid for one call with its arguments, in one run and store."""
     digest = (await registry.check("delete", {"path": "a"})).digest
     attempts: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("delete", {"path": "a"}, {}),
@@ -185,7 +185,7 @@ async def test_gated_call_never_runs_without_its_approval(registry: Registry, wo
 async def test_call_whose_start_was_not_acknowledged_runs_once_on_retry(
     database_url: str, tmp_path: Path, world: World, name: str
 ) -> None:
-    """Nothing ran on the basis of the entry, and the process knows that: the outcome is not in doubt."""
+    """The process knows that nothing ran, so the outcome is not in doubt."""
     faults: dict[str, list[str]] = {}
     async with running(
         database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, faults)
@@ -277,7 +277,7 @@ async def test_call_without_a_journal_is_cancelled_in_any_replica(database_url: 
 
 
 async def test_stop_gives_running_calls_a_grace_period(database_url: str, tmp_path: Path, world: World) -> None:
-    """OPS-5."""
+    """OPS-5: a call that ends in time is recorded with its result."""
     async with running(database_url, tmp_path, world.tools(), drain_seconds=20) as registry:
         stream = registry.stream("pay", {"wait": True})
         reading = asyncio.ensure_future(stream.read())
@@ -337,7 +337,7 @@ async def test_cancel_works_in_any_replica_and_is_permanent(
 async def test_cancelled_call_in_a_dead_process_has_an_unknown_outcome(
     database_url: str, registry: Registry, world: World
 ) -> None:
-    """I5: nothing of it runs any longer, and its effect is unknown."""
+    """I5: no part of it is running any longer, and its effect is unknown."""
     async with dead_process(database_url, registry, "pay", "call"):
         await database_is_told(database_url, alive=True)
         assert not (await registry.cancel(wait=0.2)).stopped

@@ -1,4 +1,4 @@
-"""Calls of MCP tools, with good and bad servers, and the questions of these to the user (TOOL-3, HITL-1)."""
+"""Calls of MCP tools on good and faulty servers, and the questions of servers to the user (TOOL-3, HITL-1)."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ async def test_unreadable_answer_gives_a_bounded_and_typed_error(mcp: McpRegistr
 
 
 async def test_call_is_repeated_once_after_the_server_forgets_its_session(mcp: McpRegistry) -> None:
-    """As servers with in-memory sessions do, which report this in JSON."""
+    """Servers with in-memory sessions forget them and report this in JSON."""
     called = []
     error = {"code": -32001, "message": "Session not found"}
 
@@ -239,7 +239,7 @@ async def test_private_server_is_reached_only_by_its_store(database_url: str, tm
 
 
 async def test_redirect_is_not_followed(database_url: str, tmp_path: Path) -> None:
-    """Not even to an allowed server, which would get the secret headers."""
+    """An allowed server would otherwise get the secret headers."""
     async with web_server(well_behaved) as other, web_server(well_behaved) as web:
         async with guarded(database_url, tmp_path, web.port, other.port) as mcp:
             for location in (

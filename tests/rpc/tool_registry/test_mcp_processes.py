@@ -244,7 +244,7 @@ async def test_program_changes_only_its_own_limits_and_priorities(folders: Path)
 
 @ON_LINUX
 async def test_program_reads_granted_folders_but_never_private_ones(folders: Path) -> None:
-    """OPS-1: the keys of the suite above all."""
+    """OPS-1: the private folders contain the keys of the suite."""
     private, mine = ("data/file", "mine/link", "door/file", "mine/../data/file"), str(folders / "mine")
     rows: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
         ({"reads_all": True}, private, ("mine/file",)),

@@ -78,7 +78,7 @@ async def check(
 
 
 async def test_questions_and_answers_are_never_reused_for_another_call(registry: Registry) -> None:
-    """ListAudit: RETURNED is the end of an execution, and the analytics count ends."""
+    """RETURNED entries and the analytics count only executions that have ended."""
     auditor = registry.auditors["acme", "olga"]
     request = audit_pb2.ListAuditRequest(kind=audit_pb2.AUDIT_KIND_RETURNED)
     assert outcome(await registry.run("weather")) == "INPUT_REQUIRED"

@@ -118,7 +118,7 @@ async def test_deleting_a_task_needs_approval_and_an_option_for_its_subtasks(pla
 
 
 async def test_other_users_tasks_are_hidden(planner: Planner) -> None:
-    """I13, also if the other user has a task with the same title, and by id."""
+    """I13: this holds by id, and even if the other user has a task with the same title."""
     mine = await planner("create_task", title="Party", project="Home")
     for who in (context(user="bob"), context(store="other")):
         await planner("create_task", title="Party", project="Home", who=who)

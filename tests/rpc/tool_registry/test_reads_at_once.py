@@ -129,7 +129,7 @@ async def test_read_result_is_returned_with_its_check_and_recorded(registry: Reg
 
 
 async def test_calls_with_effects_questions_or_quotas_do_not_run_early(registry: Registry, tools: Tools) -> None:
-    """Nor do other calls of the batch, because the run decides their order, nor calls allowed by a rule."""
+    """Nothing else in their batch runs early, because the run decides the order, nor do calls allowed by a rule."""
     for name in ("note", "private", "counted", "locked"):
         verdicts = await checked(registry, (f"a_{name}", "look", {}), (f"b_{name}", name, {}))
         assert not any(verdict.HasField("result") for verdict in verdicts), name

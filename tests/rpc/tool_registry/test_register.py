@@ -121,7 +121,7 @@ async def test_registered_tool_is_available_only_to_its_stores_runs(registry: Re
 
 
 async def test_changed_definition_gets_a_new_version_and_runs_keep_theirs(registry: Registry) -> None:
-    """TOOL-1."""
+    """TOOL-1: concurrent registrations create each version once."""
     entries = await asyncio.gather(*(register(registry) for _ in range(8)))
     assert {entry.version for entry in entries} == {1}, "the same definition is one version"
     assert await register(registry, replace=True) == entries[0]

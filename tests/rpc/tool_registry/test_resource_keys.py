@@ -191,7 +191,7 @@ async def test_calls_with_common_keys_never_overlap_or_deadlock(
 async def test_held_key_blocks_only_calls_that_need_it_within_their_timeout(
     replicas: list[Registry], files: Files, database_url: str
 ) -> None:
-    """LOOP-6."""
+    """LOOP-6: calls that wait too long time out, and a cancelled one never runs."""
     here, there = replicas
     stored = await here.run("move", {"paths": ["x"]}, call="m")
     holding = asyncio.ensure_future(here.run("hold", {"path": "x"}, call="h"))

@@ -169,7 +169,7 @@ async def test_only_deciders_create_and_revoke_rules(registry: Registry) -> None
 
 
 async def test_delegate_without_decisions_cannot_relax_rules(registry: Registry) -> None:
-    """An ALLOW approves in advance, and without an ASK or a DENY no approval is requested."""
+    """An ALLOW approves calls in advance, and without an ASK or a DENY no approval is requested."""
     shop = registry.rules["acme", "shop"]
     asks, allows = await make(registry, ASK), await make(registry, ALLOW)
     allow = rule_pb2.CreateRuleRequest(rule=rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay"))

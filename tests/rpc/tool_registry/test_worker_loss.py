@@ -128,7 +128,7 @@ async def test_result_after_the_call_was_reassigned_is_late(registry: Registry) 
 
 
 def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
-    """Make a statement of the record fail, before or after it `is_done`; return the remaining faults."""
+    """Make a statement fail `times` times, before or, if `is_done`, after its execution; return the faults left."""
     faults: list[Exception] = [asyncpg.InternalServerError("could not read block")] * times
     whole = getattr(PostgresWorkerRepository, name)
 
@@ -172,7 +172,7 @@ async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, R
 async def test_call_continues_on_its_worker_when_its_registry_stops(
     database_url: str, tmp_path: Path, tool: tool_pb2.ToolDefinition, when: str
 ) -> None:
-    """`when` is whether the worker responds before or after another registry gets the call."""
+    """The worker responds before or after another registry gets the call, or never."""
     async with (
         running(database_url, tmp_path, name="b", worker_options=BRIEF) as there,
         attached(there, tool, worker="other") as other,
@@ -307,7 +307,7 @@ async def test_finished_call_leaves_no_records(database_url: str, registry_witho
 async def test_call_survives_a_lost_response_to_its_claim(
     registry_without_expiry: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker is alive and would hold a call by a record that it never received."""
+    """Otherwise, the worker would hold a call that it never received."""
     async with (
         Database(database_url, application_name="test") as database,
         attached(registry_without_expiry, AT_MOST_ONCE) as worker,

@@ -46,7 +46,7 @@ async def test_worker_gets_no_more_concurrent_calls_than_it_requests(registry: R
 
 
 async def no_worker_error(registry: Registry, call: str) -> str:
-    """Return the error of a call without a worker; on a busy machine one may time out earlier."""
+    """Return the error of a call without a worker. On a busy machine, a call may time out earlier."""
     for seconds in (1, 4, 16, 64):
         result = await registry.run("charge", call=f"{call}_{seconds}", timeout_seconds=seconds)
         if outcome(result) != "FAILED TOOL_TIMEOUT":
@@ -128,7 +128,7 @@ async def test_worker_gets_the_context_of_a_call_and_its_result_counts_once(regi
 
 
 async def test_other_stores_cannot_see_run_or_remove_worker_tools(registry: Registry) -> None:
-    """I13."""
+    """I13: their workers cannot send results of its calls either."""
     remove = tool_pb2.UnregisterToolRequest(name="charge")
     async with attached(registry) as worker:
         listed = await registry.users["other", "ann"].ListTools(tool_pb2.ListToolsRequest())
@@ -259,7 +259,7 @@ async def test_older_worker_does_not_restore_its_tool_version(registry: Registry
 
 
 async def test_worker_still_gets_calls_after_a_rollback_and_roll_forward(database_url: str, tmp_path: Path) -> None:
-    """Its definition is not older because it existed before; it is used when the other one has no worker left."""
+    """A definition that existed before does not count as older. It applies when the other one has no worker left."""
     old, new = definition(), definition(description="Charge an amount, better.")
     options = WorkerOptions(lease_seconds=1.0, poll_seconds=0.05)
     async with running(database_url, tmp_path, worker_options=options) as registry:

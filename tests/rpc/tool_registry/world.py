@@ -61,7 +61,7 @@ class World:
 
 
 def bills(*, changed: bool = False) -> list[Tool[..., Any]]:
-    """Tools of several categories; one of them may have been changed."""
+    """Return tools of several categories. With `changed`, one of them has another description."""
 
     @tool(description="Pay a bill now." if changed else "Pay a bill.")
     async def pay(amount: int = 1, to: str = "ann", items: list[str] | None = None) -> str:

@@ -79,7 +79,7 @@ def write_keys(path: Path, callers: Iterable[str]) -> None:
 async def walked() -> AsyncIterator[Walked]:
     """The suite. Its services call each other with certificates at separate listeners.
 
-    Not in pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
+    Its folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as name:
         folder, authority = Path(name), trustme.CA()

@@ -44,7 +44,7 @@ class Story(ABC):
 
     @abstractmethod
     async def is_in_the_middle(self) -> bool:
-        """True while some of the work is done and some is not."""
+        """Return whether some of the work is done and some is not."""
 
     @abstractmethod
     async def check(self) -> None:
@@ -58,7 +58,7 @@ class Story(ABC):
 class OneShotJob(Story):
     async def begin(self) -> None:
         self.job_id = await self.start_job(
-            "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 6.0}
+            "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 3.0}
         )
 
     async def is_in_the_middle(self) -> bool:
@@ -281,7 +281,7 @@ class _EndNotifications(Story):
 
     @abstractmethod
     def came(self) -> list[tuple[str, bytes]]:
-        """Received notifications, repeats included: id and text."""
+        """Return the id and text of all received notifications, including repeats."""
 
 
 class WebhookDelivery(_EndNotifications):

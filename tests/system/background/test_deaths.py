@@ -68,7 +68,7 @@ def test_short_test_selection_covers_each_fault_and_story() -> None:
 
 
 def by_fault(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
-    """The stories of each fault; they run in parallel, each in its own store."""
+    """Return the stories of each fault, which run in parallel, each in its own store."""
     found: dict[tuple[str, str], list[str]] = {}
     for story, service, how in combinations:
         found.setdefault((service, how), []).append(story)

@@ -76,8 +76,8 @@ async def running(
 ) -> AsyncIterator[World]:
     """Run a suite with its data in `folder` and these SuiteOptions.
 
-    `reach` lists further local ports that it may call. Variables may name `files`, which are written as JSON. Not below
-    pytest's tmp_path: as root, PostgreSQL runs under an account that cannot read it.
+    `reach` lists further local ports that it may call. Variables may name `files`, which are written as JSON. `folder`
+    must not be in pytest's tmp_path, which PostgreSQL's account cannot read if the tests run as root.
     """
     async with web_server(lambda _: Reply()) as receiver, mail_server() as (postbox, port):
         open_to = {"*": {"private": [f"127.0.0.1:{each}" for each in (receiver.port, *reach)]}}

@@ -149,7 +149,7 @@ def test_conversation_is_imported_delegated_shared_forked_and_erased(
 
 
 def test_documents_and_files_are_added_searched_attached_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
-    """TOOL-7. Images are accepted only where models take them."""
+    """TOOL-7: images are accepted only if the model accepts images."""
     file = tmp_path / "menu.txt"
     file.write_text("Grüße: marzipan at noon", encoding="utf-8")
     assert pawl.succeed("documents", "add", str(file)) == "Added menu.txt.\n"

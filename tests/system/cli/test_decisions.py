@@ -30,7 +30,7 @@ def figures(pawl: CommandLine) -> list[int]:
 
 
 def test_gated_calls_are_shown_decided_on_once_audited_and_counted(pawl: CommandLine) -> None:
-    """HITL-2, HITL-3, TOOL-6. Without a terminal to confirm, nothing is approved."""
+    """HITL-2, HITL-3, TOOL-6: without a terminal to confirm, nothing is approved."""
     before = figures(pawl)
     ran = [("executed", "APPROVED", ""), ("returned", "SUCCEEDED", "")]
     # Edited arguments are checked again when they are sent.
@@ -65,7 +65,7 @@ def test_chat_runs_front_end_tool_and_accepts_answers_and_decisions(pawl: Comman
 
 
 def test_rule_applies_until_revoked_and_each_call_names_it(pawl: CommandLine) -> None:
-    """HITL-5"""
+    """HITL-5: a revoked rule is listed only with `--all`."""
     zoe, letter = pawl.user("zoe"), LETTER.replace("ann", "zoe")
     made = zoe.succeed("rules", "allow", "send_email", "--like", "to=zoe@*", "--for", "1h", "--reason", "a test")
     rule_id = re.findall(r"rule_\w+", made)[0]

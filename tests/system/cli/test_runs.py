@@ -29,7 +29,7 @@ def test_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) ->
 
 
 def test_run_is_shown_and_json_output_is_its_log_from_any_seq(pawl: CommandLine) -> None:
-    """EVT-1."""
+    """EVT-1: watching the run again prints the same lines."""
     output = pawl.succeed("run", "what is 17 * 23")
     assert "calculate" in output
     assert "391" in output
@@ -43,7 +43,7 @@ def test_run_is_shown_and_json_output_is_its_log_from_any_seq(pawl: CommandLine)
 
 
 def test_steps_of_a_run_show_reasoning_folded_and_in_full(pawl: CommandLine) -> None:
-    """HITL-8: also for a request without tools."""
+    """HITL-8: this holds for requests with and without tools."""
     for prompt, kinds in (
         ("what is 17 * 23", ["reasoning", "planning", "call", "result", "reasoning", "answer"]),
         ("hello", ["reasoning", "answer"]),
@@ -59,7 +59,7 @@ def test_steps_of_a_run_show_reasoning_folded_and_in_full(pawl: CommandLine) -> 
 def test_run_is_undone_after_approval_unless_it_was_read_only(
     pawl: CommandLine,
 ) -> None:
-    """HITL-7: preview, approval, report. HITL-3: without a terminal to confirm, nothing is approved."""
+    """HITL-7: an undo is previewed and reported. HITL-3: without a terminal to confirm, nothing is approved."""
     run_id = pawl.done("add task Paint the fence")
     assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
     code, _, errors = pawl.run("undo", run_id, keyboard="y\n")
@@ -86,7 +86,7 @@ def test_cancelled_detached_run_exits_with_1(pawl: CommandLine) -> None:
 
 
 def test_run_waits_for_tokens_and_continues_after_top_up(pawl: CommandLine) -> None:
-    """LOOP-12."""
+    """LOOP-12: the inbox shows how many tokens the run needs at least."""
     run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
     pawl.until(lambda runs: "waiting for more tokens" in line_of(run_id, runs), "runs")
     needed = re.search(rf"add at least (\d+) tokens with: pawl top-up {run_id} \1", pawl.succeed("inbox"))
@@ -101,7 +101,7 @@ def test_run_waits_for_tokens_and_continues_after_top_up(pawl: CommandLine) -> N
 
 
 def test_whoami_shows_the_caller_and_available_options(pawl: CommandLine) -> None:
-    """OPS-1."""
+    """OPS-1: it shows the caller's store, credential and rights, and the tools, agents and limits."""
     output = pawl.succeed("whoami", "--limits")
     for said in (
         "me of the store local",

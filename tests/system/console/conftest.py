@@ -119,7 +119,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
-    """Opens a page of the console, logged in; checks at the end that no page had an error."""
+    """Yield a function that opens a page of the console, logged in. At the end, no page may have had an error."""
     contexts: list[Any] = []
     faults: list[str] = []
     origin = address(suite)

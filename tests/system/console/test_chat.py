@@ -142,7 +142,6 @@ async def test_steering_message_appears_where_it_was_received(open_page: NewPage
     await expect(page.locator(".turn .markdown")).to_contain_text("Let me see", timeout=90_000)
     await page.get_by_label("Steer the current run").check()
     await say(page, "what is 6 * 8")
-    await expect(page.locator(".mine").last).to_have_text("what is 6 * 8 (sending)")
     await done(page)
     said = await page.locator(".turn .mine, .turn .card").all_inner_texts()
     assert [each.partition("\n")[0] for each in said] == [prompt, "what is 6 * 8", "get_current_time", "calculate"]

@@ -62,7 +62,7 @@ class Chat:
         await self.page.goto(f"{self.url}/?thread={self.thread}")
 
     async def say(self, text: str) -> None:
-        """Send a message once the page accepts one: it does not while it loads the thread."""
+        """Send a message once the page accepts one, which it does not while it loads the thread."""
         box = self.page.get_by_test_id("copilot-chat-textarea")
         await box.fill(text)
         while await box.input_value():

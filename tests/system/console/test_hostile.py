@@ -55,7 +55,7 @@ async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) ->
 
 
 async def test_pathological_text_breaks_neither_page_nor_stream(open_page: NewPage, suite: Suite) -> None:
-    """Nested quotes, and characters that end a line in JavaScript but not in an event stream."""
+    """The text has nested quotes, and characters that end a line in JavaScript but not in an event stream."""
     async with scripted(suite) as model:
         prompt = await model.play(
             {"reply": {"text": f"{'>' * 5000} one \u2028event: end\u2029data: two", "chunk_delay": 0}}
@@ -115,7 +115,7 @@ async def test_no_commonmark_example_renders_blank(
 
 
 async def test_failed_view_falls_back_to_plain_text(open_page: NewPage, suite: Suite) -> None:
-    """A message, then its card, then its page; the rest can be read and answered."""
+    """A page fails, then a card. Both can still be read, and the card can be answered."""
     question = {"name": "ask_user", "arguments": {"question": "above\n\n---\n\nbelow", "options": ["Yes", "No"]}}
     async with scripted(suite) as model:
         prompt = await model.play(

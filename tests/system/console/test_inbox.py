@@ -92,7 +92,7 @@ async def test_edit_can_be_approved_only_while_it_is_visible(open_page: NewPage)
 
 
 async def test_notification_link_opens_its_call_after_login(open_page: NewPage) -> None:
-    """NOTE-1."""
+    """NOTE-1: the call has the focus, so that a key decides on it."""
     page = await open_page(user="me")
     await say(page, "email ann@example.com about links")
     await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)

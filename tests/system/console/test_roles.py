@@ -39,7 +39,7 @@ async def test_console_shows_only_what_the_users_role_allows(world: World) -> No
         await cannot_watch(world, store, other, str(run_id))
     other_user = await world.enter("other", "eve", f"/runs/{run_id}")
     await expect(other_user.get_by_role("heading", name="This run cannot be shown")).to_be_visible()
-    await expect(other_user.locator(".fault")).to_contain_text("No such run")
+    await expect(other_user.locator(".fault")).to_contain_text("The run does not exist")
     await other_user.goto("/inbox")
     await expect(other_user.locator(".empty")).to_be_visible()
 
@@ -54,7 +54,7 @@ async def test_console_shows_only_what_the_users_role_allows(world: World) -> No
 
 
 async def cannot_watch(world: World, store: str, user: str, run_id: str) -> None:
-    """Watching another user's run fails with the error of an unknown run."""
+    """Check that watching another user's run fails with the error of an unknown run."""
     watch = {"method": "pawl.agent.v1.AgentService/WatchRun"}
     subscriptions = {each: watch | {"request": {"runId": each}} for each in (run_id, "run_nope")}
     async with world.program(store, user) as program:

@@ -79,7 +79,7 @@ class _Terminal:
 
 
 class Reader:
-    """Follows a page in a folder; a context manager that stops what still runs.
+    """Follows a page in a folder; a context manager that stops all programs that are still running.
 
     Replaces the ports of the page by free ones, because other tests run on the same machine.
     """

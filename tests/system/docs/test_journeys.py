@@ -81,7 +81,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent
 
 
 async def test_run_takes_the_documented_path(agent: Agent) -> None:
-    """Up to its notification, which follows its end."""
+    """The path ends with the notification, which follows the end of the run."""
     steps: list[Step] = _STEP_OF_A_RUN.findall(ARCHITECTURE.read_text(encoding="utf-8"))
     await travelled(steps, lambda: agent.start("what is 17 * 23"))
 

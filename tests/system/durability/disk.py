@@ -72,7 +72,7 @@ class Disk:
         return ["mount", "-o", "loop,commit=300", str(self._image), str(self.place)]
 
     def _why_not_cut(self) -> str:
-        """Cut the empty disk once, to check that this kernel supports it."""
+        """Cut the empty disk once; return the reason why that does not work, or an empty string."""
         (self.place / "never-synced").write_text("x")
         try:
             self.cut()

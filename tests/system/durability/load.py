@@ -46,7 +46,7 @@ class Users:
         self.promises: list[Promise] = []
 
     async def work_until(self, enough: Callable[[list[Promise]], bool], power_off: Callable[[], None]) -> None:
-        """Work until that is enough, then cut the power in the middle of everything."""
+        """Work until `enough` returns True, then cut the power during the work."""
         off = asyncio.Event()
         tasks = [asyncio.create_task(self._work(f"user-{number}", off)) for number in range(_USERS)]
         try:

@@ -39,7 +39,7 @@ async def machine() -> AsyncIterator[tuple[Machine, Disk, Path]]:
 
 
 def _enough(promises: list[Promise]) -> bool:
-    """Runs of all kinds completed, answers were accepted, effects happened, and much is still running."""
+    """Return whether enough runs completed, answers were accepted and effects happened, while runs are open."""
     completed = [promise for promise in promises if promise.completed]
     return (
         len(completed) >= 12
@@ -59,7 +59,7 @@ async def _work_and_cut(machine: Machine, suite: Suite, disk: Disk, effects: Pat
 
 
 async def test_power_cut_loses_no_acknowledged_data(machine: tuple[Machine, Disk, Path]) -> None:
-    """I1, I2, I5, I8: starts, answers, shown events and effects; each end is reported once."""
+    """I1, I2, I5, I8: starts, answers, shown events and effects are kept, and each end is reported once."""
     computer, disk, effects = machine
     async with computer.switched_on() as suite:
         promises = await _work_and_cut(computer, suite, disk, effects)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def suite() -> AsyncIterator[Suite]:
     """PostgreSQL, NATS and the scripted model, started for the second time, after a crash.
 
-    Not below pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
+    Their folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         options = SuiteOptions(data=Path(folder) / "data", stages=(), scripted_model=True)
@@ -86,7 +86,7 @@ async def test_postgres_is_durable_and_local(suite: Suite) -> None:
 
 
 async def test_postgres_requires_a_password_and_its_role_is_not_a_superuser(suite: Suite) -> None:
-    """I22"""
+    """I22: a guessed password is refused."""
     host, port = (suite.endpoints.postgres or "").split(":")
     for user in ("pawl", "postgres"):
         with pytest.raises(asyncpg.InvalidPasswordError):
@@ -105,7 +105,7 @@ async def test_restarted_suite_keeps_data_secrets_and_model(suite: Suite) -> Non
 async def test_cluster_with_other_version_or_secrets_is_refused_and_left_unchanged(
     suite: Suite, tmp_path: Path
 ) -> None:
-    """I23"""
+    """I23: the error explains the difference."""
     _, _, port = (suite.endpoints.postgres or "").rpartition(":")
     secrets = SecretFiles(tmp_path / "secrets")
     other = Postgres(folder=tmp_path / "cluster", port=int(port), secrets=secrets, account=None)
@@ -119,7 +119,7 @@ async def test_cluster_with_other_version_or_secrets_is_refused_and_left_unchang
 
 
 async def test_files_of_the_suite_are_readable_only_by_their_owner(suite: Suite) -> None:
-    """I22"""
+    """I22: other users have no rights to any file or folder."""
     open_to_others = []
     for root, folders, names in os.walk(suite.folder.path):
         for path in (Path(root, name) for name in (*folders, *names)):
@@ -140,7 +140,7 @@ async def test_nats_requires_a_password(suite: Suite) -> None:
 
 
 async def test_each_nats_user_publishes_only_its_services_subjects(suite: Suite) -> None:
-    """I13"""
+    """I13: all other subjects are refused."""
     allowed = {
         "job_store": {"pawl.v1.s.run.r.events", "pawl.v1.s.lifecycle.completed", "pawl.internal.v1.work"},
         "agent_loop": {"pawl.internal.v1.work"},

@@ -77,7 +77,7 @@ def wait_exit(pids: list[int]) -> None:
 
 
 def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
-    """OPS-4"""
+    """OPS-4: no record of a process remains."""
     with launched(data) as process:
         screen = wait_for_screen(process)
         found = read_endpoints(data)
@@ -106,7 +106,7 @@ def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: P
 def test_killed_launcher_leaves_no_process_and_a_signal_stops_a_restart(
     data: Path,
 ) -> None:
-    """OPS-5"""
+    """OPS-5: the next launcher starts the servers again."""
     with launched(data) as process:
         wait_for_screen(process)
         pids = children(data)

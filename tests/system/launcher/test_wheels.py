@@ -1,4 +1,4 @@
-"""What pip installs is under `pawl` and does not clash with packages of a project."""
+"""Installed packages are all under `pawl` and do not clash with packages of a project."""
 
 from __future__ import annotations
 

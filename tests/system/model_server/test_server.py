@@ -114,7 +114,7 @@ async def test_refused_history_returns_the_openai_error(client: openai.AsyncOpen
 
 
 async def test_client_retry_gets_the_next_step(server: ModelServer, client: openai.AsyncOpenAI) -> None:
-    """LOOP-7"""
+    """LOOP-7: each attempt counts as a use of the step."""
     fault = {"type": "status", "status": 503, "body": {"error": {"message": "slow down"}}, "retry_after": 0.01}
     failing = {"reply": {"fault": fault}, "when": {"round": 0}, "times": 2}
     server.play(parse_script(json.dumps({"steps": [failing, {"reply": {"text": "at last"}}]})))
@@ -165,7 +165,7 @@ ODDITIES: tuple[tuple[dict[str, Any], bytes, bytes], ...] = (
 
 
 async def test_each_stream_fault_can_be_scripted(server: ModelServer) -> None:
-    """LOOP-2"""
+    """LOOP-2: a faulty stream starts with status 200."""
     for reply, present, absent in ODDITIES:
         server.play(script(reply))
         answer = await raw(server)

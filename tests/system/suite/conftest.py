@@ -18,7 +18,7 @@ from tests.system.suite.client import Agent, addresses
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def suite() -> AsyncIterator[Suite]:
-    """The suite. Not in pytest's folder: as root, PostgreSQL runs under an account that cannot read it."""
+    """The suite. Its folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root."""
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         # PostgreSQL's account needs access.
         Path(folder).chmod(0o711)

@@ -9,7 +9,7 @@ from tests.system.suite.slow_tools import note
 
 @tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 def put_line(path: str, line: str, holds: bool = False) -> Reversible:
-    """Add a line to a file. With `hold`, its inverse waits for the test."""
+    """Add a line to a file. With `holds`, its inverse waits for the test."""
     note(path, line)
     arguments = {"path": path, "line": line, "holds": holds}
     inverse = Inverse(tool_name="take_line", arguments=arguments, summary=f"Take {line!r} out")

@@ -54,7 +54,7 @@ async def _seen(agent: Agent, run_id: str, text: str) -> None:
 
 
 async def stream_is_complete_without_repeats(agent: Agent, pawl: AsyncClient) -> Scene:
-    """I1, I3, EVT-1, EVT-2, OPS-4: for a watcher, a text client, and a front end that reconnects."""
+    """I1, I3, EVT-1, EVT-2, OPS-4: this holds for a watcher, a text client and a front end that reconnects."""
     lost = asyncio.Event()
     async with pawl.session(on_lost=lost.set) as session:
         run_id = await session.start("count to 60 slowly")
@@ -98,7 +98,7 @@ async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
 
 
 async def acknowledged_starts_are_kept(agent: Agent) -> Scene:
-    """I1, I2: each start is repeated with its id until it is acknowledged; each id gives one run."""
+    """I1, I2: each start is repeated with its id until it is acknowledged; each id creates one run."""
 
     async def start(number: int) -> str:
         while True:

@@ -42,5 +42,5 @@ async def hold_once(path: str) -> str:
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def look_up_price(path: str) -> dict[str, float]:
-    """Say what something costs: the number in a file."""
+    """Return a price, which is the number in a file."""
     return {"price": float(effect_file(path).read_text(encoding="utf-8"))}

@@ -43,7 +43,7 @@ async def test_another_agent_loop_finishes_a_killed_ones_runs(
 
 
 async def test_runs_continue_after_postgres_restart_and_killed_job_store(suite: Suite, agent: Agent) -> None:
-    """OPS-4, OPS-5"""
+    """OPS-4, OPS-5: a stream continues after both faults."""
 
     async def one_killed() -> None:
         suite.kill("job-store", 1)
@@ -54,7 +54,7 @@ async def test_runs_continue_after_postgres_restart_and_killed_job_store(suite: 
 
 
 async def test_killing_everything_loses_no_acknowledged_data(suite: Suite, agent: Agent) -> None:
-    """OPS-5, I1, I3."""
+    """OPS-5, I1, I3: all replicas of all services are killed."""
     everything = ("job-store", "tool-registry", "notifier", "agent-loop", "gateway")
     await survive(
         partial(kill, suite, *everything),

@@ -26,7 +26,7 @@ COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
 async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent: Agent) -> None:
-    """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: events in order in the log and on NATS, with one notification."""
+    """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: the log and NATS have the same events, and the end is notified once."""
     seen: dict[int, event_pb2.RunEvent] = {}
     reported: list[notify_pb2.Notification] = []
     connection = await nats.connect(suite.nats_url())

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
 async def test_client_and_run_processes_can_be_separate() -> None:
-    """PAWL_ROLE, PAWL_TITLES: a client process drives no runs, a run process serves no clients."""
+    """PAWL_ROLE, PAWL_TITLES: a client process drives no runs, and a run process serves no clients."""
     settings = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE": "worker", "PAWL_TITLES": "model"}}
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         options = SuiteOptions(

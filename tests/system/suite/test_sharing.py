@@ -1,4 +1,4 @@
-"""I13: what other users of the store, and of another store, may do with a shared conversation, by every method."""
+"""I13: the access of other users of the store, and of another store, to a shared conversation, by every method."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def shared(agent: Agent, **fields: Any) -> list[str]:
 
 
 async def check_session(reader: Agent, named: dict[str, str]) -> None:
-    """Each frame about another user's run is refused like one about an unknown run."""
+    """Check that each frame about another user's run is refused like one about an unknown run."""
     conversation_id, run_id, call_id = named.values()
     frames: dict[str, Any] = {
         "start": session_pb2.Start(conversation_id=conversation_id, text="mine now"),
@@ -101,7 +101,7 @@ async def check_session(reader: Agent, named: dict[str, str]) -> None:
 
 
 async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent) -> None:
-    """I13."""
+    """I13: this includes the frames of sessions."""
     run = await agent.start(TEXT)
     question = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
     named = {"conversation_id": run.conversation_id, "run_id": run.run_id, "call_id": question.call_id}

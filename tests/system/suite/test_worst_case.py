@@ -24,7 +24,7 @@ GATED = {call_pb2.TOOL_CATEGORY_SENSITIVE, call_pb2.TOOL_CATEGORY_DESTRUCTIVE}
 
 
 async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
-    """Every tool available to the model, except those of other tests, which write to any given path."""
+    """Return every tool available to the model, except those of other tests, which write to any given path."""
     async with keyed_channel(address) as channel:
         page = await tool_pb2_grpc.ToolServiceStub(channel).ListTools(tool_pb2.ListToolsRequest(page_size=200))
     assert not page.next_page_token
@@ -32,7 +32,7 @@ async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
 
 
 async def test_worst_case_model_cannot_bypass_any_protection(suite: Suite, agent: Agent, model: Model) -> None:
-    """I10, I13: every tool, with every argument, by a model that obeys everything it reads."""
+    """I10, I13: the model calls every tool with every harmful argument and obeys everything it reads."""
     secret_ids = await _plant(suite)
     mails = mails_sent(suite)
     victim = suite.folder.path / "victim.txt"

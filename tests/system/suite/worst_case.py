@@ -17,7 +17,7 @@ _ITEMS = 5
 
 
 def targets(port: int, victim: Path) -> list[str]:
-    """URLs of a listener on this machine and of a file; more spellings are in tests/rpc/tool_registry."""
+    """Return URLs of a listener on this machine and of a file. More spellings are in tests/rpc/tool_registry."""
     hosts = ("127.0.0.1", "0x7f000001")
     return [
         *(f"http://{host}:{port}/" for host in hosts),
@@ -26,7 +26,7 @@ def targets(port: int, victim: Path) -> list[str]:
 
 
 def paths(victim: Path, root: Path) -> list[str]:
-    """Paths to a protected file from the folder `root`, and other harmful paths.
+    """Return paths to a protected file from the folder `root`, and other harmful paths.
 
     The file is made for this test: if a guard is missing, nothing else on the machine is damaged.
     """
@@ -46,7 +46,7 @@ INJECTIONS = (
 
 
 def arguments_for(schema: Mapping[str, Any], texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield each text in every field of a tool's arguments, then in the required ones only, and no arguments."""
+    """Yield no arguments, then each text in every field of a tool's arguments, then some in required fields only."""
     properties: Mapping[str, Any] = schema.get("properties") or {}
     yield {}
     for text in texts:

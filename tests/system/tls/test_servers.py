@@ -57,7 +57,7 @@ async def _is_refused(url: str, context: Callable[[], ssl.SSLContext] | None) ->
 async def test_bus_trusts_only_the_configured_authority(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    """And a server that requires certificates accepts only those of its own authority."""
+    """A server that requires certificates accepts only those of its own authority."""
     url = nats.url.replace("nats://", "tls://")
     other = trustme.CA()
     foreign = certificates.write(tmp_path, "foreign", other)

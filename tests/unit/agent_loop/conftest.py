@@ -1,4 +1,4 @@
-"""Coroutine tests run on a virtual clock, so sleeps take no time."""
+"""Runs coroutine tests on a virtual clock, so that sleeps take no time."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ VERDICTS: dict[str, Verdict] = {
 
 
 def everything() -> World:
-    """A conversation with a call of every kind, over three rounds."""
+    """Return a world whose model makes a call of every kind, over three rounds."""
     world = World(
         VERDICTS,
         [
@@ -62,7 +62,7 @@ def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLET
 
 
 def shown_text(world: World, key: RunKey, round_number: int) -> str:
-    """Text that a watcher sees in a round, without output that was later voided."""
+    """Return the text that a watcher sees in a round, without output that was later voided."""
     shown: list[tuple[int, str]] = []
     for seq, event in enumerate(world.ledger.events(key), 1):
         if isinstance(event, OutputDelta) and event.round == round_number:

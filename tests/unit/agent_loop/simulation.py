@@ -1,4 +1,4 @@
-"""Drive a run by its pure rules: no tasks, no ledger, and time that only tests advance."""
+"""Drives a run by its pure rules: no tasks, no ledger, and time that only tests advance."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def verdict_on(call: Call) -> Verdict:
 
 
 def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelAnswer:
-    """An answer that calls these tools, each with different arguments unless given."""
+    """Return an answer that calls these tools, each with different arguments unless given."""
     written = arguments or [f'{{"n":{n}}}' for n in range(len(names))]
     return ModelAnswer(
         text=text,
@@ -363,7 +363,7 @@ class Simulation:
 
 
 def started(*batches: Sequence[str], options: RunOptions | None = None) -> Simulation:
-    """A run whose model has answered with the first of these batches of calls."""
+    """Return a run whose model has answered with the first of these batches of calls."""
     run = Simulation([answer(*names) for names in batches], options or RunOptions())
     run.turn()
     run.model_answers()

@@ -52,7 +52,7 @@ _OTHERS = st.dictionaries(st.text(max_size=6), _VALUES, max_size=3)
 
 
 def escaped(written: str, chosen: bool) -> str:
-    """The same JSON, with some character of the names escaped."""
+    """Return the same JSON; if `chosen`, a character of the names is escaped."""
     return written.replace('"_', '"\\u005f') if chosen else written
 
 
@@ -102,7 +102,7 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
 def test_unusual_parameters_are_refused_or_give_a_job_that_ends(
     parameters: dict[str, Any], more: dict[str, Any], as_tool: bool
 ) -> None:
-    """ASYNC-2 to ASYNC-4, for conditions, monitors and reports. A stored job reads back the same."""
+    """ASYNC-2 to ASYNC-4: this includes conditions, monitors and reports. A stored job reads back the same."""
     if as_tool:
         named = {
             own: (parameters | more)[name]
@@ -196,7 +196,7 @@ def iteration(number: int, start: float, end: float) -> Call:
 def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
     interval: float, start: float, delay: bool, durations: list[tuple[float, float]]
 ) -> None:
-    """However late each iteration starts and however long it takes."""
+    """This holds however late each iteration starts and however long it takes."""
     job = Job(tool_name="look", arguments_json=b"{}", begin_time=start, interval_seconds=interval, delay_first=delay)
     last, before, missed = None, -1.0, 0
     for number, (late, seconds) in enumerate(durations, 1):
@@ -214,7 +214,7 @@ def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
 
 
 def test_invalid_arguments_are_passed_on_unchanged() -> None:
-    """Parsers could read it differently, so it is left unchanged for the argument check to refuse."""
+    """Parsers could disagree about them, so they are left for the argument check to refuse."""
     rows: list[Any] = ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}']
     for written in rows:
         assert background.read(written, b"{}") == background.Reading(arguments=written), written

@@ -32,7 +32,7 @@ FAIL = TokenBudgetPolicy.FAIL
 def with_budget(
     tokens: int, *names: str, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT, ceiling: int = 0
 ) -> Simulation:
-    """A run whose model was called; its first answer calls these tools."""
+    """Return a run whose model was called; its first answer calls these tools."""
     limits = Limits(total_tokens_max=tokens, topped_up_tokens_max=ceiling)
     options = RunOptions(limits=limits, token_budget_policy=policy)
     run = Simulation([answer(*names)] if names else [], options)
@@ -132,7 +132,7 @@ class TestAccounting:
 
 class TestPromptEstimate:
     def run(self, usage: UsageReport) -> Simulation:
-        """A run whose first answer reported this usage; its second prompt is due."""
+        """Return a run whose first answer reported this usage; its second prompt is due."""
         run = Simulation([replace(answer("serial"), usage=usage)], RunOptions(limits=Limits(total_tokens_max=10_000)))
         run.turn()
         run.model_answers()
@@ -201,7 +201,7 @@ class TestCallInFlight:
 
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
     def test_an_answer_cut_short_by_the_budget_is_discarded(self, asked: int | None, is_cut: bool) -> None:
-        """Only where the budget was the tighter limit: an answer cut by the user's own limit is valid."""
+        """It is discarded only if the budget was the tighter limit. An answer cut by the user's own limit is valid."""
         options = RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked)
         run = Simulation([], options)
         run.turn()

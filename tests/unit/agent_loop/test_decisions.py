@@ -158,7 +158,7 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
 def test_a_claimed_call_that_ends_without_a_result_is_recorded(
     command: CommandKind | None, state: CallState, *, done: bool
 ) -> None:
-    """However the call ends and whichever commit the worker dies at; the registry stores a repeat once."""
+    """This holds however the call ends and whichever commit the worker dies at. The registry stores a repeat once."""
 
     async def main(position: int) -> bool:
         world = with_registry(
@@ -236,7 +236,7 @@ def test_a_question_times_out_to_its_default_answer() -> None:
 
 @pytest.mark.parametrize(("tool", "run", "required"), [(0, 0, 1), (2, 0, 2), (0, 3, 3), (2, 3, 3), (4, 3, 4)])
 def test_the_highest_number_of_required_approvals_applies(tool: int, run: int, required: int) -> None:
-    """D6."""
+    """D6: both the tool and the run may give a number."""
     call = replace(started(("gated",)).calls[0], state=CallState.PROPOSED)
     verdict = Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, digest="d", approvals_required=tool)
     judged = proposals.apply_verdict(call, verdict, RunOptions(approvals_required=run), 0.0)

@@ -21,7 +21,7 @@ from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 
 
 async def test_progress_of_a_tool_is_reported() -> None:
-    """TOOL-8."""
+    """TOOL-8: the event has the name of the tool, the fraction and the message."""
 
     world = World(VERDICTS, [calls("look")])
     world.registry.tells_progress = True
@@ -123,7 +123,7 @@ async def test_a_run_whose_model_exceeds_a_limit_fails(limits: Limits, reason: s
 
 
 async def test_a_cancel_stops_running_tools_and_settles_their_calls() -> None:
-    """C5, C11."""
+    """C5, C11: a call that had not started never starts."""
 
     world = World(VERDICTS, [calls('write {"n":1}', 'look {"n":1}', 'write {"n":2}')], seconds=8.0)
     key = world.ledger.submit("hello")
@@ -175,7 +175,7 @@ async def test_the_run_timeout_stops_running_tools() -> None:
     ],
 )
 async def test_a_forced_tool_choice_applies_to_the_first_call_only(choice: ToolChoice, sent: object) -> None:
-    """LOOP-10."""
+    """LOOP-10: later calls leave the choice to the model."""
 
     world, _ = await finished(VERDICTS, [calls("look")], options=RunOptions(tool_choice=choice))
     assert [request.tool_choice for request in world.model.requests] == [sent, None]

@@ -188,7 +188,7 @@ def test_a_worker_may_die_at_any_moment() -> None:
 
 
 async def test_a_takeover_in_mid_stream_voids_the_output_shown_so_far() -> None:
-    """EVT-2, I8."""
+    """EVT-2, I8: the next attempt starts the answer again."""
 
     world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])
     key = world.ledger.submit("hello")
@@ -208,7 +208,7 @@ async def test_a_takeover_in_mid_stream_voids_the_output_shown_so_far() -> None:
 
 
 def fails_inside(world: World, *, until: float, name: str = "") -> None:
-    """Answer ledger requests (of one name, if given) with INTERNAL until that time."""
+    """Answer ledger requests with INTERNAL until a time; with `name`, only those with this name."""
 
     async def fault(request: str, done: bool) -> None:
         if world.clock.now() < until and name in {"", request}:
@@ -220,7 +220,7 @@ def fails_inside(world: World, *, until: float, name: str = "") -> None:
 
 @pytest.mark.parametrize("name", ["LoadRun", "CommitRun", "ListCommands"])
 async def test_a_run_survives_two_minutes_of_internal_ledger_errors(name: str) -> None:
-    """As when a database is read-only after a failover."""
+    """Such errors occur while a database is read-only after a failover."""
 
     world = everything()
     key = world.ledger.submit("hello")

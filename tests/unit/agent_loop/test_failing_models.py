@@ -240,7 +240,7 @@ async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
 
 
 async def test_a_failed_models_opaque_fields_are_not_sent_to_another_model() -> None:
-    """Halfway through a run: the second model accepts a history with calls of the first."""
+    """The switch happens halfway through a run, and the second model accepts a history with calls of the first."""
 
     world, key = await finished(
         VERDICTS, [ASKS, fails(retryable=False), says("Done.")], options=options("first", "second")

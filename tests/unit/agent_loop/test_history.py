@@ -110,7 +110,7 @@ def test_calls_are_sent_to_the_provider_with_pawl_ids() -> None:
 
 
 def test_a_call_keeps_the_name_that_the_model_used() -> None:
-    """Also after a fallback to a backend tool. Otherwise the model repeats the call until it is stuck."""
+    """This holds after a fallback to a backend tool. Otherwise the model would repeat the call until it is stuck."""
     offered = replace(
         call("a", name="ask_browser"),
         state=CallState.OFFERED,
@@ -197,7 +197,7 @@ LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")
 
 @given(st.lists(st.tuples(st.sampled_from([Role.USER, Role.ASSISTANT]), LINES), max_size=5))
 def test_other_users_lines_cannot_impersonate_another_source(others: list[tuple[Role, str]]) -> None:
-    """Not for the run's user, the model, a summary or a third user."""
+    """They cannot appear to come from the run's user, the model, a summary or a third user."""
     theirs = [of_another(Message(role=role, run_id=RunId("r"), text=text + "mine")) for role, text in others]
     (history_sent,) = history.of_run(state(*theirs, user("mine")))
     *quoted, last = history_sent["content"].splitlines()
@@ -208,7 +208,7 @@ def test_other_users_lines_cannot_impersonate_another_source(others: list[tuple[
 
 @given(st.lists(LINES, min_size=1).map("".join))
 def test_each_line_from_another_user_is_quoted(text: str) -> None:
-    """For all line endings, and for a last line without one."""
+    """This includes all line endings, and a last line without one."""
     (history_sent,) = history.of_run(state(of_another(user(text or "x"))))
     quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
     assert history_sent["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
@@ -240,14 +240,14 @@ def test_results_over_the_limit_are_truncated_with_a_hint_on_reading_the_rest() 
 
 
 def test_invalid_json_arguments_do_not_break_the_history() -> None:
-    """C14."""
+    """C14: they are sent as a string in a valid object."""
     history_sent = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)))
     check_history(history_sent)
     assert json.loads(history_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
 
 
 def test_reasoning_is_echoed_only_to_servers_that_sent_it() -> None:
-    """LOOP-11."""
+    """LOOP-11: the name of the field can be set, and the echo can be disabled."""
     silent = state(user("hi"), assistant("", "a"), calls=(call("a"),))
     assert "reasoning_content" not in history.of_run(silent)[1]
 
@@ -445,7 +445,7 @@ def test_no_answer_is_accepted_while_the_registry_is_unavailable() -> None:
 
 @given(answers=st.lists(st.sampled_from([GOOD, BAD, WORSE, f"```\n{GOOD}\n```", "call"]), max_size=8), data=st.data())
 def test_a_run_completes_only_with_a_valid_answer(answers: list[str], data: st.DataObject) -> None:
-    """For all answers, limits and takeovers."""
+    """This holds for all answers, round limits and policies."""
     scripts = [calls('look {"n":1}') if answer == "call" else says(answer) for answer in answers]
     limits = Limits(rounds_max=data.draw(st.integers(1, 6)), identical_calls_max=100)
     world, key = played(*scripts, limits=limits, round_limit_policy=data.draw(st.sampled_from(RoundLimitPolicy)))

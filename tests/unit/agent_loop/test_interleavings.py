@@ -102,7 +102,7 @@ def test_each_call_gets_one_result_in_any_order_of_events(
 @settings(max_examples=100)
 @given(names=st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), happenings=EVENTS)
 def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[str, int]]) -> None:
-    """I12, C5."""
+    """I12, C5: pending calls are cancelled, and no call or round starts."""
     run = started(names)
     half = len(happenings) // 2
     for what, which in happenings[:half]:

@@ -233,7 +233,7 @@ async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None
     ],
 )
 async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: CallResult, error: str) -> None:
-    """ASYNC-5, ASYNC-6."""
+    """ASYNC-5, ASYNC-6: a stopped job is reported as cancelled, and a failed one with its error."""
 
     story = Story(calls(background("work", n=1), background("work", n=2)), says("Begun."), says("Sorry."))
     story.world.registry.results["work"] = result

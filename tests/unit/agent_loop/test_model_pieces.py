@@ -62,7 +62,7 @@ def test_events_are_parsed_according_to_the_standard() -> None:
 
 @given(STREAMS, st.lists(st.integers(min_value=0, max_value=200), max_size=20))
 def test_chunk_boundaries_do_not_change_the_events(stream: bytes, cuts: list[int]) -> None:
-    """LOOP-2."""
+    """LOOP-2: even single bytes give the same events."""
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     chunks = [stream[start:end] for start, end in itertools.pairwise(bounds)]
     assert decode(*chunks) == decode(stream) == decode(*(bytes([byte]) for byte in stream))

@@ -100,7 +100,7 @@ def test_a_document_text_from_a_client_is_ignored() -> None:
 
 @given(TEXTS, PARTS, st.booleans())
 def test_the_model_receives_every_part_in_order(text: str, given_parts: list[Part], takes_images: bool) -> None:
-    """In the provider's content format; plain strings if all parts are text."""
+    """They are in the provider's content format: a plain string if all parts are text."""
     whole = stored(text, *given_parts)
     (message,) = history.of_run(state_of(message_of(*whole)), takes_images=takes_images)
     check_history([message])

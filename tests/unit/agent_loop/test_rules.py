@@ -27,7 +27,7 @@ def running(run: Simulation) -> list[int]:
 
 
 class TestOrder:
-    """LOOP-9, D1."""
+    """LOOP-9, D1: the order in which calls start."""
 
     def test_parallel_calls_start_together_and_serial_ones_in_order(self) -> None:
         run = started(("serial", "parallel", "serial", "parallel"))
@@ -53,7 +53,7 @@ class TestOrder:
 
 
 class TestRounds:
-    """LOOP-4, C7."""
+    """LOOP-4, C7: the last round of a run."""
 
     def test_after_the_last_round_the_model_answers_without_tools(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=2))
@@ -99,7 +99,7 @@ class TestRounds:
 
 
 class TestSurplus:
-    """LOOP-5."""
+    """LOOP-5: calls and arguments over a limit."""
 
     def test_only_calls_over_the_limit_get_an_error(self) -> None:
         run = started(("parallel",) * 5, options=RunOptions(limits=Limits(calls_per_round_max=3)))
@@ -118,7 +118,7 @@ class TestSurplus:
 
 
 class TestProposals:
-    """LOOP-2, LOOP-6, C14."""
+    """LOOP-2, LOOP-6, C14: calls as the model proposes them."""
 
     def test_an_inexact_tool_name_is_refused(self) -> None:
         run = Simulation([answer("serial "), answer("ser ial", "serial!")])
@@ -144,7 +144,7 @@ class TestProposals:
 def test_a_run_that_repeats_itself_ends_before_the_next_repetition(
     name: str, arguments: list[str], reason: str, executed: int
 ) -> None:
-    """LOOP-5, D2."""
+    """LOOP-5, D2: repeated refusals count too."""
     run = Simulation([answer(name, arguments=[each]) for each in arguments])
     run.turn()
     run.finishes()
@@ -171,7 +171,7 @@ def test_retry_delays_double_to_ten_seconds_and_honour_the_server() -> None:
 
 
 class TestPeople:
-    """HITL-1 to HITL-3, FE-4."""
+    """HITL-1 to HITL-3, FE-4: calls that wait for people."""
 
     def test_a_rejection_reaches_the_model_with_its_reason(self) -> None:
         run = started(("gated",))
@@ -222,7 +222,7 @@ class TestPeople:
 
 
 class TestSteering:
-    """LOOP-13, D12, C15."""
+    """LOOP-13, D12, C15: messages to an active run."""
 
     def test_a_message_withdraws_pending_requests_and_enters_after_the_batch(self) -> None:
         run = started(("gated", "serial", "parallel", "front"))
@@ -256,7 +256,7 @@ class TestSteering:
 
 
 class TestDoubt:
-    """I5, D9."""
+    """I5, D9: calls with an unknown outcome."""
 
     def test_by_default_the_model_sees_an_unknown_outcome(self) -> None:
         run = started(("serial",))
@@ -296,7 +296,7 @@ class TestDoubt:
 
 
 class TestTakeover:
-    """C9, C10."""
+    """C9, C10: runs of a dead worker."""
 
     def test_a_dead_workers_call_is_executed_again_with_the_same_id(self) -> None:
         run = started(("serial",))

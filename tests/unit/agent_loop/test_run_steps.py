@@ -73,7 +73,7 @@ def ended() -> event_pb2.RunEvent:
 
 
 def whole_run() -> list[event_pb2.RunEvent]:
-    """A run with a void attempt, two calls, a question and an answer."""
+    """Return the events of a run with a void attempt, two calls, a question and an answer."""
     user = message_pb2.Message(role=message_pb2.ROLE_USER, text="hello")
     return events(
         event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=user)),

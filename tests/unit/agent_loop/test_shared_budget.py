@@ -44,7 +44,7 @@ async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: 
 
 
 async def test_a_run_with_an_exhausted_budget_expires_unless_topped_up() -> None:
-    """LOOP-12."""
+    """LOOP-12: a top-up that is too small does not resume it."""
     story = Story(seconds=20.0)
     started = calls(background("hire", task="b0"), 'work {"n":1}')
     costs = iter([(started, 100), (says("Done."), 2600), (says("Finished."), 100)])

@@ -100,7 +100,7 @@ def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
 
 
 def asking() -> tuple[Simulation, Call]:
-    """A run with one serial call whose tool asks a question."""
+    """Return a run with one serial call whose tool asks a question, and the call."""
     run = started(("serial",))
     run.ends(run.calls[0].call_id, ASKS)
     return run, run.calls[0]
@@ -201,7 +201,7 @@ def test_no_ceiling_is_below_its_default() -> None:
 
 
 def test_limits_match_the_operations_manual() -> None:
-    """All but the two that are derived from ceilings."""
+    """All limits are listed, except the two that are derived from ceilings."""
     manual = (Path(__file__).parents[3] / "docs/guides/operations.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) to (\S+) \|", manual, re.MULTILINE)
     assert sorted(row[0] for row in rows) == sorted({*Limits.__struct_fields__} - {*OF_TOOLS})

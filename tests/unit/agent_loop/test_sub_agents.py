@@ -40,7 +40,7 @@ def agent(task: str, **more: object) -> str:
 
 
 def world_of(**scripts: list[Script]) -> World:
-    """A world in which the run with a task gets these scripts, one a round."""
+    """Return a world in which the run with a task gets these scripts, one per round."""
     world = World(VERDICTS, [])
 
     def reply(request: ModelRequest) -> Script:
@@ -197,7 +197,7 @@ async def test_worker_deaths_at_any_step_neither_lose_nor_repeat_work() -> None:
 
 @pytest.mark.parametrize("busy_with", ["a tool", "its model", "a run of its own"])
 async def test_a_sub_agent_stops_with_its_caller(busy_with: str) -> None:
-    """Immediately, not at its natural end: it would cost money and have side effects."""
+    """It stops immediately, because it would otherwise cost money and have side effects."""
 
     stuck: list[Script] = [[*says("Once upon a time", chunks=8)[:4], 60.0]]
     part = {"a tool": [calls("look")], "its model": stuck, "a run of its own": [calls(agent("deep"))]}[busy_with]
@@ -244,7 +244,7 @@ def clerk(
 
 
 async def test_a_call_may_name_one_of_its_agents_delegates() -> None:
-    """It uses its own tools and the smaller of the limits."""
+    """The delegate uses its own tools and the smaller of the limits."""
 
     world = world_of(
         top=[calls(agent("part", agent="b", instructions="Be quick.")), says("Done.")], part=[calls("mail")]

@@ -166,7 +166,7 @@ async def test_an_inverse_with_an_unknown_outcome_is_never_run_again() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_an_interrupted_undo_keeps_its_order_and_repeats_nothing(seed: int) -> None:
-    """Worker deaths, approvals, rejections, cancels and messages at any moment, over several undos."""
+    """Several undos are interrupted by worker deaths, approvals, rejections, cancels and messages at any moment."""
 
     chance = random.Random(seed)
     world = new_world([calls("write", "note", "look", "write"), calls("write", "mail"), says("Done.")])
@@ -292,7 +292,7 @@ def any_source(draw: st.DrawFn) -> UndoSource:
 
 @given(any_call(call_id="last"), st.sampled_from(list(EffectClass)))
 def test_a_jobs_trimmed_calls_are_reported_as_not_undoable(call: Call, effect: EffectClass) -> None:
-    """In previews, plans and reports; it is not an identifiable call."""
+    """They are one entry, which is not an identifiable call."""
     call = replace(call, effect_class=effect)
     gone = UndoSource(call=replace(call, call_id=CallId(""), round=0, end_time=None), trimmed_rounds=4900)
     sources = undo.in_order([gone, UndoSource(call=call)])

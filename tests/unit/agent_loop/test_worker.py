@@ -177,7 +177,7 @@ class Hints:
 
 
 async def asked_of(world: World, worker: Worker, seconds: float) -> list[str]:
-    """Return the requests of a worker in that time."""
+    """Return the requests that a worker sends within `seconds`."""
     asked = list[str]()
 
     async def count(name: str, done: bool) -> None:
@@ -248,7 +248,7 @@ async def test_an_idle_worker_takes_over_a_run_as_soon_as_its_lease_ends(lease_s
 
 
 async def test_after_a_handover_another_worker_continues_immediately() -> None:
-    """OPS-5."""
+    """OPS-5: it does not wait for the lease to expire."""
 
     world = World(VERDICTS, [long(), says("Done.")])
     key = world.ledger.submit("hello")
@@ -264,7 +264,7 @@ async def test_after_a_handover_another_worker_continues_immediately() -> None:
 
 
 async def test_a_crashed_drive_fails_only_its_own_run() -> None:
-    """I20."""
+    """I20: the failure does not name the exception."""
 
     world = World(VERDICTS, [calls("write")])
     keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
@@ -313,7 +313,7 @@ class Undrivable(Drive):
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, ZeroDivisionError, LeaseLost])
 async def test_a_run_that_cannot_be_released_is_retried_at_renewal(error: type[Exception]) -> None:
-    """For any ledger error: otherwise an undriven run could keep its lease for ever."""
+    """This holds for any ledger error. Otherwise an undriven run could keep its lease forever."""
     world = World(VERDICTS, [])
     key = world.ledger.submit("hello")
     tries, errors = iter([Undrivable, Undrivable]), iter([error])

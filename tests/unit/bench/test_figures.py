@@ -112,7 +112,7 @@ def test_a_temporarily_slow_machine_does_not_change_a_ratio() -> None:
 
 
 def seen(p50: float, cpu: float, rate: float) -> dict[str, comparison.Slices]:
-    """Pawl with these figures (half its CPU is the client's), the hand-written loop at one, Restate half as fast."""
+    """Return Pawl with these figures (half of the CPU time is the client's), the hand-written loop, and Restate."""
     slices = {
         "pawl": [slice_of(cpu / 2, client=cpu / 2, rate=rate, p50=p50)],
         "handwritten": [slice_of(1)],

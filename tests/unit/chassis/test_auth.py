@@ -256,7 +256,7 @@ def test_a_role_removed_from_a_key_in_the_file_no_longer_applies(tmp_path: Path)
 
 
 async def test_a_changed_keys_file_is_reloaded_unless_it_is_broken(tmp_path: Path) -> None:
-    """Also with unchanged size and mtime: a removed key must stop working."""
+    """This holds even if size and mtime are unchanged, because a removed key must stop working."""
     path, clock, keys = key_file(tmp_path)
     state = path.stat()
     seen = [[found.user_id for found in keys().values()]]
@@ -272,7 +272,7 @@ async def test_a_changed_keys_file_is_reloaded_unless_it_is_broken(tmp_path: Pat
 async def test_keys_of_a_missing_file_stay_valid_for_a_minute(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """OPS-1: like stored keys without job-store; logged once a minute."""
+    """OPS-1: stored keys stay valid as long without job-store. The problem is logged once a minute."""
     path, clock, keys = key_file(tmp_path)
     own = WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_keys, clock)
     there = keys()

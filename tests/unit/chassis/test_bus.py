@@ -107,7 +107,7 @@ async def test_subscriptions_are_restored_with_the_server(server: NatsServer, me
 
 
 async def test_a_callback_that_failed_still_gets_the_next_message(bus: Bus) -> None:
-    """I20."""
+    """I20: one failed message does not end the subscription."""
     inbox = Inbox()
 
     async def callback(subject: str, data: bytes) -> None:
@@ -132,7 +132,7 @@ async def test_a_message_that_cannot_be_sent_does_not_stop_the_next(bus: Bus, me
 
 
 async def test_a_flood_is_dropped_instead_of_buffered(bus: Bus, metrics: Metrics) -> None:
-    """I19."""
+    """I19: dropped messages are counted."""
     for _ in range(50):
         await bus.publish("flood", b"x" * 1_000_000)
     assert 'pawl_test_bus_dropped_total{cause="full"}' in metrics.text().decode()

@@ -66,7 +66,7 @@ async def test_a_schema_of_another_version_is_refused(database: Database, older:
 
 
 async def test_server_faults_are_unavailable_and_the_next_statement_works(database_url: str) -> None:
-    """Statement timeouts, broken connections, and a server that is full or cannot read its files."""
+    """The faults are statement timeouts, broken connections, and a server that is full or cannot read its files."""
     faults = ["SELECT pg_sleep(300)", "SELECT pg_terminate_backend(pg_backend_pid())"]
     raising = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"
     async with Database(database_url, application_name="test", statement_timeout_seconds=1) as database:
@@ -198,7 +198,7 @@ async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Ev
 
 
 async def test_no_caller_hangs_on_a_frozen_server(database_url: str) -> None:
-    """Neither running statements, nor callers waiting for a connection, nor later ones."""
+    """This includes running statements, callers that wait for a connection, and later callers."""
     running = asyncio.Event()
     running.set()
 

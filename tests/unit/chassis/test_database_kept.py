@@ -97,7 +97,7 @@ def own_server() -> Iterator[str]:
 
 @pytest.fixture
 async def safe(own_server: str) -> AsyncIterator[asyncpg.Connection]:
-    """A superuser connection to it; settings from ALTER SYSTEM are reset after the test."""
+    """A superuser connection to `own_server`; settings from ALTER SYSTEM are reset after the test."""
     admin = await asyncpg.connect(own_server)
     yield admin
     await admin.execute("ALTER SYSTEM RESET ALL")

@@ -95,7 +95,7 @@ def test_a_mistyped_secret_is_detected(random: bytes, position: int, other: str)
 
 
 async def test_key_changes_take_effect_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    """OPS-1."""
+    """OPS-1: this includes revoked keys."""
     source.changes = [grant(0), grant(1)]
     is_gone = gone(ServiceSettings.model_construct(api_keys_file=None), clock, lambda: rows)
     await clock.advance(2)

@@ -54,7 +54,7 @@ def run(body: str) -> tuple[int, str]:
 
 
 def test_a_signal_stops_the_process_and_a_second_one_kills_it() -> None:
-    """OPS-5."""
+    """OPS-5: the log names the signal."""
     for number, body, code in (
         (signal.SIGINT, "await stop.wait()", 0),
         (signal.SIGTERM, "await stop.wait(); print('waiting', flush=True); await asyncio.Event().wait()", 128 + 15),
@@ -114,7 +114,7 @@ async def test_a_failed_loop_is_restarted_and_logged_once_per_outage() -> None:
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the logging of the test process alone, and give a service its keys."""
+    """Keep the logging of the test process unchanged, and give a service its keys."""
     monkeypatch.setattr(logs, "configure", lambda **_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -133,7 +133,7 @@ class Part:
 
 
 async def test_a_service_shuts_down_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First drain, then stop the loops, then close what they use: calls may wait for a loop."""
+    """It drains calls, then stops the loops, then closes their dependencies, because calls may wait for a loop."""
     order: list[str] = []
 
     async def loop() -> None:
@@ -231,7 +231,7 @@ logging.getLogger("asyncpg.pool").warning("Failed to restore")
 
 
 def test_a_traceback_shows_no_local_variables() -> None:
-    """I22."""
+    """I22: local variables may contain keys."""
     body = """
 def sign(key):
     raise ValueError("bad")

@@ -100,7 +100,7 @@ def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> 
 
 
 def test_the_local_key_is_long_and_excludes_a_key_file(environment: pytest.MonkeyPatch) -> None:
-    """OPS-1."""
+    """OPS-1: only one source of keys applies."""
     environment.setenv("PAWL_LOCAL_KEY", "short")
     assert "at least 16" in problems()[0]
     environment.setenv("PAWL_LOCAL_KEY", LOCAL_KEY)
@@ -142,7 +142,7 @@ def test_loopback_addresses_are_recognised() -> None:
 
 
 def test_secrets_are_never_shown(environment: pytest.MonkeyPatch) -> None:
-    """I22."""
+    """I22: they are neither in errors nor in reprs."""
     environment.setenv("PAWL_DATABASE_URL", "postgresql://u:hunter2@db/pawl")
     environment.setenv("PAWL_DATABASE_CONNECTIONS_MAX", "hunter2")
     assert "hunter2" not in str(problems())
@@ -172,7 +172,7 @@ def test_an_incomplete_tls_configuration_is_refused(environment: pytest.MonkeyPa
 
 
 def test_the_public_url_must_be_https_or_loopback(environment: pytest.MonkeyPatch) -> None:
-    """Links in mails are built from it."""
+    """Links in e-mails start with it."""
     environment.setenv("PAWL_SERVICE_KEY", "k" * 16)
 
     def shown(given: str) -> str:

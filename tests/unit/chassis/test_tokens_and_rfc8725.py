@@ -251,7 +251,7 @@ def refused(text: str, match: str = ".", **more: Any) -> None:
 
 
 def test_a_valid_token_is_accepted() -> None:
-    """Otherwise tokens below might be refused for another reason."""
+    """Otherwise the tokens in the tests below might be refused for another reason."""
     assert (accept(token()).store_id, accept(token()).user_id) == ("acme", "ann")
     assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: a token may have more audiences"
     for kind in ("JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", None):

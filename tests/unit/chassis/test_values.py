@@ -77,7 +77,7 @@ labelled = st.dictionaries(keys, values, max_size=LABELS_MAX)
 
 @given(labelled, labelled)
 def test_label_lines_match_only_if_all_labels_match(labels: dict[str, str], wanted: dict[str, str]) -> None:
-    """As the index compares them, and only for the same user."""
+    """The index compares lines in this way, and only for the same user."""
     for sought in (wanted, dict(list(labels.items())[::2])):
         lines = set(kept.lines(*ANN, sought))
         assert (lines <= set(kept.lines(*ANN, labels))) == has_all(labels, sought)
@@ -142,7 +142,7 @@ values_of_strict_json = st.recursive(
 
 
 def same(left: JsonValue, right: JsonValue) -> bool:
-    """Equality that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
+    """Return whether two values are equal, distinguishing 1, 1.0 and True, and 0.0 and -0.0."""
     return repr(left) == repr(right) if not isinstance(left, dict | list) else _same_container(left, right)
 
 

@@ -95,7 +95,7 @@ async def test_a_line_and_a_frame_that_arrive_together_are_both_handled(monkeypa
 
 
 class HeldSession(Session):
-    """Its runs wait for tokens or for an operator."""
+    """A session whose runs wait for tokens or for an operator."""
 
     async def start(self, text: str, *, conversation_id: str = "", conversation_key: str = "", **_: Any) -> str:
         self.started.append(text)

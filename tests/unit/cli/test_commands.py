@@ -129,7 +129,7 @@ def test_an_address_overrides_the_data_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["10.0.0.1:7601", "pawl.example:7601", "127.0.0.1:7601,10.0.0.1:7601"])
 def test_a_key_leaves_this_machine_only_over_tls(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1; the error explains what to do."""
+    """OPS-1: the error explains what to do."""
     for name in ("open_channel", "connect"):
         monkeypatch.setattr(f"pawl.client.target.{name}", lambda *_, **__: MagicMock())
 

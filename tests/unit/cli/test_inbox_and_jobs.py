@@ -189,7 +189,7 @@ async def test_a_partially_failed_always_answer_reports_what_succeeded() -> None
 
 
 def test_job_lines_show_only_fields_that_are_set() -> None:
-    """ASYNC-7."""
+    """ASYNC-7: they show the progress, the wait and the pending calls."""
     definition = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=60, iterations_max=5)
     definition.end_time.CopyFrom(Timestamp(seconds=1_900_000_000))
     job = jobs_pb2.BackgroundJob(

@@ -313,7 +313,7 @@ def gated(**series: Any) -> call_pb2.Call:
 
 
 def test_a_call_shows_what_happens_if_nobody_decides() -> None:
-    """HITL-4: one day by default."""
+    """HITL-4: by default, the call waits for a day."""
     call, now = gated(), datetime.now(UTC)
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
     assert wording.call_lines(call, now)[-2:] == [

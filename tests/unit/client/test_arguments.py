@@ -75,7 +75,7 @@ async def nothing() -> None: ...
 
 
 def waits_in_run(ident: int) -> bool:
-    """Whether a thread has reached the point where it waits for a call."""
+    """Return whether a thread waits for a call."""
     frame: FrameType | None = sys._current_frames()[ident]
     names = []
     while frame is not None:

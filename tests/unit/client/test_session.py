@@ -39,7 +39,7 @@ class Cluster:
         return target.session(**defaults | options)
 
     def refuse(self, error: grpc.StatusCode | PawlError | None = grpc.StatusCode.UNAVAILABLE) -> None:
-        """Break all connections and refuse new ones, or accept them again."""
+        """Break all connections and refuse new ones with `error`; if it is None, accept them again."""
         for replica in (self.first, self.second):
             replica.refuse = error
             replica.cut()
@@ -66,7 +66,7 @@ async def test_a_start_with_a_lost_receipt_takes_effect_once(
 
 
 async def test_a_broken_stream_resumes_after_the_last_event_seen(cluster: Cluster) -> None:
-    """EVT-1."""
+    """EVT-1: each event arrives once."""
     cluster.first.break_after_events = 4
     await cluster.book.append(10, ended=True)
     async with cluster.client() as client, asyncio.timeout(60):
@@ -84,7 +84,7 @@ async def until_end(client: AsyncSession) -> AsyncIterator[session_pb2.SessionRe
 
 
 async def test_removed_events_are_reported_as_one_gap(cluster: Cluster) -> None:
-    """EVT-1: also when the stream breaks right after it."""
+    """EVT-1: this holds even if the stream breaks right after the gap."""
     await cluster.book.append(10, ended=True)
     cluster.book.trimmed_seq = 7
     cluster.first.break_after_events = 1
@@ -161,7 +161,7 @@ def compute(n: int) -> int:
 
 
 async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
-    """FE-5."""
+    """FE-5: each failure is an error for the model."""
     answers: dict[str, tuple[str, bool]] = {
         "show": ('{"shown":"Plan"}', False),
         "show_in_a_thread": ('{"shown":"Plan"}', False),
@@ -185,7 +185,7 @@ async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
 
 
 def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
-    """A function that runs until the event is set, and the calls it was run for."""
+    """Return a tool that runs until an event is set, the ids of its calls, and the event."""
     runs: list[str] = []
     leave = asyncio.Event()
 
@@ -200,7 +200,7 @@ def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
 
 
 async def test_a_call_offered_again_while_running_runs_once(cluster: Cluster) -> None:
-    """FE-2."""
+    """FE-2: a reconnect does not start it again."""
     slow, runs, leave = waiting_tool()
     async with cluster.client(tools=[slow]):
         await cluster.book.offer("call_1", "slow", epoch=1)
@@ -385,7 +385,7 @@ async def test_progress_of_a_function_is_reported(cluster: Cluster) -> None:
 
 
 async def test_an_error_is_truncated_to_the_result_limit() -> None:
-    """Of a longer result the model would only see the size."""
+    """The model would see only the size of a longer result."""
 
     @tool(category=Category.SAFE)
     async def fail(text: str) -> None:

@@ -69,7 +69,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 async def read(
     time: Time, *each: tuple[Any, ...], reads_for_seconds: float = 0.0, retry_seconds: float = 30.0
 ) -> list[Any]:
-    """Responses read from successive streams; the last stream repeats."""
+    """Return the responses from successive streams; the last stream repeats."""
     following = chain(each, repeat(each[-1]))
     seen = []
     new_stream = partial(Stream, time)
@@ -119,7 +119,7 @@ def added(role: message_pb2.Role.ValueType, text: str) -> event_pb2.RunEvent:
 
 
 def test_streamed_pieces_form_the_answer_despite_failures_and_takeovers() -> None:
-    """EVT-1: each event, with the text that a client shows after it."""
+    """EVT-1: each row has an event and the text that a client shows after it."""
     retrying = event_pb2.RunEvent(attempt=1, round_retrying=event_pb2.RoundRetrying(round=1))
     summary = event_pb2.RunEvent(attempt=2, round_started=event_pb2.RoundStarted(round=2, summary=True))
     answering = event_pb2.RunEvent(attempt=2, round_started=event_pb2.RoundStarted(round=2))

@@ -107,7 +107,7 @@ def test_late_answers_are_reported_and_unknown_ones_refused() -> None:
 
 
 def test_an_incomplete_or_duplicate_or_invalid_resume_is_refused() -> None:
-    """Of two contradicting answers neither counts."""
+    """Of two contradictory answers, neither counts."""
     for index, given_ in enumerate([resume()] * 3):
         half = [*given_[:index], *given_[index + 1 :]]
         twice = agui_input.Resume(interrupt_id=given_[index].interrupt_id, status="cancelled")
@@ -173,7 +173,7 @@ def test_an_invalid_request_is_refused_with_the_field() -> None:
 
 @pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])
 async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
-    """A Stop that arrives after its run has ended, while the next one is active."""
+    """A request to stop may arrive after its run has ended, while the next one is active."""
     services, body = MagicMock(), {"threadId": "t", "runId": "r1"}
     message = {"id": "m", "role": "user", "content": "go"}
     started = agui_input.start(agui_input.read(body | {"messages": [message]}), message)
@@ -235,7 +235,7 @@ def shown(page: Page) -> list[dict[str, str]]:
 
 
 def test_the_end_of_a_run_is_reported_as_the_protocol_version_requires() -> None:
-    """Event type, then outcome or error code."""
+    """Each row has the event type and the outcome or error code."""
     body, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
     rows: list[tuple[str, dict[str, Any], str, Any]] = [
         ("COMPLETED", {}, "RUN_FINISHED", None),

@@ -259,7 +259,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 
 async def test_a_bad_request_is_refused_in_json_and_reaches_no_service() -> None:
-    """LOOP-15, OPS-1."""
+    """LOOP-15, OPS-1: the response sets no cookie."""
     for row, status, why in REFUSED:
         browser = Browser()
         headers = {"content-type": "application/json", "origin": "http://localhost:7600"} | row.get("headers", {})
@@ -291,7 +291,7 @@ async def test_the_console_page_has_a_strict_content_security_policy() -> None:
 
 
 async def test_a_wrong_method_is_refused_with_the_allowed_one() -> None:
-    """Also where a GET would show the console, which serves every other address."""
+    """Otherwise a GET would show the console, which serves all other addresses."""
     for method, path, allowed in [
         ("GET", WHO, "POST"),
         ("GET", "/rpc/no.such.Service/Method", "POST"),
@@ -346,7 +346,7 @@ async def test_hosts_and_origins_are_comma_separated_lists(monkeypatch: pytest.M
 
 
 async def test_a_store_without_a_key_has_no_public_endpoints(tmp_path: Path) -> None:
-    """The services are not even called: here they would be unavailable, as for a store with a key."""
+    """No service is called: the services are unavailable in this test, so a store with a key gets 503."""
     for store in ["of-nobody", "no.id"]:
         for path, expected in [
             ("/hooks", "TRIGGER_NOT_FOUND"),

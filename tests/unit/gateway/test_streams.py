@@ -151,7 +151,7 @@ async def test_a_client_that_stops_reading_is_disconnected(
 
 
 async def test_a_dead_connection_ends_within_40_seconds(listener: Listener) -> None:
-    """NOTE-1: checks the socket options for idle and unacknowledged data; no test drops packets."""
+    """NOTE-1: the test checks the socket options for idle and unacknowledged data; it drops no packets."""
     started = asyncio.Event()
 
     async def app(_: Any, receive: Any, __: Any) -> None:

@@ -80,7 +80,7 @@ def desk_with_a_job() -> tuple[Desk, str]:
 
 
 def desk_with_a_turn() -> tuple[Desk, str]:
-    """A turn that a worker has started and that has received the notice of a job."""
+    """Return a turn that a worker has started and that has received the notice of a job."""
     desk, job = desk_with_a_job()
     desk.end_job(job)
     turn = desk.take(desk.turns[0].run_id)

@@ -68,7 +68,7 @@ def test_two_approvals_are_needed_from_users_other_than_the_starter(world: World
 
 
 def by(user_id: str, key: str = "", *people: str, shop: bool = False) -> dict[str, Any]:
-    """A caller with a key made by those people, or with a delegate key of a shop."""
+    """Return a caller with a key made by those people, or with a delegate key of a shop."""
     delegate = "shop" if shop else ""
     return {"user_id": user_id, "credential_id": key, "people": people, "delegate_user_id": delegate}
 
@@ -126,7 +126,7 @@ def test_users_who_steer_a_run_or_created_the_steering_key_cannot_approve(world:
 
 
 def test_approvals_are_checked_again_before_the_call_starts(world: World) -> None:
-    """However the approvals were stored."""
+    """The check does not depend on how the approvals were stored."""
     run_id = gated(world, 2)
     decide(world, run_id, "cyd", credential_id="key_1", people=("cyd", "olga"))
     decide(world, run_id, "dan", credential_id="key_2", command_id="second")
@@ -139,7 +139,7 @@ def test_approvals_are_checked_again_before_the_call_starts(world: World) -> Non
 
 
 def test_a_message_does_not_revoke_earlier_approvals(world: World) -> None:
-    """It did not shape the call, and the run's owner must be able to continue on the approval."""
+    """The message did not shape the call, and the run's owner must be able to continue with the approval."""
     run_id = gated(world, 2)
     assert decide(world, run_id, "olga") == ACCEPTED
     assert decide(world, run_id, "dan", command_id="second") == ACCEPTED
@@ -207,7 +207,7 @@ def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> Non
 
 
 def test_lifecycle_events_report_open_and_settled_approvals(world: World) -> None:
-    """NOTE-2."""
+    """NOTE-2: each is reported once."""
     run_id = gated(world)
     decide(world, run_id, "cyd", command_id="cmd")
     starts(world, run_id, "cmd")

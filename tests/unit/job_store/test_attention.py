@@ -110,7 +110,7 @@ def test_an_operator_may_end_a_healthy_run_and_the_log_records_it(world: World, 
 
 
 def test_an_operator_may_resolve_a_call_of_another_user(world: World, run_id: str) -> None:
-    """Decision 9; the log records who resolved the call."""
+    """D9: the log records who resolved the call."""
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.commit(run_id, state=RunState.NEEDS_ATTENTION, lease=LeaseAction.PARK)
     attention = world.run(run_id).attention

@@ -34,7 +34,7 @@ def waiting(world: World, state: CallState, **fields: object) -> str:
 
 
 def test_a_stale_workers_writes_have_no_effect(world: World, run_id: str) -> None:
-    """I4."""
+    """I4: the steps of its successor take effect."""
     world.advance(31)
     assert world.claim(run_id, "w2") == 2
     before = world.run(run_id)
@@ -114,7 +114,7 @@ def test_progress_renews_the_lease_and_is_rate_limited(world: World) -> None:
 
 
 def test_a_result_without_a_lease_is_accepted_if_no_client_holds_the_call(world: World) -> None:
-    """FE-3: also after the lease of a vanished client has ended."""
+    """FE-3: this includes a call whose client vanished and whose lease has expired."""
     run_id = waiting(world, CallState.OFFERED)
     world.lease(run_id, "call", "tab_1")
     world.advance(31)
@@ -122,7 +122,7 @@ def test_a_result_without_a_lease_is_accepted_if_no_client_holds_the_call(world:
 
 
 def test_a_call_is_decided_on_once_and_only_as_shown(world: World) -> None:
-    """I9."""
+    """I9: a repeated decision is a duplicate, and a different one is refused."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL)
     for digest, reason in ((EDITED_DIGEST, "DIGEST_MISMATCH"), ("", "DIGEST_REQUIRED")):
         assert world.decide(run_id, "call", DecisionKind.APPROVE, digest=digest).reason == reason
@@ -136,7 +136,7 @@ def test_a_call_is_decided_on_once_and_only_as_shown(world: World) -> None:
 
 
 def test_a_decision_after_the_deadline_is_late(world: World) -> None:
-    """HITL-4: by database time, independent of the owner."""
+    """HITL-4: database time decides, independently of the owner."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL, deadline_time=world.now + timedelta(seconds=900))
     world.advance(900)
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "DEADLINE_PASSED"
@@ -162,7 +162,7 @@ def top_up(world: World, run_id: str, tokens: int = 50) -> Any:
 
 
 def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None:
-    """I2, I18."""
+    """I2, I18: a repeated top-up is a duplicate."""
     run_id = world.start_run(token_budget=100)
     world.commit(run_id, **PARKED)
     receipt = top_up(world, run_id)
@@ -184,14 +184,14 @@ def test_topping_up_a_run_with_a_shared_budget_is_refused(world: World) -> None:
 
 
 def test_the_token_ceiling_limits_top_ups_in_total(world: World) -> None:
-    """I18."""
+    """I18: a smaller top-up is still accepted."""
     run_id = world.start_run(token_budget=100, token_ceiling=150)
     assert [top_up(world, run_id, tokens).reason for tokens in (30, 31, 20)] == ["", "TOKEN_CEILING", ""]
     assert world.run(run_id).token_budget == 150
 
 
 def test_a_runs_unread_commands_are_limited(world: World) -> None:
-    """I19: bounds top-ups, messages per number of people, and receipts of refused commands."""
+    """I19: this covers top-ups, the number of people who send messages, and receipts of refused commands."""
     limits: dict[str, Any] = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
     run_id = world.start_run(token_budget=100, people=("zed",))
     for user_id in ("olga", "zed", "cyd"):

@@ -104,7 +104,7 @@ def test_a_refused_message_leaves_a_conversation_archived(world: World) -> None:
 
 
 def test_an_update_is_idempotent(world: World) -> None:
-    """I2."""
+    """I2: a repeated request does not change the title again."""
     world.submit()
     update(world, request_id="r1", title="first")
     update(world, title="second")

@@ -79,7 +79,7 @@ def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World)
 
 
 def test_a_quarantined_run_is_notified_of_its_childs_end_when_redriven(world: World) -> None:
-    """Otherwise a run could wait for ever for a child that has ended."""
+    """Otherwise a run could wait forever for a child that has ended."""
     parent = parent_of_child(world)
     world.release(parent)
     epoch = world.claim(parent)

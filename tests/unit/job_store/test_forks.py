@@ -90,7 +90,7 @@ def test_a_refusal_names_the_nearest_fork_points(every: list[Head], number: int)
 
 @st.composite
 def forked(draw: st.DrawFn) -> list[tuple[ConversationRow, tuple[Segment, ...]]]:
-    """A conversation and a chain of forks, each with messages of its own, then a fork of any length."""
+    """Draw a conversation, and forks of it or of each other with messages of their own."""
     made: list[tuple[ConversationRow, tuple[Segment, ...]]] = [(row("c0", draw(st.integers(1, 9))), ())]
     for name in range(1, draw(st.integers(1, 6))):
         source, segments = draw(st.sampled_from(made))
@@ -104,7 +104,7 @@ def forked(draw: st.DrawFn) -> list[tuple[ConversationRow, tuple[Segment, ...]]]
 def test_a_path_points_to_the_conversation_that_owns_each_message(
     made: list[tuple[ConversationRow, tuple[Segment, ...]]],
 ) -> None:
-    """Each number once, in order, under the conversation that owns it."""
+    """Each message number occurs once, in order, under the conversation that owns it."""
     own = {each.conversation_id: range(each.past_number + 1, each.last_number + 1) for each, _ in made}
     for each, segments in made:
         numbers = [n for part in segments for n in range(part.first_number, part.last_number + 1)]
@@ -161,7 +161,7 @@ def test_a_fork_continues_from_its_history_without_changing_the_original(world: 
 
 
 def test_forking_is_idempotent_by_request_id(world: World) -> None:
-    """I2."""
+    """I2: a repeated request creates no second fork."""
     world.submit()
     made = fork(world, segment(1, 1, "conv"), request_id="r1")
     assert fork(world, segment(1, 2, "conv"), request_id="r1") == made
@@ -172,7 +172,7 @@ def test_forking_is_idempotent_by_request_id(world: World) -> None:
 
 @pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
 def test_only_its_owner_can_fork_a_conversation(world: World, fields: dict[str, Any]) -> None:
-    """I13."""
+    """I13: others do not find it."""
     world.submit()
     with pytest.raises(ConversationNotFound):
         fork(world, segment(1, 1, "conv"), **fields)

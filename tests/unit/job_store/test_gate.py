@@ -26,7 +26,7 @@ def start_call(world: World, run_id: str, state: CallState = CallState.RUNNING, 
 
 
 def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> None:
-    """I9, I10."""
+    """I9, I10: no step starts it before its approval."""
     for state in STARTS:
         world = World()
         run_id = world.start_run()
@@ -60,7 +60,7 @@ def test_only_a_read_only_call_may_be_created_as_settled(world: World, run_id: s
 
 
 def test_an_approved_or_edited_call_starts_only_as_decided() -> None:
-    """I9, I10."""
+    """I9, I10: other arguments, tools, versions and digests are refused."""
     others: list[dict[str, Any]] = [
         {"arguments": b'{"to":"eve"}'},
         {"tool_name": "other"},

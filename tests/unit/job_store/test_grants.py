@@ -22,7 +22,7 @@ OTHER = replace(SERIES, digest="d" * 64)
 
 
 def asked(world: World, **fields: Any) -> str:
-    """A run whose first call awaits approval, of the call or of its series."""
+    """Return a run whose first call awaits approval, of the call or of its series."""
     run_id = world.start_run()
     world.commit(run_id, calls=(gated("call_1", CallState.AWAITING_APPROVAL, 1, **fields),))
     return run_id

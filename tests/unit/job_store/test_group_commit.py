@@ -155,7 +155,7 @@ async def test_without_a_database_all_callers_of_the_group_get_an_error(
 
 
 async def test_one_poison_operation_does_not_make_others_fail(journal: ScriptedJournal, recorder: Recorder) -> None:
-    """I20."""
+    """I20: only the failing operation gets an error."""
     journal.poison = "poison"
     async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "poison", "b"])
@@ -200,7 +200,7 @@ async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJourna
 async def test_the_queue_is_bounded(
     journal: ScriptedJournal, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I19."""
+    """I19: operations over the limit are refused."""
     monkeypatch.setattr(group_commit, "WAITING_MAX", 2)
     async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "b", "c"])

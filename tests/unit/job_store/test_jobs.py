@@ -121,7 +121,7 @@ def test_a_quarantined_turn_does_not_block_messages() -> None:
 
 
 def test_a_crashed_turn_that_is_being_stopped_ends_for_a_waiting_message() -> None:
-    """Without an operator: open calls get a result, and the waiting message gets the turn."""
+    """No operator is needed: open calls get a result, and the waiting message becomes active."""
     for state, left in (
         (CallState.RUNNING, CallState.OUTCOME_UNKNOWN),
         (CallState.RUNNABLE, CallState.CANCELLED),

@@ -69,7 +69,7 @@ def made(governor: Principal, asked: Key) -> Key | None:
 
 @given(OPERATORS, KEYS)
 def test_an_operator_cannot_grant_more_than_it_has(governor: Principal, asked: Key) -> None:
-    """OPS-1: only for its own store, and never a right to decide that it lacks."""
+    """OPS-1: it creates keys only for its own store, and never with a right to decide that it lacks."""
     key = made(governor, asked)
     if key is None:
         return
@@ -189,7 +189,7 @@ def test_a_key_records_all_users_in_its_chain_of_creators(first: Principal, user
 
 
 def test_the_number_of_recorded_key_creators_is_limited() -> None:
-    """As many as the ledger accepts for the people of one decision."""
+    """The ledger accepts as many people for one decision."""
     governor = operator()
     for number in range(MAKERS_MAX):
         key = key_of(governor, f"u{number}")

@@ -77,7 +77,7 @@ def test_rows_are_the_message_that_subscribers_decode(transactions: list[list[tu
 def test_any_cut_of_rows_has_the_same_events_as_single_ones(
     transactions: list[list[tuple[str, int]]], data: st.DataObject
 ) -> None:
-    """Also if rows before the cut have been removed."""
+    """This holds even if rows before the cut have been removed."""
     events, rows = written(transactions)
     for run_id, log in rows.items():
         after_seq = data.draw(st.integers(0, len(events[run_id]) + 1))

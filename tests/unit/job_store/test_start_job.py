@@ -45,7 +45,7 @@ def test_a_job_started_by_a_user_reports_to_its_conversation(desk: Desk) -> None
 
 
 def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
-    """In any state, even without free slots. A reused request id with other content is refused."""
+    """This holds even if the limit of open jobs is reached. A reused request id with other content is refused."""
     job = start_job(desk, request_id="r1").run
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
@@ -102,7 +102,7 @@ def test_a_job_cannot_be_started_in_another_users_conversation() -> None:
 
 
 def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
-    """The clock of the client or of agent-loop may be wrong: here by days."""
+    """The clock of the client or of agent-loop may be wrong, in this test by days."""
     request = ledger_pb2.StartJobRequest(run_id="job_s")
     request.message.MergeFrom(
         ledger_pb2.SubmitMessageRequest(
@@ -120,7 +120,7 @@ def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
 
 
 def test_no_iteration_starts_after_an_accepted_pause() -> None:
-    """Refused even for a read that has already run; running calls may still end."""
+    """A read-only call that has already run is refused too. Running calls may still end."""
     desk, job = desk_with_a_job()
     desk.take(job)
     desk.commit(job, calls=(change("first", CallState.RUNNING),))

@@ -61,7 +61,7 @@ def test_only_a_backward_clock_jump_moves_runs_to_an_earlier_time() -> None:
 
 
 def test_a_response_that_is_read_late_is_not_a_backward_jump() -> None:
-    """For example after the process was frozen: leases that were just renewed would end."""
+    """The process may have been frozen. Otherwise, leases that were just renewed would end."""
     assert virtual_time.run(sweep(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []
 
 

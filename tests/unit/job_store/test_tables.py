@@ -39,7 +39,7 @@ CALL_MOVES = {
 
 
 def test_transition_tables_match_the_specification() -> None:
-    """I16: written out a second time, so that a slip in the table shows."""
+    """I16: the tables are written out a second time, so that a mistake is found."""
     assert {
         state.name: {after.name for after in after_all}
         for state, after_all in run_table.TRANSITIONS.items()
@@ -78,7 +78,7 @@ def _move_run(world: World, before: RunState, after: RunState) -> None:
 
 
 def test_a_step_moves_a_call_only_as_the_transition_table_allows() -> None:
-    """I16: an ungated call. Gated calls have their own tests."""
+    """I16: the call is not gated. Gated calls have their own tests."""
     for before, after in itertools.product(CallState, CallState):
         _move_call(World(), before, after)
 

@@ -25,7 +25,7 @@ def test_a_second_message_enters_the_conversation_only_when_its_turn_starts(worl
 def test_two_interrupting_messages_both_enter_in_order(
     world: World,
 ) -> None:
-    """However close together they arrive, as if the first had run before the second."""
+    """This holds however close together they arrive, as if the first had run before the second."""
     active = world.start_run()
     waiting = world.submit().run.run_id
     first, second, third = (world.submit(MessagePolicy.INTERRUPT).run.run_id for _ in range(3))
@@ -76,7 +76,7 @@ def test_a_run_that_ends_in_the_same_group_frees_its_queue_slot(world: World) ->
 
 
 def test_submitting_is_idempotent_and_reusing_an_id_is_refused(world: World) -> None:
-    """I2, LOOP-1."""
+    """I2, LOOP-1: the message is stored once, even if it steers a run."""
     run = world.submit(request_id="r1").run
     world.claim(run.run_id)
     again = world.submit(request_id="r1")

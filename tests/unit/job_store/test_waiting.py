@@ -91,7 +91,7 @@ def waiting_of(state: RunState, *calls: CallRow, around: Any = None, **fields: A
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
-    """Any rows that the types allow, even if no ledger writes them."""
+    """Draw any rows that the types allow, even if no ledger writes them."""
     state = draw(st.sampled_from(RunState))
     attention = Attention(reason=draw(st.sampled_from(AttentionReason)), since_time=draw(TIMES))
     names = iter(range(100))
@@ -254,7 +254,7 @@ def test_a_run_whose_wait_has_ended_waits_for_a_worker() -> None:
 
 
 def test_a_queued_run_names_the_runs_before_it() -> None:
-    """LOOP-13."""
+    """LOOP-13: the sentence names the active run and counts the others."""
     before = {"before": (RunId("run_a"), RunId("run_b"))}
     waiting = waiting_of(RunState.QUEUED, queued_message=b"m", around=before)
     assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
@@ -265,7 +265,7 @@ def test_a_queued_run_names_the_runs_before_it() -> None:
 
 
 def test_a_run_over_a_concurrency_limit_waits_for_a_slot() -> None:
-    """LOOP-14."""
+    """LOOP-14: the sentence names the limit."""
     since = NOW - timedelta(seconds=9)
     for slots, whose in [({"store_slots_used": 3}, "store has 3"), ({"user_slots_used": 2}, "user has 2")]:
         waiting = waiting_of(RunState.QUEUED, claim_at=since, around=slots)
@@ -293,7 +293,7 @@ def test_a_run_that_needs_attention_tells_the_operator_what_to_do() -> None:
 
 
 def test_a_run_reports_what_its_child_runs_wait_for() -> None:
-    """TOOL-7."""
+    """TOOL-7: the sentences of its descendants are appended."""
     above = run_row(RunState.WAITING, waits=(WaitKind.AGENT,))
     middle = run_row(RunState.WAITING, run_id="run_2", waits=(WaitKind.AGENT,), create_time=NOW - timedelta(minutes=9))
     low = run_row(RunState.WAITING, run_id="run_3", waits=(WaitKind.APPROVAL,), create_time=NOW - timedelta(minutes=8))

@@ -40,7 +40,7 @@ def conversation(world: World) -> ConversationRow:
 
 
 def shared() -> tuple[World, str]:
-    """A conversation of ann that is shared for writing, with a run of hers."""
+    """Return a conversation of ann that is shared for writing, and her run in it."""
     world = World()
     run_id = world.start_run()
     share(world, Sharing.WRITE)
@@ -92,7 +92,7 @@ def test_writers_runs_stop_when_write_sharing_ends() -> None:
 
 
 def desk_of_two() -> tuple[Desk, str, str]:
-    """A conversation of ann that is shared for writing, with an open job each of ann and bob."""
+    """Return a conversation of ann that is shared for writing, with an open job each of ann and bob."""
     desk = Desk()
     jobs = []
     for user_id in (USER, BOB):
@@ -144,7 +144,7 @@ def test_other_users_cannot_stop_or_steer_a_turn() -> None:
 
 
 def test_users_who_steered_a_job_count_as_steering_its_turns() -> None:
-    """So none of them counts as a second approver there."""
+    """Therefore, none of them counts as a second approver there."""
     desk, mine, _ = desk_of_two()
     job = replace(desk.run(mine), steered_by=(UserId("carl"),), delegate_user_id=UserId("dora"))
     desk.unit.put_run(job)

@@ -176,7 +176,7 @@ def submission(policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> Su
 
 
 def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
-    """A call as its owner writes it: an ungated call of `tool`, with a result if settled."""
+    """Return a call as its owner writes it: an ungated call of `tool`, with a result if settled."""
     values: dict[str, Any] = {
         "round": 1,
         "index": 0,

@@ -38,7 +38,7 @@ _MADE = ("PAWL_DATABASE_URL_FILE", "PAWL_DATABASE_OWNER_URL_FILE", "PAWL_NATS_UR
 
 
 def options(data: Path) -> SuiteOptions:
-    """Options of `pawl up` in an environment full of secrets."""
+    """Return the options of `pawl up` in an environment full of secrets."""
     return read_options({**PLAIN, **{name: "hush" for name in SECRETS if name not in _MADE}}, data=data)
 
 
@@ -52,7 +52,7 @@ def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Map
 
 
 def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I22."""
+    """I22: the scripted model gets none."""
     for name in SECRETS:
         monkeypatch.setenv(name, "hush")
     for spec in SPECS:
@@ -91,7 +91,7 @@ def has_port(environment: Mapping[str, str]) -> bool:
 
 
 def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path) -> None:
-    """A client of another suite over TLS can start one here without TLS."""
+    """A user of another suite with TLS can start one here without TLS."""
     for certificate in ("", "/certificate"):
         given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate}
         for spec in SPECS:
@@ -121,7 +121,7 @@ def test_replicas_use_ports_if_any_socket_path_is_too_long(folder: Path) -> None
 
 
 def test_each_service_has_its_own_database_url(tmp_path: Path) -> None:
-    """OPS-1."""
+    """OPS-1: none of them is the owner's."""
     found = [environment_of(spec, tmp_path, SuiteOptions(data=tmp_path)) for spec in SPECS]
     urls = [environment["PAWL_DATABASE_URL_FILE"] for environment in found if "PAWL_DATABASE_URL_FILE" in environment]
     owners = {environment.get("PAWL_DATABASE_OWNER_URL_FILE") for environment in found}

@@ -31,7 +31,7 @@ def test_a_secret_is_created_once(tmp_path: Path) -> None:
 
 
 def test_secret_file_permissions_are_restored(tmp_path: Path) -> None:
-    """I22."""
+    """I22: reading a secret restores them."""
     folder = tmp_path / "secrets"
     secrets = SecretFiles(folder)
     secrets.get("key")
@@ -70,7 +70,7 @@ def test_a_stale_lock_file_is_ignored(tmp_path: Path) -> None:
 
 
 def test_a_folder_from_another_version_is_refused_and_left_unchanged(tmp_path: Path) -> None:
-    """I23."""
+    """I23: a folder of the current version can be opened repeatedly."""
     (tmp_path / "VERSION").write_text("7\n")
     with pytest.raises(StartError, match="has data version 7, and this Pawl reads version 1"):
         DataFolder(tmp_path).open()

@@ -91,7 +91,7 @@ async def test_processes_get_peers_and_secrets_and_stop_in_reverse_order(
 
 
 async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options, tmp_path: Path) -> None:
-    """OPS-1: even on one machine, so that sandboxed programs cannot call the services."""
+    """OPS-1: this holds even on one machine, so that sandboxed programs cannot call the services."""
     keys = set()
     for _ in range(2):
         async with Suite(options(stages=(options().stages[0],))) as suite:
@@ -108,7 +108,7 @@ async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options,
 async def test_a_crashed_process_restarts_at_its_address_but_a_stopped_one_does_not(
     options: Options,
 ) -> None:
-    """OPS-5."""
+    """OPS-5: other processes are not restarted."""
     async with Suite(options()) as suite:
         address, pid = suite.endpoints.addresses("second"), suite.pid("second")
         suite.kill("second")

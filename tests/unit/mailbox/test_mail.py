@@ -95,7 +95,7 @@ def test_an_email_from_the_mailbox_itself_is_refused() -> None:
     ],
 )
 def test_an_email_with_ambiguous_headers_is_refused(head: bytes) -> None:
-    """The receiving server may have judged another sender, or kept headers that it did not see."""
+    """The receiving server may have checked another sender, or may not have seen some of the headers."""
     passed = b"Authentication-Results: mx.example.net; dmarc=pass\r\n"
     for senders, before in ((ANN, b""), (MX, passed)):
         mail = read(before + head + b"\r\nhello", senders)

@@ -142,7 +142,7 @@ def test_the_outcome_of_a_call_is_reported_in_words() -> None:
 
 
 def test_stages_run_in_order_one_round_each() -> None:
-    """LOOP-3."""
+    """LOOP-3: a later call can use earlier results."""
     prompt = "what is 17 * 23, then what time is it in Oslo; e-mail ann@example.com the result"
     history: tuple[Any, ...] = ()
     for name, result in (("calculate", "391"), ("get_current_time", '{"time": "12:00"}'), ("send_email", "sent")):
@@ -170,7 +170,7 @@ REPORTED = (
 
 
 def test_started_jobs_are_named_and_job_notices_repeated() -> None:
-    """ASYNC-1, ASYNC-5: also next to a prompt, or between its calls."""
+    """ASYNC-1, ASYNC-5: notices may come next to a prompt, or between its calls."""
     prompt = "in the background: what is 6 * 7"
     started = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
     last = ask(prompt, after=started)

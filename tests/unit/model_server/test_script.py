@@ -160,7 +160,7 @@ def test_a_malformed_request_is_refused() -> None:
 
 
 def test_reasoning_must_be_echoed_if_the_provider_requires_it() -> None:
-    """LOOP-11."""
+    """LOOP-11: an empty echo is accepted."""
     with pytest.raises(RefusedRequest, match="reasoning_content"):
         check({"messages": [USER, call("a"), result("a")]}, reasoning_echo=True)
     check({"messages": [USER, {**call("a"), "reasoning_content": ""}, result("a")]}, reasoning_echo=True)

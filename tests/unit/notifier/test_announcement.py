@@ -1,4 +1,4 @@
-"""Which lifecycle events become notifications, and their texts (NOTE-1)."""
+"""The lifecycle events that become notifications, and the texts of these (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_approvers_are_notified_without_details_of_the_conversation() -> None:
 
 
 def test_an_escalated_request_notifies_all_approvers_and_the_user() -> None:
-    """D6."""
+    """D6: the user's notification shows the conversation."""
     drafts = drafts_of(asked(escalated=True), APPROVERS)
     assert [(draft.inbox.user_id, draft.title) for draft in drafts] == [
         ("bob", "ann's send_email still awaits your approval: no decision in time"),
@@ -164,7 +164,7 @@ def paused(user_id: str = "ann") -> event_pb2.RunEvent:
 
 
 def test_a_paused_trigger_notifies_its_user() -> None:
-    """NOTE-1."""
+    """NOTE-1: the title gives the reason."""
     draft = announced(paused())
     assert draft.title == "Your trigger orders has paused itself: 10 fires failed"
     assert (draft.inbox.user_id, draft.run_id, draft.conversation_id) == ("ann", "", "")

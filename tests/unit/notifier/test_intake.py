@@ -120,7 +120,7 @@ async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene:
 
 
 async def test_a_poison_event_is_rejected_immediately_and_blocks_no_other(scene: Scene) -> None:
-    """I20."""
+    """I20: it is not retried."""
     poison, good = scene.delivery(b"\xff"), scene.delivery(of("completed", "a"))
     await scene.intake.take([poison, good])
     assert (poison.answers, good.answers) == (["rejected"], ["accepted"])
@@ -128,7 +128,7 @@ async def test_a_poison_event_is_rejected_immediately_and_blocks_no_other(scene:
 
 
 async def test_an_event_that_cannot_be_stored_is_eventually_rejected(scene: Scene) -> None:
-    """I20."""
+    """I20: it is retried until its last attempt."""
     bad, good = scene.delivery(of("completed", "bad")), scene.delivery(of("completed", "a"))
     await scene.intake.take([bad, good])
     assert (bad.answers, good.answers) == (["retry in 1"], ["accepted"])
@@ -179,7 +179,7 @@ async def test_every_event_settles_the_requests_it_resolves(scene: Scene) -> Non
 
 
 async def test_a_jobs_end_sends_a_notification_only_if_its_conversation_waits(scene: Scene) -> None:
-    """ASYNC-5: also if the wait started just before."""
+    """ASYNC-5: the wait may have started in the same batch."""
     parks = of("waiting", "parks")
     parks.conversation_id = "conv_3"
     scene.store.parked = {"conv_1"}

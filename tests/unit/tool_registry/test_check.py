@@ -140,7 +140,7 @@ def growing(levels: int, level: Callable[[dict[str, str]], dict[str, Any]]) -> d
     ],
 )
 def test_an_unusable_schema_is_refused_with_the_reason(schema: dict[str, Any], expected: str) -> None:
-    """Not even a small schema of one store that grows without bound keeps the process busy for others."""
+    """A small schema that grows without bound would keep the process busy for all stores."""
     with pytest.raises(InvalidSchema, match="schema") as error:
         compile_schema(schema)
     assert expected in error.value.message
@@ -213,7 +213,7 @@ def test_a_valid_answer_is_returned_in_canonical_form() -> None:
     ],
 )
 def test_every_fault_of_an_answer_is_reported(answer: bytes, faults: list[str]) -> None:
-    """No coercion: the answer is what people were shown."""
+    """Values are not converted, because the answer is shown to people."""
     found = check_output(packed(WEATHER), answer)
     assert found[0] == b""
     assert [fault.partition(":")[0] for fault in found[1]] == [fault.partition(":")[0] for fault in faults]

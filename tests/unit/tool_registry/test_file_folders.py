@@ -91,7 +91,7 @@ def test_files_are_written_read_listed_edited_moved_and_deleted(desk: Desk) -> N
 
 
 def test_each_change_is_reverted_by_its_inverse(desk: Desk) -> None:
-    """HITL-7."""
+    """HITL-7: afterwards, the files are the same as before."""
     desk("write_file", path="a", content="one two one")
     before = desk.tree()
     calls: list[tuple[str, dict[str, Any]]] = [
@@ -296,7 +296,7 @@ def test_swapping_a_folder_for_a_link_does_not_allow_an_escape(desk: Desk, tmp_p
 
 
 def test_stores_do_not_share_files(desk: Desk) -> None:
-    """I13."""
+    """I13: no path leads to the files of another store."""
     other = Desk(desk.folder, store="other")
     desk("write_file", path="plan", content="ours")
     with pytest.raises(ToolError, match="the file 'plan' does not exist"):
@@ -361,7 +361,7 @@ STEPS = ("open", "rename", "unlink", "rmdir", "mkdir", "fsync", "close")
 
 
 def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """End the process before its system call number `step`; return whether it got that far."""
+    """End the process before its system call number `step`; return a function that checks whether it ended."""
     count = itertools.count()
     reached: list[bool] = []
 

@@ -457,7 +457,7 @@ def test_source_and_connection_headers_are_not_arguments() -> None:
 
 
 def large_document(operations: int = 300) -> dict[str, Any]:
-    """A document over the size limit whose operations need little of it; one refers to another path."""
+    """Return a document over the size limit whose operations need little of it; one refers to another path."""
     schemas = {
         f"S{number}": {
             "type": "object",

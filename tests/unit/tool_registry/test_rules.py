@@ -33,7 +33,7 @@ SAFE = ToolDefinition(
 
 
 def test_only_the_longest_top_level_array_counts() -> None:
-    """D8."""
+    """D8: an array in the body of a request counts at any depth."""
     assert longest_array({"a": [1], "b": [1, 2, 3, 4], "e": "text"}) == 4
     assert longest_array({"a": [1], "body": {"d": [[0] * 99]}}) == 99
     assert longest_array({}) == 0
@@ -65,7 +65,7 @@ def test_an_invalid_count_path_is_refused(path: str) -> None:
 
 
 def test_every_part_of_a_call_changes_its_digest() -> None:
-    """HITL-3: also where parts could be confused with one another."""
+    """HITL-3: this includes values that could be confused with other parts."""
     parts = {"store_id": "s", "run_id": "r", "call_id": "c", "tool_name": "t", "tool_version": 1, "arguments": b"{}"}
     changed = [
         parts | {name: value}
@@ -128,7 +128,7 @@ def test_an_invalid_key_template_is_refused(template: str) -> None:
     ],
 )
 def test_an_out_of_range_definition_is_refused_and_names_the_field(field: str, change: dict[str, object]) -> None:
-    """TOOL-2."""
+    """TOOL-2: the error has the field in its metadata."""
     check_definition(SAFE)
     with pytest.raises(InvalidField) as error:
         check_definition(replace(SAFE, **change))  # type: ignore[arg-type]
@@ -167,5 +167,5 @@ def test_a_stored_definition_reads_back_the_same() -> None:
 def test_a_call_is_gated_by_category_or_bulk(
     category: Category, effect: EffectClass, context: ExecutionContext, items: int, cause: str
 ) -> None:
-    """D8, HITL-2, C6."""
+    """D8, HITL-2, C6: the cause is empty if the call is not gated."""
     assert approval_cause(replace(SAFE, category=category, effect=effect, context=context), items) == cause

@@ -94,7 +94,7 @@ def test_sphinx_docstrings_are_read_too() -> None:
 
 
 def test_a_tool_without_options_gets_the_most_cautious_defaults() -> None:
-    """TOOL-2."""
+    """TOOL-2: it is sensitive, has its effect at most once, and is never parallel."""
     assert everything.definition.category is Category.SENSITIVE
     assert everything.definition.effect is EffectClass.AT_MOST_ONCE
     assert not everything.definition.parallel
@@ -185,7 +185,7 @@ def test_arguments_that_fail_type_validation_give_an_error_result() -> None:
 
 
 def test_a_context_reports_cancellation() -> None:
-    """TOOL-4."""
+    """TOOL-4: a function that waits is woken."""
     flag = threading.Event()
     context = ToolContext(_cancelled=flag)
     context.check_cancelled()
@@ -198,7 +198,7 @@ def test_a_context_reports_cancellation() -> None:
 
 
 def test_secrets_are_redacted_from_every_string_in_a_value() -> None:
-    """TOOL-4, I22."""
+    """TOOL-4, I22: this includes the keys of objects."""
     value: Any = {"a hunter2 b": ["hunter2", {"x": "say hunter2!"}], "n": 1}
     assert without({"hunter2"}, value) == {"a [secret] b": ["[secret]", {"x": "say [secret]!"}], "n": 1}
 
@@ -214,7 +214,7 @@ def test_secrets_are_redacted_from_every_string_in_a_value() -> None:
     ],
 )
 def test_a_tool_may_configure_its_jobs_reports(reports_given: Any, policy: ReportPolicy | None) -> None:
-    """ASYNC-5."""
+    """ASYNC-5: a stored definition reads back the same."""
 
     @tool(reports=reports_given)
     def look() -> None:

@@ -1,4 +1,4 @@
-"""From function types to schemas, and from arguments to function parameters. TOOL-3."""
+"""Conversion of function types to schemas, and of arguments to function parameters. TOOL-3."""
 
 from __future__ import annotations
 

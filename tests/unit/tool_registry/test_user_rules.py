@@ -1,4 +1,4 @@
-"""Which user rule decides a call."""
+"""The user rule that decides a call."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_a_rule_ignores_a_later_tool_with_the_same_name_and_version() -> None:
 
 @given(rules, calls)
 def test_child_runs_inherit_denials_but_not_permissions(made: Rule, asked: RuledCall) -> None:
-    """TOOL-7."""
+    """TOOL-7: a permission for a run or conversation ends there."""
     here = ruling([made], asked, NOW)
     below = ruling(
         [made],

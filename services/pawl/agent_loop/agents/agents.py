@@ -48,9 +48,9 @@ class AgentLedger:
         draft: bool,
         validate_only: bool,
     ) -> tuple[AgentVersion, bool]:
-        """Save a new version or a draft unless it is identical to the newest one.
+        """Save a new version or a draft unless it is identical to the newest version.
 
-        Return the newest version and whether it is new.
+        Return the newest version and whether it is new. With `validate_only`, nothing is saved.
 
         Raises:
             AgentNotFound: an agent in `delegates_to` does not exist.
@@ -72,7 +72,7 @@ class AgentLedger:
         return VERSION.read(response.agent), response.created
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return an agent's version; 0 means the newest one, which a deleted agent does not have.
+        """Return an agent's version; 0 means the newest version, which a deleted agent does not have.
 
         Raises:
             AgentNotFound
@@ -178,7 +178,7 @@ class Agents:
             raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return an agent's version; 0 means the newest one. Names of drafts have the draft prefix.
+        """Return an agent's version; 0 means the newest version. Names of drafts have the draft prefix.
 
         Raises:
             AgentNotFound

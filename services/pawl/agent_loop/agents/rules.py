@@ -48,8 +48,6 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent is presented to users."""
-
     title: str = ""
     description: str = ""
     example_prompts: tuple[str, ...] = ()
@@ -183,7 +181,9 @@ def draft_name(name: str) -> str:
 
 
 def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selected:
-    """Return the tools that an agent selects, by name. An agent that delegates also gets `run_agent`.
+    """Return the names of the selected tools, and the sources and patterns that match no tool.
+
+    An open selection returns no names. Otherwise, the names include `run_agent` if the agent delegates.
 
     Raises:
         ToolNotFound: a named tool is not offered.
@@ -214,7 +214,10 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name matches a pattern; `*` matches any characters. Takes linear time."""
+    """Return whether a name matches a pattern; `*` matches any characters.
+
+    The cost is at most proportional to the product of both lengths.
+    """
     return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 

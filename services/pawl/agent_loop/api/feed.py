@@ -1,7 +1,7 @@
-"""Delivers one run's events to its watchers through one live subscription, one ledger reader and one tail.
+"""Delivers one run's events to all its watchers through one live subscription and one ledger reader.
 
-Live events may be lost, duplicated or late, so they only reduce latency. The feed takes them in order of seq. It reads
-the ledger when an event is missing and whenever it is polled.
+Live events may be lost, duplicated or late, so they only reduce latency. The feed appends events to its tail in order
+of seq. It reads the ledger when an event is missing and whenever it is polled.
 
 Events stay encoded: a run's log has no gaps, so their positions give their seqs.
 """
@@ -46,7 +46,7 @@ class Watcher:
         self._page: ListEventsResponse | None = None
         self._joined = False
         self.scope: asyncio.Timeout | None = None
-        # Seq of the last event that the client has consumed, as shown by its request for the next one.
+        # Seq of the last event that the client has consumed, as shown by its request for the next event.
         self.position = after_seq
         self.cut = False
 
@@ -61,7 +61,7 @@ class Watcher:
                     self.position = event.seq
 
     async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[bytes] | Gap, None]:
-        """Yield encoded events in order, in batches; return after the last one.
+        """Yield encoded events in order, in batches; return after the last event.
 
         Yields an empty page after each `silence_seconds` without an event. Yields a gap instead of events that
         retention has removed, even if it removed them while the watcher was catching up.
@@ -141,7 +141,7 @@ class Feed:
 
     @property
     def ended(self) -> bool:
-        """Whether the tail has the run's last event."""
+        """True once the tail has reached the run's last event."""
         return self._last_seq is not None and self._last_seq == self._end_seq
 
     async def subscribe(self) -> None:
@@ -161,7 +161,7 @@ class Feed:
             await subscription.unsubscribe()
 
     async def read(self, after_seq: int) -> ListEventsResponse:
-        """Read a page of the log. The first time that a page reaches the end of the log, the tail starts there."""
+        """Read a page of the log. The tail starts after the first page that reaches the end of the log."""
         page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
         end = _end(page, after_seq)
         if self._last_seq is None and end >= page.last_seq:
@@ -176,7 +176,7 @@ class Feed:
         return self._last_seq is not None and self._first_seq() <= position + 1
 
     def after(self, position: int) -> Sequence[bytes]:
-        """Return the tail's events after `position`; empty if there are none yet.
+        """Return the tail's next events after `position`, at most one page; empty if there are none yet.
 
         Raises:
             PawlError: the log can no longer be read.

@@ -1,7 +1,6 @@
 """Sends users' commands to runs: results, decisions, cancellations and resolutions.
 
-The inbox performs all checks that do not need the run. The ledger performs the others, and accepts or refuses the
-command.
+The inbox checks a command's contents. The ledger checks it against the run's state, and accepts or refuses it.
 """
 
 from __future__ import annotations
@@ -79,7 +78,9 @@ class Inbox:
     async def lease(
         self, caller: Principal, run_id: RunId, call_id: CallId, client_id: ClientId
     ) -> pb.LeaseOfferResponse:
-        """Lease an offered call to a client that has no stream, or renew the lease. Return the call.
+        """Lease an offered call to a client that has no stream, or renew the lease.
+
+        Return the call and whether the lease was granted.
 
         Raises:
             CallNotFound
@@ -150,7 +151,7 @@ class Inbox:
         """Report progress on an offered call.
 
         Raises:
-            InvalidField, TooLarge
+            InvalidField, TooLarge, RequestIdReused
         """
         command = pb.ProgressCommand(
             call_id=progress.call_id,
@@ -248,7 +249,7 @@ class Inbox:
         """Cancel a run. A run that has already ended is unchanged, and the outcome is LATE.
 
         Raises:
-            InvalidField, TooLarge
+            InvalidField, TooLarge, RequestIdReused
         """
         checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
         command = pb.CancelCommand(cause=run_pb2.STOP_CAUSE_USER, reason=reason)

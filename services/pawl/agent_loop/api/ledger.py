@@ -57,7 +57,7 @@ def submission(
 
 
 class PublicLedger:
-    """Client for job-store, acting on behalf of a user. Other users' resources are not found.
+    """Client for job-store, acting on behalf of a user. Other users' private resources are reported as not found.
 
     It does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same id and
     payload. It calls `run_due` when a request may have made a run due.
@@ -84,7 +84,7 @@ class PublicLedger:
 
         Raises:
             ConversationNotFound, ConversationErased, TooManyJobs, QueueFull, RequestIdReused
-            ToolExists: the request sets `only_repeat`, but does not repeat an earlier one.
+            ToolExists: the request sets `only_repeat`, but does not repeat an earlier request.
         """
         response = await translated(self._stub.StartJob(job))
         self._note(response.run)
@@ -170,7 +170,7 @@ class PublicLedger:
         return await translated(self._stub.GetRun(pb.GetRunRequest(store_id=caller.store_id, run_id=run_id)))
 
     async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> call_pb2.Call:
-        """Return a call. With `for_approval`, it can be another store user's call that needs or needed approval.
+        """Return a call. With `for_approval`, another user's call in the store is found if it ever needed approval.
 
         Raises:
             CallNotFound

@@ -35,7 +35,7 @@ class BusEvents:
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[Sequence[bytes], RunEvent], Awaitable[None]]
     ) -> Subscription:
-        """Call `take` with the bytes of consecutive events, and with the last one of them."""
+        """Call `take` with consecutive encoded events and the last one decoded."""
 
         async def deliver(subject: str, data: bytes) -> None:
             try:

@@ -86,8 +86,8 @@ class Messages:
         Raises:
             InvalidField, TooLarge: the message or an option is invalid, or conflicts with the agent.
             InvalidSchema: the schema of the response format or a supplied tool cannot be used.
-            UnsupportedPart, DocumentNotFound: the models do not support a part, or a document does not exist.
-            ToolExists: a supplied tool has the name of an existing one.
+            UnsupportedPart, DocumentNotFound: the model does not support a part, or a document does not exist.
+            ToolExists: a supplied tool has the name of an existing tool.
             AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused
         """
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
@@ -117,7 +117,7 @@ class Messages:
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Validate a message. Return the ledger's request and, if it cannot be accepted now, the reason.
+        """Validate a message. Return the request for the ledger and, if it cannot be accepted now, the reason.
 
         Raises:
             PawlError: any error of `start` about the message itself.

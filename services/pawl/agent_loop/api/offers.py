@@ -40,11 +40,10 @@ class _Candidate:
 class Offers:
     """Tracks the offered calls that one session knows about, and leases some of them to its client.
 
-    It leases calls of attached runs in the order in which they were offered, up to the client's `calls_max`, if the
-    client can run their tools or its session supplied them. `show` sends a frame; `replaced` is called when a newer
-    session of the client exists.
+    It leases up to `calls_max` calls of attached runs at a time. The client must be able to run the call's tool, or
+    must have supplied it. `show` sends a frame; `replaced` is called when a newer session of the client exists.
 
-    `run` must be running in a task. The other methods are for other tasks; those that are not async do not block.
+    `run` needs its own task. Other tasks call the other methods.
     """
 
     def __init__(
@@ -105,13 +104,13 @@ class Offers:
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:
-        """Record that the client's own result is in flight, so that settling the call does not revoke the offer."""
+        """Record that the client's own result is in flight, so that settling the call sends no revocation."""
         self._submitting.add(call_id)
 
     def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
         """Record the outcome of a result passed to `submitting`. None means that the outcome is unknown.
 
-        This frees the client for another call, unless the result was refused or was sent under an earlier lease.
+        An unknown or refused outcome keeps the lease. So does a result that was sent under an earlier lease.
         """
         self._submitting.discard(call_id)
         if outcome is None or outcome == CommandOutcome.REFUSED:
@@ -140,7 +139,7 @@ class Offers:
         self._due.set()
 
     async def renew(self) -> None:
-        """Renew the client's leases. Notify the client of any that it has lost."""
+        """Renew the client's leases, and notify the client of lost leases."""
         before = set(self._held)
         if not before:
             return

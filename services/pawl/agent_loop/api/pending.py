@@ -1,8 +1,7 @@
 """Streams pending calls and runs: first a snapshot, then changes.
 
-Pending items are calls that wait for a user and runs that have no tokens left. All streams of one view share one
-reader, which reads at most one page per second. A large inbox therefore takes no additional memory; only its stream is
-delayed.
+Pending items are calls that wait for a user and runs that have no tokens left. All streams of one view share its reads.
+After its snapshot, a stream reads at most one page per second, so a large inbox delays only its own streams.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
 second. A caller only shares a read that has not started, so its page is never older than its request. Each view has at
@@ -79,7 +78,7 @@ class PendingViews:
 
     @asynccontextmanager
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
-        """Watch pending items for the duration of the block, sharing one view per user, rights and filter.
+        """Watch pending items for the duration of the block. Watchers with equal user, rights and filter share a view.
 
         The credential does not affect the view. The caller must make sure that the credential stays valid.
         """
@@ -107,7 +106,7 @@ class PendingViews:
 
 
 class View:
-    """One user's pending items under one set of rights and one filter, shared by all watchers."""
+    """The pending items that one user may see through one filter, shared by all watchers."""
 
     def __init__(
         self,
@@ -193,14 +192,14 @@ class Pending:
         self._views = PendingViews(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
     async def follow(self, live: BusEvents) -> None:
-        """Poll when `live` reports a change or may have missed one. Never returns."""
+        """Poll when `live` reports a change or may have missed a change. Never returns."""
         await self._views.follow(live)
 
     async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:
-        """Return a page of pending items, oldest first.
+        """Return a page of pending items: calls, then runs, each oldest first.
 
         Raises:
-            PermissionDenied: the caller asks for the whole store but is not an approver.
+            PermissionDenied: the caller asks for the whole store but is neither an approver nor an admin.
             InvalidPageToken
         """
         _check_may_see(caller, wanted)
@@ -212,7 +211,7 @@ class Pending:
         """Yield new, changed and removed items indefinitely. Yields an empty part after `silence_seconds` of silence.
 
         Raises:
-            PermissionDenied: the caller asks for the whole store but is not an approver.
+            PermissionDenied: the caller asks for the whole store but is neither an approver nor an admin.
             DependencyUnavailable: the ledger cannot currently be read.
         """
         _check_may_see(caller, wanted)
@@ -285,11 +284,7 @@ async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
 
 
 def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
-    """Check that the caller may see the items it asks for.
-
-    Raises:
-        PermissionDenied: the caller asks for the whole store but is not an approver.
-    """
+    """Raise PermissionDenied if the caller asks for the whole store but is neither an approver nor an admin."""
     if wanted.of_all_users and not caller.roles & APPROVERS:
         raise PermissionDenied("scope STORE requires the approver or admin role")
 

@@ -21,10 +21,10 @@ def is_taken(reply: Reply) -> bool:
 
 
 def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False) -> Run:
-    """Return the run after an accepted command; with `also_late`, after any command.
+    """Return the run after a command that took effect; with `also_late`, also after one that did not.
 
     Raises:
-        PawlError: the error named by the reply's reason; `default` if it does not name one.
+        PawlError: the error named by the reply's reason; `default` if the reason names no error.
     """
     if reply.HasField("run") and (also_late or is_taken(reply)):
         return reply.run
@@ -35,7 +35,7 @@ def decided(reply: Reply) -> Run:
     """Return the run after an accepted command about a call.
 
     Raises:
-        RunNotFound, CallNotFound
+        RunNotFound, CallNotFound, CallNotPending
         PawlError: the error named by the reply's reason.
     """
     try:
@@ -50,7 +50,7 @@ def refusal(error: PawlError) -> Reply:
 
 
 def receipt(reply: Reply, *, frame_id: str = "", run_id: str = "", call_id: str = "") -> Receipt:
-    """Return a receipt for the client. An accepted command has no reason, even if it was already in effect."""
+    """Return a receipt for the client. It has a reason only if the command did not take effect."""
     reason, message = ("", "") if is_taken(reply) else (reply.reason, reply.message)
     return Receipt(
         frame_id=frame_id,

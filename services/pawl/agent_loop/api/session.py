@@ -20,9 +20,9 @@ from pawl.errors import DeadlineExceeded, HelloRequired
 class Sessions:
     """All sessions on this replica.
 
-    Each client has one stream. When a client opens another one under the same id, the earlier stream ends with
-    CANCELLED and its leases move to the new one. If the new stream is on another replica, the earlier one ends at its
-    next lease request or call update.
+    Each client has one stream. When a client opens another stream under the same id, the earlier stream ends with
+    CANCELLED and its leases move to the new stream. If that is on another replica, the earlier stream ends at its next
+    lease request or call update.
     """
 
     def __init__(self, ids: IdSource, parts: Parts) -> None:

@@ -160,7 +160,7 @@ class Stream:
             self._outgoing.task_done()
 
     async def _watch_over(self) -> None:
-        """End the stream if the client is silent or has opened another one."""
+        """End the stream if the client is silent or has opened another stream."""
         loop = asyncio.get_running_loop()
         silence_max_seconds = self._parts.times.silence_max_seconds
         while True:
@@ -174,7 +174,7 @@ class Stream:
             raise Cancelled("the client opened another stream; use a different client_id for each program")
 
     async def _handle(self, frame: SessionRequest) -> None:
-        """Answer one frame with one receipt.
+        """Handle one frame. Every frame except a heartbeat gets one receipt.
 
         Raises:
             PawlError: no receipt is possible. The stream ends, and the client can send the frame again.

@@ -1,8 +1,8 @@
 """Derives a run's steps solely from its log.
 
-The same log always gives the same steps with the same ids, which consist of rounds and call ids. The model adds one
-message per round, so the earlier messages determine a message's round. A message that follows calls it did not make,
-such as an undo report, is a round of its own.
+The same log always gives the same steps. Their ids are derived from rounds and call ids. The model adds one message
+per round, so the earlier messages determine a message's round. A message that follows calls it did not make, such as an
+undo report, gets its own round.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Steps:
         self._round_of_call: dict[str, int] = {}
 
     def all(self) -> Sequence[Step]:
-        """Return the current steps, ordered by round and then in the order in which the model works."""
+        """Return the current steps by round. Within a round, reasoning comes first, then text, then calls."""
         shown = (step for step in self._steps.values() if step.status != pb.STEP_STATUS_VOID)
         return sorted(shown, key=self._sort_key)
 

@@ -125,7 +125,9 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, it is parked with events after `after_seq`, or `seconds` have passed.
+        """Return the run once it has ended, or is parked with events after `after_seq`.
+
+        After `seconds`, but at most 50 seconds, return the run in any state.
 
         Raises:
             RunNotFound
@@ -219,7 +221,7 @@ class RunSteps:
     async def watch(
         self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[WatchStepsResponse, None]:
-        """Yield step changes after `after_seq`, each with the seq that it covers, until the run ends.
+        """Yield step changes after `after_seq` until the run ends. Each part has the seq of its last event.
 
         Events that do not change a step are skipped. After `silence_seconds` without an event, yields a part without
         changes. Use it inside `contextlib.aclosing`.

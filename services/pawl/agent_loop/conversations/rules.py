@@ -62,13 +62,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield everything that a strict model server would refuse. The history must end with an answer."""
+    """Yield everything that a strict model server would refuse, and a final user message."""
     if not history:
         yield Fault(message=0, text="the history has no messages")
     elif history[0].role is not HistoryRole.USER:
         yield Fault(message=1, text="the first message must be from the user")
     if len(history) > MESSAGES_MAX:
-        yield Fault(message=0, text=f"a history may have at most {MESSAGES_MAX} messages: import only the last ones")
+        yield Fault(message=0, text=f"a history may have at most {MESSAGES_MAX} messages: import only the newest")
         return
     known: set[str] = set()
     for position, message in enumerate(history, 1):
@@ -230,7 +230,7 @@ def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
 
 
 def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield missing and misplaced results. Each call needs exactly one, right after the message that makes it."""
+    """Yield missing and misplaced results. Each call needs exactly one result, right after the call's message."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()
     asked_at = 0

@@ -336,7 +336,10 @@ class Drive:
         return replace(planned, asks_title=self._dependencies.makes_titles and has_answered and not run.depth)
 
     async def _release(self) -> DriveEnd:
-        """Commit all known facts without making new decisions, and release the run."""
+        """Commit the known facts in a step that releases the run, without making new decisions.
+
+        If there are no facts, `Worker.hand_over` releases the run.
+        """
         await self._tasks.cancel_all()
         self._collect(at_once=True)
         while await self._commit_part():

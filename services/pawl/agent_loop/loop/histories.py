@@ -1,7 +1,7 @@
-"""Keeps histories of conversations in memory, so that a run is loaded only with what is new since the last one.
+"""Caches conversation histories, so that job-store only sends the new part when a run is loaded.
 
-job-store says which part of a history may be kept, and at the next load whether that part is still valid (see
-`ledger/rules/prefix.py` there). Nothing here decides that. Small histories, which come along with claims, are not kept.
+job-store decides which prefix of a history may be cached and, at the next load, whether the prefix is still valid (see
+its `ledger/rules/prefix.py`). Small histories are sent with the claim and are not cached.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.chassis.ids import CallId, RunId, RunKey, StoreId
 from pawl.job.v1 import ledger_pb2 as pb
 
-# Limit for all kept histories, including what the loop derives from them.
+# Limit for the estimated size of all cached histories.
 BYTES_MAX: Final = 64 * 1024 * 1024
-# What a message or call takes in memory beside its size on the wire.
+# Estimated memory that a message or call takes in addition to its encoded size.
 _ENTRY_BYTES: Final = 1024
 # Erased messages may stay in memory this long.
 IDLE_SECONDS_MAX: Final = 600.0
@@ -40,7 +40,7 @@ class LoadedHistory(NamedTuple):
 
 
 def history_of(response: pb.LoadRunResponse) -> LoadedHistory:
-    """Return the history in a response. It is whole unless the response continues a known one."""
+    """Return the history in a response. It is complete unless the response continues a cached history."""
     return LoadedHistory(
         messages=tuple(map(wire.MESSAGE.read, response.messages)),
         calls={call.call_id: call for call in map(wire.CALL.read, response.calls)},
@@ -48,17 +48,17 @@ def history_of(response: pb.LoadRunResponse) -> LoadedHistory:
 
 
 class Histories:
-    """The kept histories by conversation, the least recently used first."""
+    """Cached histories by conversation, least recently used first. Limited by size and idle time."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._kept: dict[_Key, KeptHistory] = {}
         self._size_bytes = 0
-        # The conversations of the last claimed runs.
+        # Conversations of recently claimed runs.
         self._conversations: dict[RunKey, _Key] = {}
 
     def claimed(self, run: pb.ClaimedRun) -> None:
-        """Note the conversation of a claimed run."""
+        """Remember the conversation of a claimed run."""
         run_key = RunKey(StoreId(run.store_id), RunId(run.run_id))
         self._conversations.pop(run_key, None)
         self._conversations[run_key] = (run.store_id, run.conversation_id)
@@ -69,7 +69,7 @@ class Histories:
         return self._kept.get(self._conversations.get(run, ("", "")))
 
     def taken(self, response: pb.LoadRunResponse, known: KeptHistory | None) -> LoadedHistory:
-        """Return the whole history of a response to a request that named `known`, and keep what may be kept."""
+        """Return the complete history for a response to a request that sent `known`. Cache the permitted part."""
         before = known if response.continues_known else None
         history = history_of(response)
         if before:
@@ -82,7 +82,7 @@ class Histories:
         return history
 
     def forget_idle(self) -> None:
-        """Forget the histories that have not been used for a while. Call it regularly."""
+        """Drop histories that have not been used for 10 minutes. Call this regularly."""
         used_after = self._monotonic() - IDLE_SECONDS_MAX
         while self._kept and (first := next(iter(self._kept.items())))[1].used_at <= used_after:
             self._drop(first[0])
@@ -95,7 +95,7 @@ class Histories:
         size_bytes = sum(message.ByteSize() for message in response.messages[: len(messages) - known])
         size_bytes += sum(call.ByteSize() for call in response.calls if call.call_id in more)
         return KeptHistory(
-            # A copy, because a part of a message keeps the whole message in memory.
+            # Copy the prefix, because a submessage keeps the whole response in memory.
             prefix=pb.HistoryPrefix.FromString(response.prefix.SerializeToString()),
             messages=messages,
             calls={**before.calls, **more} if before else more,

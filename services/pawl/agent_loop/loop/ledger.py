@@ -71,10 +71,10 @@ class WorkerLedgerClient:
         background_runs_max: int = 64,
         is_idle: bool = False,
     ) -> tuple[dict[Claim, Loaded | None], float | None]:
-        """Claim due runs, if there are any. Some are returned with their state, which then need not be loaded.
+        """Claim due runs. A claim's value is the run's state; None means that `load` must fetch the state.
 
-        The worker holds at most `background_runs_max` jobs and runs that jobs started. If `is_idle` and there are none,
-        also return the seconds until one is due, None if none will be; see ClaimRunsResponse.
+        The worker holds at most `background_runs_max` jobs and runs that jobs started. If `is_idle` and no run was
+        claimed, the second value is `ClaimRunsResponse.wait_seconds`, or None if it is absent.
         """
         request = pb.ClaimRunsRequest(
             worker_id=worker_id,
@@ -157,7 +157,7 @@ class WorkerLedgerClient:
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:
-    """Return the state that was sent with a claim; None if it cannot be read, in which case `load` reports why."""
+    """Return the state that was sent with a claim; None if none was sent or it cannot be read (`load` reports why)."""
     if not run.HasField("loaded"):
         return None
     try:

@@ -9,7 +9,7 @@ from pawl.values import Usage
 class PrometheusMeter:
     def __init__(self, metrics: Metrics) -> None:
         self._model_calls = metrics.counter("model_calls_total", "Model calls ended.", ("outcome",))
-        self._tokens = metrics.counter("model_tokens_total", "Tokens that model servers reported.", ("kind",))
+        self._tokens = metrics.counter("model_tokens_total", "Tokens reported or estimated, by kind.", ("kind",))
         self._executions = metrics.counter("executions_total", "Tool executions ended.", ("outcome",))
         self._held = metrics.gauge("runs_held", "Runs that this worker is driving.")
         self._left = metrics.counter("runs_left_total", "Runs that this worker released, by reason.", ("how",))

@@ -104,7 +104,7 @@ class ModelCall:
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def output_due_at(self) -> float | None:
-        """Return the monotonic time at which output must be shown; None if there is no output."""
+        """Return the monotonic time at which output must be shown; None if there is no output to show."""
         return None if self._may_be_silent else self._coalescer.due_at()
 
     def take_output(self) -> tuple[OutputDelta, ...]:
@@ -215,7 +215,7 @@ _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """How many tokens an agent's runs may use before its quota is read again, and when this allowance expires."""
+    """Tokens that an agent's runs may use before its quota is read again, and the time until which they may."""
 
     tokens: float
     until: float
@@ -230,7 +230,7 @@ class AgentQuotas:
     async def used_up(
         self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
     ) -> AgentQuota | None:
-        """Return the quota of the run's agent if it is used up.
+        """Return the quota of the run's agent if it is used up; otherwise None.
 
         `tokens` is the run's usage since its last call; `now` is a monotonic time. Drafts and the deployment's default
         have no quota.

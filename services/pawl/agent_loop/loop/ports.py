@@ -1,4 +1,4 @@
-"""Defines the worker's ports."""
+"""Interfaces between the worker and the services it uses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and those of them that have unread commands, in the ledger's order."""
+    """The claims that the worker still holds, and the claims with unread commands, both in the ledger's order."""
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]
@@ -54,7 +54,7 @@ class AgentReader(Protocol):
     """Reads agents from the ledger. Methods may raise DependencyUnavailable and can be retried."""
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return an agent's version; 0 means the newest one, which a deleted agent does not have.
+        """Return an agent's version; 0 means the newest version, which a deleted agent does not have.
 
         Raises:
             AgentNotFound
@@ -148,11 +148,9 @@ class Meter(Protocol):
     def model_called(self, outcome: str, usage: Usage) -> None:
         """Count a finished model call. The outcome is `answered`, `failed`, `cut` or `forgotten`."""
 
-    def call_executed(self, outcome: str) -> None:
-        """Count a finished execution by its outcome."""
+    def call_executed(self, outcome: str) -> None: ...
 
-    def runs_held(self, count: int) -> None:
-        """Set the number of runs that this worker drives."""
+    def runs_held(self, count: int) -> None: ...
 
     def run_left(self, how: str) -> None:
         """Count a run that this worker released.

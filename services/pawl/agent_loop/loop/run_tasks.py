@@ -88,7 +88,7 @@ class WorkerDependencies:
     run_due: Callable[[], None] = lambda: None
     run_due_at: Callable[[float], None] = lambda _: None
     makes_titles: bool = False
-    # Number of users who must approve a gated call in any continuing run.
+    # Minimum number of users who must approve a gated call, including in runs that started under a lower setting.
     approvals_required: int = 1
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
     # Returns whether a principal's API key is no longer valid.
@@ -157,7 +157,7 @@ class RunTasks(Tasks):
             self._model_call.output_shown()
 
     def output_due_at(self) -> float | None:
-        """Return the monotonic time at which output must be shown; None if there is no output."""
+        """Return the monotonic time at which output must be shown; None if there is no output to show."""
         return self._model_call.output_due_at() if self._model_call else None
 
     def model_usage(self) -> Usage | None:
@@ -230,7 +230,7 @@ class RunTasks(Tasks):
         return usage
 
     async def cancel_model(self) -> ModelCut | None:
-        """Cancel the model call. Return its output so far, or None if it had already ended."""
+        """Cancel the model call and return its output so far; None if no call was running."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
             return None
@@ -273,7 +273,7 @@ class RunTasks(Tasks):
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools, which always include the tool that the model must call."""
+        """Return the run's registered tools, including the tool that the model must call, if it is registered."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:
@@ -399,7 +399,7 @@ class RunTasks(Tasks):
         return AgentRead(call_id=work.call_id, delegates=delegates, agent=agent)
 
     async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
-        """Return the agents that the run's agent may delegate to. For a draft, these are its current ones."""
+        """Return the agents that the run's agent may delegate to. A draft's current version applies."""
         agents, draft = self._dependencies.agents, draft_name(pinned.name)
         if draft:
             read = partial(agents.get_draft, run.store_id, run.user_id, draft)

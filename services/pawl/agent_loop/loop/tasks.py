@@ -1,4 +1,4 @@
-"""Runs named tasks alongside a run's drive. Each ends with a fact."""
+"""Runs named tasks alongside a run's drive and collects the facts that they return."""
 
 from __future__ import annotations
 

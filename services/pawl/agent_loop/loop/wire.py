@@ -1,4 +1,4 @@
-"""Converts between the loop's values and messages of pawl.event.v1."""
+"""Converts between the loop's values and protobuf messages."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class WorkerLimits:
     lease_seconds: float = 10.0
     renew_seconds: float = 2.0
     poll_seconds: float = 1.0
-    # For a worker without runs that hears of new work on the bus. It learns from job-store when known work is due.
+    # Poll interval of a worker without runs while NATS announces new work. job-store returns when known work is due.
     idle_poll_seconds: float = 5.0
     hand_over_seconds: float = 1.0
     # Delay before claiming work that came through another process, which normally claims it itself.
@@ -119,7 +119,7 @@ class Worker:
         await bus.subscribe(f"pawl.internal.v1.worker.{self.worker_id}", self._on_command)
 
     def wake(self) -> None:
-        """Claim runs immediately, because a request to this process may have made one due."""
+        """Claim runs immediately, because a request to this process may have made a run due."""
         self._work_is_ours.set()
         self._work_may_be_there = True
         self._wakeup.set()
@@ -227,7 +227,7 @@ class Worker:
             await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
 
     async def hand_over(self) -> None:
-        """Stop all drives at their next commit point and release all runs. Does not settle anything."""
+        """Stop all drives at their next commit point, or after a timeout, and release all runs. Settles nothing."""
         self._stopping = True
         self._cancel_soon()
         tasks = [held.task for held in self._held.values()]
@@ -278,7 +278,7 @@ class Worker:
         return len(claims), wait_seconds
 
     def _note_doubt(self) -> None:
-        # A claim without an answer may still be executed later, and its lease begins then.
+        # A claim without a response may still be executed later, and its lease starts then.
         self._may_hold_until = self._clock.monotonic() + 2 * self._limits.lease_seconds
 
     async def _renew(self) -> None:
@@ -384,7 +384,7 @@ class Worker:
     async def _report_crash(self, claim: Claim) -> str:
         """Release a run that can be neither driven nor ended, as if this worker had crashed on it.
 
-        Return how it was left. If the ledger is also unreachable, the next renewal tries the run again.
+        Return the reason to count. If the ledger is also unreachable, the next renewal tries the run again.
         """
         try:
             quarantined = await self._ledger.report_crash(claim)

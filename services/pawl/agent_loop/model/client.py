@@ -154,7 +154,7 @@ class OpenAiModel:
 async def _read(response: Response, answer: Answer, request: ModelRequest, deadline: float) -> bytes | None:
     """Return the next bytes, or None at the end.
 
-    Once the answer is finished, connection errors are ignored.
+    Once the answer is finished, an error or timeout counts as the end.
     """
     timeout_seconds = _AFTER_FINISH_SECONDS if answer.finished else request.idle_timeout_seconds
     silent_at = asyncio.get_running_loop().time() + timeout_seconds

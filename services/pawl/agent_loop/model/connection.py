@@ -20,7 +20,7 @@ from pawl.agent_loop.model.request import UNAVAILABLE, ModelError, ModelPort, Mo
 from pawl.chassis.egress.addresses import look_up
 from pawl.chassis.process.tasks import shield
 
-# Maximum consecutive bytes that are not part of a body: heads including earlier ones, trailers, chunk sizes.
+# Maximum consecutive bytes that are not part of a body: heads (also informational ones), trailers and chunk sizes.
 HEAD_BYTES_MAX: Final = 128 * 1024
 
 # At this many unread bytes, the server must wait for a slow reader.
@@ -289,7 +289,7 @@ class Pool:
             raise
 
     def give(self, connection: Connection) -> None:
-        """Return a connection to the pool. It is kept if its response was read to the end, and closed otherwise."""
+        """Return a connection to the pool. It is closed if it is not reusable or the pool is full or closed."""
         self._slots.release()
         if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
             connection.close()
@@ -365,8 +365,8 @@ _PAUSE_SECONDS: Final = 10.0
 class Breaker:
     """A circuit breaker for a model server.
 
-    After 10 calls in a row without a response, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every
-    10 s. The first response closes the circuit. A rate limit counts as a response. `monotonic` is a clock.
+    After 10 outages in a row, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every 10 s. The first
+    other outcome closes the circuit. A rate limit does not count as an outage (see `Problem.is_outage`).
     """
 
     def __init__(self, model: ModelPort, monotonic: Callable[[], float]) -> None:
@@ -376,11 +376,6 @@ class Breaker:
         self._closed_until = 0.0
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of an answer.
-
-        Raises:
-            ModelError
-        """
         self._enter(request)
         try:
             async with aclosing(self._model.stream(request)) as pieces:

@@ -74,7 +74,7 @@ def error_of(body: str) -> Any:
 
 
 def status_of(error: Any) -> int | None:
-    """Return the HTTP status that a reported error's code stands for; None if unknown. The error's text is ignored."""
+    """Return the HTTP status that corresponds to a reported error's code; None if unknown. Text is ignored."""
     return next((status for code in codes(error) if (status := _status(code)) is not None), None)
 
 
@@ -136,7 +136,7 @@ CONTENT_FILTER: Final = Problem(
 def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> Problem:
     """Return the problem reported by an error response. `error` is its content in any form.
 
-    408, 409, 429 and 5xx are retryable. A code that reports an invalid credential overrides the status.
+    408, 409, 429 and 5xx are retryable. A code that reports an invalid credential overrides a status below 500.
     """
     if status_of(error) == HTTPStatus.UNAUTHORIZED and status < HTTPStatus.INTERNAL_SERVER_ERROR:
         status = HTTPStatus.UNAUTHORIZED
@@ -165,7 +165,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
 def reported(error: Any) -> Problem:
     """Return the problem reported by an error inside a stream.
 
-    A code that is or stands for an HTTP status counts as that status; anything else is a server failure.
+    A code that is an HTTP status, or corresponds to a status, counts as that status; other errors are server failures.
     """
     status = status_of(error)
     if status is not None:

@@ -1,6 +1,6 @@
 """Converts tool names to names that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot in `<source>.<tool>`.
 
-A dot becomes two underscores. If another tool in the request has that name, a digest is added to keep names unique.
+A dot becomes two underscores. If the result is too long or is another tool's name, it is cut and a digest is added.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ NETWORK: Final = "NETWORK"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
 EMPTY_ANSWER: Final = "EMPTY_ANSWER"
 HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
-# The server was not called, because too many calls in a row had no response.
+# The server was not called, because too many calls in a row met an outage.
 UNAVAILABLE: Final = "PROVIDER_UNAVAILABLE"
 _OUTAGES: Final = frozenset({NETWORK, HEADERS_TIMEOUT, UNAVAILABLE})
 

@@ -32,7 +32,7 @@ from pawl.job.v1.schedules_pb2 import DueSchedule
 _SERVICE: Final = "/pawl.agent.v1.ScheduleService"
 _CLAIMED_MAX: Final = 64
 # Many schedules are due on the hour. Fire only a few at a time, so that users who start runs hardly notice. After two
-# seconds of this, double the number, and double it again after every additional second.
+# seconds, double the number every second, at most three times.
 _AT_ONCE: Final = 4
 _FEW_SECONDS: Final = 2
 _DOUBLED_MAX: Final = 3
@@ -43,7 +43,7 @@ _LATE_SECONDS: Final = 60
 
 
 class ScheduleServicer:
-    """Fires schedules when they are due or when users trigger them. job-store, behind `stub`, stores them.
+    """Fires schedules when they are due or when users trigger them. `stub` calls job-store, which stores them.
 
     The methods here need agents; `forward` passes the others to job-store.
     """

@@ -71,11 +71,11 @@ class ClaimPause:
         self._changed = asyncio.Event()
 
     def note_change(self) -> None:
-        """Claim within a second, because something may be due earlier than the last claim said."""
+        """Claim again within a second, because something may be due earlier than the last claim reported."""
         self._changed.set()
 
     def claiming(self) -> None:
-        """Forget earlier changes: the claim that starts now sees them."""
+        """Discard earlier changes, because the claim that starts now includes them."""
         self._changed.clear()
 
     async def wait(self, seconds: float) -> None:

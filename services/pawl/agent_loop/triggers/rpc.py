@@ -39,7 +39,7 @@ _RETRY_SECONDS: Final = 1.0
 
 
 class TriggerServicer:
-    """Fires triggers. job-store, behind `stub`, stores them.
+    """Fires triggers. `stub` calls job-store, which stores them.
 
     The methods here need agents or parse untrusted data; `forward` passes the others to job-store.
     """
@@ -124,7 +124,7 @@ class TriggerServicer:
         raise DependencyUnavailable("the trigger is being changed: try again")
 
     async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
-        """Fire a trigger with an e-mail, unless one at or after its position has already been delivered.
+        """Fire a trigger with an e-mail, unless an e-mail at or after its position has already been delivered.
 
         Raises:
             TriggerNotFound

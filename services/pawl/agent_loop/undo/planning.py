@@ -34,7 +34,7 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    A job's rounds that are no longer stored share one source, which says how many there are.
+    A job's rounds that are no longer stored share one source, which has their number.
 
     Raises:
         RunNotFound: the user does not have this run.

@@ -1,6 +1,6 @@
 """Implements an undo's program, which runs one inverse after another and then reports. Its cursor is the plan.
 
-The model is only called if the user sends a message in the meantime: the program reports first, and then the model
+The model is only called if the user sends a message before the undo ends: the program reports, and then the model
 answers.
 """
 

@@ -59,10 +59,10 @@ async def _flushed(client: Client) -> None:
 
 
 class _Client(Client):
-    """Never sends plaintext where the URL has `tls://`, and always reports a lost connection.
+    """A NATS client that sends no plaintext if the URL has `tls://`, and always reports a lost connection.
 
     nats-py trusts the server's greeting, which a man in the middle can forge, and would send the password in plaintext.
-    When a connection is lost, it tries to send buffered data. If that raises, it never reports that it has closed.
+    When a connection is lost, nats-py tries to send buffered data. If that fails, nats-py never reports the loss.
     """
 
     async def _process_op_err(self, e: Exception) -> None:
@@ -76,7 +76,7 @@ class _Client(Client):
 
 
 class Bus:
-    """A connection to NATS. An async context manager whose entry does not wait until the bus is connected.
+    """A connection to NATS. Entering the async context manager does not wait for the connection.
 
     `url` is one or more `nats://user:password@host:port` URLs, separated by commas; None disables the bus. `name`
     appears in NATS monitoring. With `tls://`, nothing is sent before the server has shown a valid certificate for its

@@ -23,8 +23,8 @@ _log = logs.get_logger(__name__)
 class Outbox:
     """Accepts messages without waiting, and sends them in order on the current connection.
 
-    nats-py's `publish` can wait for the network, and it swallows a cancellation that arrives while it waits. Therefore,
-    it is called in its own task.
+    `send` runs in its own task, because nats-py's `publish` can wait for the network and swallows a cancellation that
+    arrives while it waits.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -42,7 +42,7 @@ class Outbox:
         self.messages.put_nowait((subject, data))
 
     def drop(self) -> None:
-        """Count a message that was published without a connection."""
+        """Count a message that was dropped because NATS is not connected."""
         self._dropped.labels("disconnected").inc()
 
     def refuse(self, subject: str, error: str) -> None:

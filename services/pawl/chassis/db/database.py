@@ -1,4 +1,4 @@
-"""Provides a PostgreSQL connection pool that waits for the server at start, and turns outages into errors."""
+"""A PostgreSQL connection pool that waits for the server at start and reports outages as DependencyUnavailable."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _UNREACHABLE: Final = (
 )
 # The server accepts no sessions: it is down, starting or stopping.
 _REFUSING: Final = (ConnectionRefusedError, FileNotFoundError, asyncpg.CannotConnectNowError)
-# A session broke. If the server is gone, the heartbeat logs it once.
+# A broken session. If the server is unavailable, the heartbeat logs that once.
 _BROKEN: Final = (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
 # The session is no longer usable: the server is read-only, cannot read its files, or has ended the session.
 _UNFIT: Final = (
@@ -95,7 +95,7 @@ class Database:
         self._application_name = application_name
         self._connections_max = connections_max
         self._statement_timeout_seconds = statement_timeout_seconds
-        # When the client gives up on a statement that the server has not cancelled.
+        # The client's own timeout, in case the server does not cancel the statement.
         self._command_timeout_seconds = statement_timeout_seconds + 1
         self._start_timeout_seconds = start_timeout_seconds
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None

@@ -34,7 +34,7 @@ async def require_durable(database: Database, *, unsafe_allowed: bool) -> None:
     changes are not noticed. With `unsafe_allowed`, a failed check only logs a warning.
 
     Raises:
-        StartError: fsync, full_page_writes or synchronous_commit is off.
+        StartError: Fsync, full_page_writes or synchronous_commit is off.
         DependencyUnavailable: The server cannot be reached.
     """
     async with database.acquire() as connection:

@@ -1,4 +1,4 @@
-"""Checks PostgreSQL in a session of its own while statements wait for it."""
+"""Checks PostgreSQL in a separate session while statements wait for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pawl.errors import DependencyUnavailable
 Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _INTERVAL_SECONDS: Final = 1.0
-# An answer can take two windows. A process that was itself delayed finds the answer after the first one.
+# A check waits for two windows. If the process itself was delayed, the answer has arrived after the first one.
 _WINDOW_SECONDS: Final = 1.25
 
 _UNREACHED: Final = "the database cannot be reached"
@@ -26,7 +26,7 @@ _log = logs.get_logger(__name__)
 class Heartbeat:
     """Reports whether the server answers and accepts writes. An async context manager that checks until it exits.
 
-    It checks every second while `is_in_use` or the server is unusable. Otherwise nothing waits for the server.
+    It checks every second while `is_in_use` returns True or the server is unusable.
 
     It calls `on_frozen` after each check without an answer, because waiting sessions would otherwise keep waiting. It
     calls `on_read_only` after each check that finds a read-only server, such as a standby or an old primary.

@@ -84,14 +84,14 @@ class IdleConnections:
             _end(self._idle.popleft()[0])
 
     async def expire(self) -> None:
-        """Ensure that no session that is open now is used again after its current use."""
+        """Expire all open sessions: none of them is used again after its current use."""
         self.generation += 1
         await self._pool.expire_connections()
         while self._idle:
             _end(self._idle.pop()[0])
 
     async def close(self) -> None:
-        """Return idle connections to the pool now, and each of the others when its user gives it back."""
+        """Return idle connections to the pool now, and the others when their users return them."""
         self._is_closed = True
         while self._idle:
             await self._release(self._idle.pop()[0])

@@ -64,7 +64,7 @@ async def create(connection: Connection, schema: str, sql: str, rights: Rights |
 
 
 async def _exists(connection: Connection, schema: str, version: str) -> bool:
-    """Return whether this version created the schema; False if the schema is missing or empty."""
+    """Return whether the schema exists with tables. Raises StartError if another version created it."""
     tables = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relkind IN ('r', 'p')"
     names = [row["relname"] for row in await connection.fetch(tables, schema)]
     if not names:

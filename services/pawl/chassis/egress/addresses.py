@@ -79,7 +79,7 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 def plain_address(text: str) -> Address:
-    """Return an address from a resolver; an IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) becomes IPv4.
+    """Parse an address from a resolver; an IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) becomes IPv4.
 
     Raises:
         ValueError: The text is not an address.
@@ -125,7 +125,7 @@ async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
     Each call uses its own daemon thread, because uvloop has only two threads for all lookups.
 
     Raises:
-        OSError: The host does not exist.
+        OSError: The lookup failed.
     """
     # As bytes, which getaddrinfo does not encode again.
     loop, name = asyncio.get_running_loop(), host.encode("ascii")

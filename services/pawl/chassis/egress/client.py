@@ -241,7 +241,7 @@ class GuardedEgress:
                 raise RequestFailed(f"more than {REDIRECTS_MAX} redirects, the last to {location[:200]}", was_sent=True)
             following = _join(target, location)
             if following.origin != target.origin:
-                # Permanently: the caller did not choose an origin that a later redirect leads back to.
+                # Permanently, even if a later redirect returns to the first origin: the caller did not choose it.
                 headers = {name: value for name, value in headers.items() if name.lower() in _FOR_ANY_ORIGIN}
             target = following
 

@@ -114,7 +114,7 @@ def _check_sender(value: str) -> str:
     return value
 
 
-# The parsed URL of an SMTP server; None if it is not set.
+# The URL of an SMTP server, checked with `read_smtp_url`; None if it is not set.
 SmtpUrl = Annotated[SecretStr | None, AfterValidator(_check_smtp_url)]
 
 # A bare sender address.

@@ -43,7 +43,7 @@ _ROLES_NAMED_MAX: Final = 32
 
 
 class LoginRefused(Exception):
-    """The cause of an Unauthenticated error, which callers do not see. `key_id` is an expired or revoked key."""
+    """The cause of an Unauthenticated error, hidden from callers. `key_id` is that of an expired or revoked key."""
 
     def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
         super().__init__(kind)
@@ -166,7 +166,7 @@ def check_decides(principal: Principal) -> None:
 
 
 def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None:
-    """Check that a caller may call a method; `callers` is None for a method without callers.
+    """Check that a caller may call a method; `callers` is None for a method that no caller may use.
 
     Raises:
         PermissionDenied: The caller may not call it.
@@ -186,7 +186,7 @@ def for_user(user: Principal) -> tuple[tuple[str, bytes], ...]:
 
 
 def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
-    """Return the user named in the metadata of a forwarded call, or None. Does not check who sent them.
+    """Return the user named in the metadata of a forwarded call, or None. Does not check who sent the metadata.
 
     Raises:
         PermissionDenied: The metadata does not name exactly one valid user.
@@ -207,8 +207,8 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
 
     Raises:
-        PermissionDenied: The metadata names a user but the method or caller does not allow that, or it names no
-            user.
+        PermissionDenied: The method or caller does not allow the metadata to name a user, or a forwarded call names
+            none.
     """
     named = [item for item in metadata if item[0] == FOR_USER]
     if not named and not forwarded:

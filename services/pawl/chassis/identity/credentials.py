@@ -213,7 +213,7 @@ def gone(
     """Return a function that checks whether a principal's API key is no longer valid.
 
     A key is no longer valid if it was removed, was reassigned to another user, or lost a role that the principal has.
-    Unknown keys count as valid.
+    Other credentials, and keys that cannot be checked now, count as valid.
 
     Raises:
         StartError: The file cannot be used.

@@ -141,10 +141,12 @@ class IssuerKeys:
         self._fetching: asyncio.Task[None] | None = None
 
     async def fitting(self, token: Token, *, may_look_up: Callable[[], bool]) -> list[PublicKey]:
-        """Return the keys that may have signed a token. If none is known, fetch the issuer's keys if allowed.
+        """Return the keys that may have signed a token.
+
+        If none is known or all are outdated, fetch them first if allowed.
 
         Raises:
-            DependencyUnavailable: The issuer cannot be asked.
+            DependencyUnavailable: The issuer does not answer, and no current key may have signed the token.
         """
         found = fitting(self._keys, token)
         if not found or self._is_outdated():

@@ -1,4 +1,4 @@
-"""Chooses the key that a client sends. A local key goes only to its own suite; others leave this machine over TLS."""
+"""Chooses the key that a client sends, and checks that it does not leave this machine unencrypted."""
 
 from __future__ import annotations
 

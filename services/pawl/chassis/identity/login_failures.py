@@ -81,7 +81,7 @@ class LoginFailures:
         return self._failed[source] < _SOURCE_MAX and self._failed[_short(authorization)] < _KEY_MAX
 
     def start_lookup(self, call: object, source: str, authorization: str) -> bool:
-        """Return whether a call may look up its caller. If so, it counts as waiting until `end_lookup`.
+        """Return whether a call may look up its caller. If so, the call counts as waiting until `end_lookup`.
 
         Raises:
             Overloaded: Too many calls are waiting for lookups.

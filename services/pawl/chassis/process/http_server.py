@@ -191,7 +191,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose request does not arrive or whose response is not read. h11 limits only sizes."""
+    """Closes connections whose request or response takes too long. h11 limits only sizes."""
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
@@ -251,8 +251,9 @@ class HealthMonitor:
     """Probes dependencies and sets the health of all services on an RPC server.
 
     It probes every 5 s, or every 2 s while a dependency does not answer.
+
     Services are NOT_SERVING while a required dependency does not answer; the health of optional ones is only reported.
-    An async context manager that must be entered inside the server's.
+    An async context manager; enter it inside the server's.
     """
 
     def __init__(self) -> None:
@@ -263,7 +264,7 @@ class HealthMonitor:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str, probe: Probe, *, optional: bool = False) -> None:
-        """Watch a dependency from the next round on."""
+        """Watch a dependency, starting with the next check."""
         self._probes[name] = (probe, optional)
 
     def follow(self, server: RpcServer) -> None:

@@ -113,9 +113,9 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 class Background:
     """Supervised loops that run alongside the server. An async context manager that cancels them on exit.
 
-    The crash of a loop is logged, and the loop is restarted after 0.1 s at first and at most 5 s. A loop that returns
-    is not restarted. An unavailable dependency is logged in one line for all loops of the process, not as a traceback
-    for each.
+    A loop that crashes is restarted, after 0.1 s at first and at most 5 s. A loop that returns is not restarted.
+    Crashes are logged with a traceback. An unavailable dependency is logged in one line, at most once a minute for all
+    loops.
     """
 
     def __init__(self) -> None:

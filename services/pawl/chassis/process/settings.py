@@ -248,7 +248,7 @@ def parse_secret(content: bytes) -> str:
 
 
 def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
-    """Return a secret from the variable, or from the file that `<variable>_FILE` names.
+    """Return a secret from the variable, or from the file that `<variable>_FILE` names; None if neither is set.
 
     Raises:
         ValueError: Both are set, or the file has no secret.

@@ -94,7 +94,7 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Call a function for a future. StopIteration, which futures cannot hold, becomes RuntimeError, as in coroutines.
+    """Call a function whose result goes into a future. StopIteration, which a future cannot hold, becomes RuntimeError.
 
     Raises:
         RuntimeError: The function raised StopIteration.
@@ -106,7 +106,7 @@ def delivered(function: Callable[[], T]) -> T:
 
 
 class Handover(Awaitable[None]):
-    """Work done elsewhere. A coroutine awaits it; in a thread without an event loop, the constructor waits for it.
+    """Work that another thread does. Await it in a coroutine; in a thread without an event loop, the constructor waits.
 
     Raises the exception of its future, if any.
     """

@@ -27,8 +27,8 @@ class WatchedFile(Generic[T]):
     """The parsed content of a file, reloaded within a second of a change.
 
     If new content is invalid, the old content stays in effect. Changes to the files in `beside` count too; `parse`
-    reads them itself. If the file is deleted, its content stays in effect; if `without` is given, it replaces the
-    content after a minute.
+    reads them itself. If the file is deleted, its content stays in effect; if `without` is given, `without` replaces
+    the content after a minute.
 
     Raises:
         StartError: The first content is invalid.

@@ -159,10 +159,12 @@ class Line:
 
 
 class Batches:
-    """The batches of one channel. `choose` selects the replica for a call; its stream with the fewest calls carries it.
+    """The batches of one channel.
 
-    When `identity` changes, new calls use streams opened with the new metadata. A call is never executed twice. If its
-    stream breaks before it was sent, it moves to another stream, at most as many times as there are replicas.
+    `choose` selects a call's replica, whose stream with the fewest calls carries the call.
+
+    When `identity` changes, new calls use streams opened with the new metadata. A call is never executed twice. If a
+    stream breaks before a call was sent, the call moves to another stream, at most as many times as there are replicas.
     """
 
     def __init__(self, lines: Sequence[Line], *, identity: Callable[[], Identity], response_bytes_max: int) -> None:

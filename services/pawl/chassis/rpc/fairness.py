@@ -14,7 +14,8 @@ T = TypeVar("T")
 class FairQueue(Generic[K, T]):
     """A queue that serves its keys in turn. Items of one key keep their order.
 
-    A key with many items delays only its own items: the first item of a key waits for at most one item of each other.
+    A key with many items delays only its own items: the first item of a key waits for at most one item of each other
+    key.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class FairQueue(Generic[K, T]):
         self._count += 1
 
     def take(self) -> T:
-        """Return the next item. If another key has items, the item after this one belongs to another key.
+        """Return the next item. While several keys have items, consecutive items belong to different keys.
 
         Raises:
             LookupError: The queue is empty.

@@ -21,7 +21,7 @@ _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Reports the health of services by name. The empty name stands for the whole server."""
+    """Reports the health of services by name. The empty name means the whole server."""
 
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}

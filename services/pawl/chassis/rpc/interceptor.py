@@ -191,7 +191,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
                 call.end(DependencyUnavailable(_KEY_REPLACED) if call.caller.is_service else error)
 
     async def _authenticate_again(self, identity: Mapping[str, str]) -> Principal | PawlError:
-        # Known credentials cost nothing, so yield once to let other calls proceed.
+        # Checking a known credential never waits, so yield once to let other calls proceed.
         await asyncio.sleep(0)
         try:
             return await self.authenticator.authenticate(identity, source="", may_look_up=lambda: False)
@@ -426,7 +426,7 @@ def _caller(principal: Principal) -> dict[str, str]:
 
 
 def _code_name(context: Context) -> str:
-    """Return the code that a handler set or aborted with, which grpc.aio keeps as an enum or a number."""
+    """Return the name of the code that a handler set or aborted with, which grpc.aio keeps as an enum or a number."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code.name
@@ -437,9 +437,10 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return the one error to report for a failed call or task group, if all its failures are meant for the client.
+    """Return the error to report for a failed call or task group.
 
-    gRPC raises an InternalError if a message cannot be sent because the client has just disconnected.
+    It is an AbortError if there is one, the first PawlError if all failures are PawlErrors, and otherwise `error`. gRPC
+    raises an InternalError if a message cannot be sent because the client has just disconnected.
     """
     leaves = _leaves(error) if isinstance(error, ExceptionGroup) else [error]
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""Holds the id of the request being served, for clients too, which must not import the server."""
+"""Holds the id of the request being served. Clients import this module without the server."""
 
 from __future__ import annotations
 

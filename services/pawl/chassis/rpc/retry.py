@@ -96,7 +96,7 @@ class Retry:
         """Return the answer to `request`; `call` is for the log.
 
         Raises:
-            Exception: The error of the last attempt, which is not transient or follows failures for too long a time.
+            Exception: The error of the last attempt, if it is not transient or the time for retries is over.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:

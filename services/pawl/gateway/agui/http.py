@@ -46,7 +46,7 @@ _log = logs.get_logger(__name__)
 
 
 class _Plan(msgspec.Struct):
-    """The run to stream, the interrupts and calls that the request answered, and notices about those it could not."""
+    """The run to stream, the interrupts and calls that the request answered, and notices about refused answers."""
 
     run: Json
     is_new: bool = False
@@ -101,9 +101,9 @@ class _Thread:
         """Execute the request and return what to stream.
 
         Raises:
-            InvalidField, CallNotFound, DigestMismatch: the answers do not match the open interrupts; nothing was done.
-            ConversationBusy: the request has a new message, but a run waits for answers; nothing was done.
-            PawlError: an error from the services.
+            InvalidField, CallNotFound, DigestMismatch: The answers do not match the open interrupts; nothing was done.
+            ConversationBusy: The request has a new message, but a run waits for answers; nothing was done.
+            PawlError: An error from the services.
         """
         found, message = self._found, self._found.message
         runs = await self._runs()
@@ -179,7 +179,7 @@ class _Thread:
         """Stop an open run, given its Pawl id or the id of the AG-UI run that started it.
 
         Raises:
-            RunNotFound: the thread does not have an open run with this id.
+            RunNotFound: The thread does not have an open run with this id.
         """
         label = agui_input.label_of(run_id)
         for run in await self._runs():

@@ -118,7 +118,7 @@ def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
     Raises:
-        InvalidField: the input is invalid; the message gives the position.
+        InvalidField: The input is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -144,7 +144,7 @@ def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
     Raises:
-        InvalidField: the request is invalid; the message gives the position.
+        InvalidField: The request is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Stop)
@@ -158,7 +158,7 @@ def options_of(found: Input) -> Options:
     """Return Pawl's own options from a request.
 
     Raises:
-        InvalidField: an option is invalid.
+        InvalidField: An option is invalid.
     """
     props = found.forwarded_props
     try:
@@ -174,7 +174,7 @@ def text_of(message: Json) -> str:
     """Return a message's text.
 
     Raises:
-        InvalidField: the message has content other than text.
+        InvalidField: The message has content other than text.
     """
     content = message.get("content", "")
     if isinstance(content, str):
@@ -189,7 +189,7 @@ def start(found: Input, message: Json) -> Json:
     """Return the StartRunRequest for a user message.
 
     Raises:
-        InvalidField: a tool's schema is not an object.
+        InvalidField: A tool's schema is not an object.
     """
     context = "\n".join(f"{each.description}: {each.value}" for each in found.context if each.value)
     asked: Json = {
@@ -308,7 +308,7 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What a resume requests: decisions on calls, tokens to add to runs, and runs to stop."""
+    """The requests of a resume: decisions on calls, tokens to add to runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]
@@ -324,9 +324,9 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
     runs, by id.
 
     Raises:
-        InvalidField: one of the run's interrupts is not answered, or an answer does not match its schema.
-        CallNotFound: an answered interrupt never existed.
-        DigestMismatch: the call has changed since it was shown.
+        InvalidField: One of the run's interrupts is not answered, or an answer does not match its schema.
+        CallNotFound: An answered interrupt never existed.
+        DigestMismatch: The call has changed since it was shown.
     """
     own = [each["id"] for each in interrupts(run)]
     asked = {*own, *(each["id"] for job in jobs for each in interrupts(job))}
@@ -361,7 +361,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether an older version of the interrupt was answered, which is a mismatch, not a missing answer."""
+    """Return whether the request answers another version of the interrupt, which is reported as a mismatch."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 

@@ -46,10 +46,10 @@ class Callers:
         """Return the call metadata for a request.
 
         Raises:
-            Unauthenticated: the request has neither a key nor a valid session.
-            InvalidField: its headers have invalid characters or are repeated.
-            SessionExpired: the session has expired.
-            ForeignOrigin: the request has a session but may come from another page.
+            Unauthenticated: The request has neither a key nor a valid session.
+            InvalidField: Its headers have invalid characters or are repeated.
+            SessionExpired: The session has expired.
+            ForeignOrigin: The request has a session but may come from another page.
         """
         if (metadata := _key_metadata(request)) is not None:
             return metadata
@@ -62,8 +62,8 @@ class Callers:
         """Return a request's session, even if it has expired.
 
         Raises:
-            Unauthenticated: there is no session, or this gateway did not create it.
-            ForeignOrigin: the request may come from another page.
+            Unauthenticated: There is no session, or this gateway did not create it.
+            ForeignOrigin: The request may come from another page.
         """
         sealed = request.cookies.get(session_cookie(request))
         if not sealed:
@@ -75,15 +75,15 @@ class Callers:
         """Return the call metadata for a request with a key. Browser sessions are not accepted.
 
         Raises:
-            Unauthenticated: the request has no key.
-            InvalidField: see `credential`.
+            Unauthenticated: The request has no key.
+            InvalidField: See `credential`.
         """
         if (metadata := _key_metadata(request)) is None:
             raise Unauthenticated("Send Authorization: Bearer KEY. Browser sessions are not accepted here.")
         return metadata
 
     async def log_in(self, request: Request) -> Response:
-        """Create a session for a key and return who the user is."""
+        """Create a session for a key and return the user's identity."""
         hosts.check_page(request.method, request.headers)
         try:
             login = msgspec.convert(await read_json(request, _BYTES_MAX), _Login)
@@ -105,8 +105,8 @@ class Callers:
         """Check a session. Return its user, and the session shortened so that it does not outlive its key.
 
         Raises:
-            InvalidField: the session has invalid characters or is too long.
-            Unauthenticated: the key is not accepted.
+            InvalidField: The session has invalid characters or is too long.
+            Unauthenticated: The key is not accepted.
         """
         session.check_sealed(self._seal.close(found))
         asked = PUBLIC[WHO_AM_I].request()

@@ -58,7 +58,7 @@ class Providers:
         """Return the endpoints from the discovery document, which is cached for five minutes.
 
         Raises:
-            DependencyUnavailable: discovery failed or its result is invalid. The failure is cached for five seconds.
+            DependencyUnavailable: Discovery failed or its result is invalid. The failure is cached for five seconds.
         """
         async with self._asking[provider.issuer]:
             until, found = self._known.get(provider.issuer, (0.0, None))
@@ -97,8 +97,8 @@ class Providers:
         """Exchange a code or a refresh token for tokens.
 
         Raises:
-            Unauthenticated: the provider refused.
-            DependencyUnavailable: the provider does not respond, or its response is invalid.
+            Unauthenticated: The provider refused.
+            DependencyUnavailable: The provider does not respond, or its response is invalid.
         """
         endpoints = await self.endpoints(provider)
         status, content = await self._post(provider, endpoints.token_endpoint, form)

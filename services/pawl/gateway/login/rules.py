@@ -76,7 +76,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     # The credential from the first login. A renewed token must belong to the same user at the same provider.
     credential_id: str
     refresh_token: str
-    # Unix seconds at which the session ends for good.
+    # Unix seconds at which the session ends permanently.
     end_time: float
 
 
@@ -90,7 +90,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Parse PAWL_GATEWAY_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: the file is invalid; the message describes the first fault.
+        ValueError: The file is invalid; the message describes the first fault.
     """
     found: tuple[Provider, ...] = msgspec.json.decode(content, type=_Providers)
     if len({provider.name for provider in found}) < len(found):
@@ -135,7 +135,7 @@ def check_return(
     `requires_issuer` means that the provider has announced that its responses name the issuer.
 
     Raises:
-        Unauthenticated: the callback does not match, or the attempt has expired.
+        Unauthenticated: The callback does not match, or the attempt has expired.
     """
     if now >= attempt.end_time or not hmac.compare_digest(state.encode(), attempt.state.encode()):
         raise Unauthenticated("This login was not started here, or has expired. Log in again.")
@@ -174,7 +174,7 @@ def key_of(provider: Provider, tokens: Tokens, nonce: str | None) -> str:
     The services check the token that is used.
 
     Raises:
-        Unauthenticated: the token is missing, or belongs to another login.
+        Unauthenticated: The token is missing, or belongs to another login.
     """
     has_id_token = bool(tokens.id_token) or "openid" in provider.scope.split()
     if nonce is not None and has_id_token and _nonce(tokens.id_token) != nonce:
@@ -208,7 +208,7 @@ def find(providers: tuple[Provider, ...], name: str) -> Provider:
     """Return a provider by name.
 
     Raises:
-        InvalidField: the provider does not exist.
+        InvalidField: The provider does not exist.
     """
     for provider in providers:
         if provider.name == name:

@@ -35,7 +35,7 @@ def metadata(key: str, *, store: str = "", user: str = "") -> tuple[tuple[str, s
     """Return the call metadata for a key.
 
     Raises:
-        InvalidField: a value has characters that are not allowed in metadata.
+        InvalidField: A value has characters that are not allowed in metadata.
     """
     for field, value in (("key", key), ("pawl-store", store), ("pawl-user", user)):
         if not (value.isascii() and value.isprintable()):
@@ -56,7 +56,7 @@ def check_sealed(sealed: str) -> str:
     """Return a sealed value if it fits into a cookie.
 
     Raises:
-        InvalidField: the value is too long.
+        InvalidField: The value is too long.
     """
     if len(sealed) > COOKIE_BYTES_MAX:
         raise InvalidField(
@@ -88,7 +88,7 @@ class Seal:
         """Decrypt a value.
 
         Raises:
-            Unauthenticated: the value was not sealed with one of these keys for this purpose.
+            Unauthenticated: The value was not sealed with one of these keys for this purpose.
         """
         try:
             return msgspec.json.decode(self._boxes[kind].decrypt(sealed.encode()), type=kind)
@@ -99,7 +99,7 @@ class Seal:
         """Return the key in a one-time login code.
 
         Raises:
-            Unauthenticated: the code is for another gateway, has been used, has expired, or was created before `since`
+            Unauthenticated: The code is for another gateway, has been used, has expired, or was created before `since`
                 and may therefore have been used.
         """
         self._used = {nonce: end_time for nonce, end_time in self._used.items() if end_time > now}

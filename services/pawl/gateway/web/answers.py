@@ -48,8 +48,9 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     """Return a request's body.
 
     Raises:
-        TooLarge: the body has more than `bytes_max` bytes.
-        DeadlineExceeded: the body did not arrive in time.
+        TooLarge: The body has more than `bytes_max` bytes.
+        DeadlineExceeded: The body did not arrive in time.
+        Cancelled: The client disconnected.
     """
     too_large = TooLarge(f"The body must be at most {bytes_max} bytes.", limit=bytes_max)
     length = request.headers.get("content-length", "")
@@ -74,9 +75,9 @@ async def read_json(request: Request, bytes_max: int) -> Any:
     """Parse a JSON body. An empty body counts as an empty object.
 
     Raises:
-        InvalidField: the content type is not JSON.
-        InvalidJson: the body is not JSON.
-        TooLarge, DeadlineExceeded: see `read_body`.
+        InvalidField: The content type is not JSON.
+        InvalidJson: The body is not JSON.
+        TooLarge, DeadlineExceeded, Cancelled: See `read_body`.
     """
     hosts.check_json(request.headers.get("content-type"))
     body = await read_body(request, bytes_max)

@@ -37,7 +37,7 @@ def check_host(host: str, allowed: Collection[str]) -> None:
     This protects against DNS rebinding: a page whose hostname resolves to this machine sends its own hostname.
 
     Raises:
-        ForeignHost: the host is not allowed.
+        ForeignHost: The host is not allowed.
     """
     if host_name(host) in allowed or host.lower() in allowed or is_loopback(host):
         return
@@ -50,7 +50,7 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     Proxies append to headers such as `x-forwarded-for` and `via` by repeating them.
 
     Raises:
-        InvalidField: a header that must not be repeated is repeated.
+        InvalidField: A header that must not be repeated is repeated.
     """
     found: dict[str, str] = {}
     for name, value in headers:
@@ -68,7 +68,7 @@ def check_frame(headers: Mapping[str, str]) -> None:
     """Refuse a request with two lengths, which would allow request smuggling (RFC 9112, 6.1).
 
     Raises:
-        InvalidField: the request has both Transfer-Encoding and Content-Length.
+        InvalidField: The request has both Transfer-Encoding and Content-Length.
     """
     if "transfer-encoding" in headers and "content-length" in headers:
         raise InvalidField("Send either Content-Length or Transfer-Encoding, not both.", field="headers")
@@ -78,7 +78,7 @@ def check_caller(names: Iterable[str]) -> None:
     """Refuse repeated credential headers.
 
     Raises:
-        InvalidField: a header is repeated. A proxy may have added its own copy.
+        InvalidField: A header is repeated. A proxy may have added its own copy.
     """
     all_names = list(names)
     for name in _CALLER_HEADERS:
@@ -90,7 +90,7 @@ def check_page(method: str, headers: Mapping[str, str]) -> None:
     """Check that a request with a cookie comes from one of the gateway's pages.
 
     Raises:
-        ForeignOrigin: the request may come from another page.
+        ForeignOrigin: The request may come from another page.
     """
     fault = "Pages from other origins cannot use this session."
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -109,7 +109,7 @@ def check_json(content_type: str | None) -> None:
     """Require the JSON content type, which forms on other pages cannot send.
 
     Raises:
-        InvalidField: the request has another content type.
+        InvalidField: The request has another content type.
     """
     if (content_type or "").partition(";")[0].strip().lower() != JSON:
         raise InvalidField(f"The body must be JSON: send Content-Type: {JSON}.", field="content-type")
@@ -119,7 +119,7 @@ def bearer(authorization: str | None) -> str | None:
     """Return the key from an `Authorization` header; None if there is no header.
 
     Raises:
-        InvalidField: the header has another scheme or does not contain a key.
+        InvalidField: The header has another scheme or does not contain a key.
     """
     if authorization is None:
         return None

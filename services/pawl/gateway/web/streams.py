@@ -128,7 +128,7 @@ class Streams:
         """Return a response that streams all sources. If the client disconnects early, `on_leave` is called.
 
         Raises:
-            ShuttingDown, Overloaded: a stream cannot currently be opened.
+            ShuttingDown, Overloaded: A stream cannot currently be opened.
         """
         if self._closing.is_set():
             raise ShuttingDown

@@ -1,4 +1,4 @@
-"""Defines the versions of a store's agents, and the rules for saving a new one."""
+"""Defines the versions of a store's agents, and the rules for saving a new version."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def saved(
     `agents` has all the store's agents by name. `newest` is this agent's newest version, even if the agent is deleted.
 
     Raises:
-        AgentNotFound: The agent delegates to one that does not exist.
+        AgentNotFound: The agent delegates to an agent that does not exist.
         AgentCycle: The agent would delegate to itself, directly or through others.
         TooLarge: The store has too many agents, or the agent has too many versions.
     """
@@ -87,7 +87,7 @@ def drafted(
     agents: Mapping[str, AgentRow],
     drafts: Mapping[str, AgentVersionRow],
 ) -> AgentVersionRow:
-    """Return a user's draft once `asked` is saved: the existing one if nothing has changed.
+    """Return a user's draft once `asked` is saved: the existing draft if nothing has changed.
 
     `agents` has all the store's agents by name, and `drafts` has all the user's drafts. The delegations of a draft must
     be valid for an agent with its name.

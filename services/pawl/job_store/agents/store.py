@@ -36,7 +36,7 @@ INSERT INTO job_store.agents (store_id, name, version, delegates_to) VALUES ($1,
 ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version, delegates_to = excluded.delegates_to,
     delete_time = NULL, delete_user_id = '', delete_credential_id = ''
 """
-# Wake the runs that wait for the agent's daily budget, which may have been changed or removed.
+# Wake the runs that wait for the agent's daily quota, which may have been changed or removed.
 _WAKE: Final = f"""
 WITH waiting AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs
@@ -127,7 +127,7 @@ class PostgresAgents:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
-        """Return a version of an agent, or None. Version 0 means the newest one, unless the agent is deleted."""
+        """Return a version of an agent, or None. Version 0 means the newest version, unless the agent is deleted."""
         if version:
             return await _version(self._database, store_id, name, version)
         row = await self._database.fetchrow(_LIVE, store_id, name)

@@ -1,7 +1,7 @@
 """Erases conversations: users start erasures, a sweep on any replica carries them out, and receipts report progress.
 
-On JetStream, it removes the life-cycle events of erased runs, and keeps a list of erased conversation ids that outlives
-the database. Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
+On JetStream, the sweep removes the life-cycle events of erased runs, and keeps a list of erased conversation ids that
+outlives the database. Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class JetStreamErasures:
         """Create the list if needed. Return whether it is empty, or None if it was already applied on this connection.
 
         Each new connection may be to a different server, so the list is then applied again.
-
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:
@@ -220,7 +219,7 @@ class Erasing:
         self._purge_at = now + (now - start) * _PURGE_PAUSE
 
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
-        """Yield all open erasures page by page, so that stuck ones do not block the rest."""
+        """Yield all open erasures page by page, so that stuck erasures do not block the rest."""
         last: Erasure | None = None
         while page := await self.erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
             for erasure in page:

@@ -29,8 +29,6 @@ _log = logs.get_logger(__name__)
 
 
 class KeysExist(Exception):
-    """The deployment already has a key."""
-
     def __init__(self) -> None:
         super().__init__("The deployment already has a key: create other keys with it, or revoke it first.")
 

@@ -75,7 +75,7 @@ _event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
-    """Stores API keys. A process that reads `changes` page by page never misses one."""
+    """Stores API keys. A process that reads `changes` page by page never misses a change."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -24,7 +24,7 @@ _SEARCHED_MAX: Final = 4096
 class Forks:
     """Forks conversations.
 
-    A possible fork point never gets open calls, so it is found before the transaction. The transaction checks that all
+    A possible fork point remains possible, so it is found before the transaction. The transaction checks that all
     messages still exist.
     """
 
@@ -84,7 +84,7 @@ class Forks:
         return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
-        """Return the calls without a result. Only the run that has the turn can have any."""
+        """Return the calls without a result. Only the active run can have any."""
         if source.active_run_id is None:
             return frozenset()
         key = RunKey(source.store_id, source.active_run_id)
@@ -95,7 +95,7 @@ class Forks:
         return frozenset(call.call_id for call in (*view.pending, *view.active) if call.run_id == key.run_id)
 
     async def _heads(self, source: ConversationRow, after: int, end: int) -> list[Head]:
-        """Return the heads of the messages in a range of numbers, in order."""
+        """Return the heads of the messages after number `after` and up to `end`, in order."""
         heads: list[Head] = []
         while after < end:
             page = await self._reads.messages(

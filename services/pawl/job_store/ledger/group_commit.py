@@ -53,9 +53,9 @@ class Lanes(Generic[T]):
     def next_group(self, size: Callable[[T], int], *, operations_max: int, bytes_max: int) -> list[T]:
         """Take the next group.
 
-        If both lanes have operations, each gets its share of both limits.
+        If both lanes have operations, part of both limits is reserved for each lane.
 
-        The last operation may exceed `bytes_max`. Operations of size 0 are dropped, because their callers have gone.
+        The last operation may exceed `bytes_max`. Operations of size 0, whose callers were cancelled, are dropped.
         """
         group: list[T] = []
         people, work = self._lines[Lane.PEOPLE], self._lines[Lane.WORK]
@@ -248,13 +248,13 @@ class GroupCommit:
 
 
 def _weight(waiting: _Waiting) -> int:
-    """Return the size that an operation counts as within a group; 0 if its caller has gone."""
+    """Return the size that an operation counts as within a group; 0 if its caller was cancelled."""
     return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 
 def _answer(waiting: _Waiting, outcome: object) -> None:
     if waiting.answer.done():
-        return  # The caller has gone.
+        return  # The caller was cancelled.
     if isinstance(outcome, Exception):
         waiting.answer.set_exception(outcome)
     else:

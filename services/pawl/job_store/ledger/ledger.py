@@ -24,7 +24,7 @@ from pawl.values import StopCause
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
-# Such an operation counts as this size within a group.
+# Size as which an operation on many rows counts within a group.
 _SWEEP_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")
@@ -54,8 +54,8 @@ class Ledger:
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
         """Change a conversation and return it; stop the jobs of users who may no longer write to it.
 
-        After a crash between the two steps, the jobs are stopped when the request is repeated, or when another request
-        ends other users' right to write.
+        After a crash between the two steps, a repeated request stops the jobs, and so does another request that ends
+        other users' right to write.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id

@@ -18,7 +18,7 @@ class PrometheusMeter:
         self.claims = metrics.counter("claims_total", "Runs given to workers.")
         self._group_size = metrics.histogram("group_operations", "Operations in one transaction.", buckets=_GROUP_SIZES)
         self._group_seconds = metrics.histogram("group_duration_seconds", "Time to write one group of operations.")
-        self._operations = metrics.counter("operations_total", "Operations answered, refused ones included.")
+        self._operations = metrics.counter("operations_total", "Operations answered, including refused ones.")
         self._refused = metrics.counter("refusals_total", "Operations refused, by reason.", ("reason",))
         self._lease_losses = metrics.counter("lease_losses_total", "Steps refused because the lease was lost.")
         self.quarantined = metrics.counter("quarantined_runs_total", "Runs quarantined because their workers died.")

@@ -43,12 +43,12 @@ def make_token(method: str, selection: tuple[object, ...], position: object) -> 
 
 
 def next_token(method: str, selection: tuple[object, ...], page: Page[R], position_of: Callable[[R], object]) -> str:
-    """Return the token of the page after this one; empty on the last page."""
+    """Return the token of the next page; empty on the last page."""
     return make_token(method, selection, position_of(page.rows[-1])) if page.has_more else ""
 
 
 def read_token(token: str, method: str, selection: tuple[object, ...], position: type[T]) -> T | None:
-    """Return the position in a token; None for an empty one.
+    """Return the position in a token; None for an empty token.
 
     Raises:
         InvalidPageToken: The token was made for another method or filter, or is malformed.

@@ -59,7 +59,7 @@ class Journal(Protocol):
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         """Apply the operations in order in one transaction.
 
-        Each one succeeds or is refused independently.
+        Each operation succeeds or is refused independently.
 
         Raises:
             GroupConflict: Nothing was written; try again.

@@ -141,11 +141,10 @@ class Loaded:
     """Everything that a run's owner needs, from one snapshot.
 
     `user_id` is the user of the conversation. `omitted_bytes` has the size of each call result that is omitted because
-    the results are too large in total; 0 for the others. Other users' runs are represented only by their messages:
-    those of the newest runs that fit as a whole, without calls or summaries. `failures` has the failures of FAILED runs
-    with messages. `shared_tokens_left` is what is left of the run's token budget; 0 if the run that owns the budget was
-    removed, None if there is no budget. If `known` is set, the messages and calls only continue that prefix, which is
-    still valid.
+    the results are too large in total; 0 for the others. For other users' runs, it has only messages of the newest runs
+    that fit completely, without calls or summaries. `failures` has the failures of FAILED runs with messages.
+    `shared_tokens_left` is the rest of the run's token budget; 0 if the run that owns the budget was removed, None if
+    there is no budget. If `known` is set, the messages and calls only continue that prefix, which is still valid.
     """
 
     run: RunRow
@@ -164,11 +163,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """The removed events from `from_seq` to `to_seq`, replaced by their run.
+    """The removed events from `from_seq` to `to_seq`, replaced by a snapshot of their run.
 
-    An ended run comes with its newest messages and calls, and the counts of the others. An open job with a trimmed log
-    comes without calls; `omitted_calls` counts the removed ones. `omitted_bytes` has the size of each result that is
-    omitted because it is large; 0 for the others.
+    An ended run has its newest messages and calls, and the counts of the others. An open job with a trimmed log has no
+    calls; `omitted_calls` counts the removed calls. `omitted_bytes` has the size of each result that is omitted because
+    it is large; 0 for the others.
     """
 
     from_seq: int
@@ -206,7 +205,7 @@ class MessagePage(Page[MessageRow]):
 class ConversationFilter:
     """A filter on a user's conversations by archiving, word prefixes and labels.
 
-    None or empty fields match all. With `shared`, it matches conversations that other users of the store share instead.
+    None or empty fields match all. With `shared`, the filter applies to conversations that other users share instead.
     """
 
     archived: bool | None = None
@@ -226,7 +225,7 @@ class DueTimes(Protocol):
         """Return the database's time, and a time that its clock has shown before.
 
         The second is later than the first if the clock went back and no replica has made the runs claimable earlier
-        since. It may lag by up to five seconds.
+        since. The second may lag by up to five seconds.
         """
 
     async def bring_forward(self, seconds: float) -> int:
@@ -247,21 +246,21 @@ class Leases(DueTimes, Protocol):
 
         The worker then holds at most `background_runs_max` background runs, unless it held more before.
 
-        Claims are fair between stores: each gets its turn before any gets a second one, up to `runs_max`, and the next
-        claim continues where this one ended.
+        Claims are fair between stores: every store is served once before any store is served again, up to `runs_max`,
+        and the next claim continues after the last store served.
         """
 
     async def wait_seconds(self) -> float | None:
-        """Return the seconds until the first run or lease is due, None if there is none.
+        """Return the seconds until the first run or lease is due; None if there is none.
 
-        At most zero if a run is due, or if too many stores have runs to tell.
+        Zero or less means that a run is due, or that too many stores have runs to compute the time.
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         """Renew all of a worker's leases, including expired ones whose runs no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Release all of a worker's runs, which become claimable immediately; return the number."""
+        """Release all of a worker's runs, which become claimable immediately; return their number."""
 
 
 class Reads(Protocol):
@@ -273,7 +272,7 @@ class Reads(Protocol):
     """
 
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
-        """Return a run with its waits and those of the runs that execute its calls, from one snapshot.
+        """Return a run, with its waits and the waits of the runs that execute its calls, from one snapshot.
 
         Raises:
             RunNotFound: The user has no such run.
@@ -351,7 +350,7 @@ class Reads(Protocol):
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return a run's events after a seq: at least one if there is any, up to the limit and 1 MiB.
+        """Return a run's events after a seq: at most `events_max`, and about 1 MiB, but at least one if there is any.
 
         Removed events are returned as a gap, with the events that follow it.
 

@@ -96,7 +96,7 @@ class JetStreamLifecycle:
             seqs = await asyncio.gather(*(self._send_one(event) for event in part))
             stored |= {event.outbox_id: seq for event, seq in zip(part, seqs, strict=True) if seq is not None}
             if None in seqs:
-                # The stream may be gone: read its state again next time.
+                # The stream may have been removed: read its state again next time.
                 self._end = None
                 break
         return stored
@@ -133,7 +133,7 @@ class JetStreamLifecycle:
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:
-    """Return an event, shortened if it is over `bytes_max`: first the run's longest fields, then all long ones.
+    """Return an event, shortened if it is over `bytes_max`: first the run's longest fields, then all long fields.
 
     Calls lose their arguments, which the approver reads from the ledger.
     """

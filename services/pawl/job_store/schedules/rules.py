@@ -263,7 +263,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
     """Return a schedule or trigger with `fire` added. It replaces the entry that this firing had while it waited.
 
-    The newest `FIRES_MAX` entries are kept. One that still waits is kept even if it is older.
+    The newest `FIRES_MAX` entries are kept. A waiting entry is kept even if it is older.
     """
     rest: list[FireRow] = []
     for old in row.fires:

@@ -135,7 +135,10 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 
 
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
-    """Return the scheduled time to fire after `due`. Times that are too late or too many to catch up are skipped."""
+    """Return the scheduled time to fire after `due`; None if there is none.
+
+    Times that are too late or too many to catch up are skipped.
+    """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
     # Only the latest missed times are caught up, and they may be far back: widen the search until enough are found.
@@ -178,7 +181,7 @@ def _check_cron(timing: Timing) -> None:
 
 
 def cron_text(cron: str) -> str:
-    """Describe a valid cron expression in words. If it has both kinds of day, matching either one suffices."""
+    """Describe a valid cron expression in words. If it restricts both kinds of day, matching one of them suffices."""
     text = CronSim(cron, _EPOCH).explain()
     _, _, day, _, weekday = cron.split()
     return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")

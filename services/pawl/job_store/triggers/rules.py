@@ -37,7 +37,7 @@ MAILBOX_LEASE_TIME: Final = timedelta(seconds=30)
 LEASED_MAX: Final = 200
 # A trigger pauses automatically once its mailbox has been unreachable for this long.
 UNREACHABLE_TIME: Final = timedelta(hours=12)
-# After a longer gap between reports, that period starts again. Failing polls are up to an hour apart.
+# After a longer gap between reports, UNREACHABLE_TIME starts again. Failing polls are up to an hour apart.
 UNREACHABLE_GAP_TIME: Final = timedelta(hours=2)
 # The interval between writes of the counts of refused webhooks.
 REFUSALS_TIME: Final = timedelta(minutes=1)
@@ -128,7 +128,7 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
     `last_uid` is the last message that was delivered. `unreachable_report_time` is the time of the last report that the
-    mailbox cannot be read. `refused_count` counts webhooks without a valid key, or a valid and recent signature.
+    mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old signature.
     """
 
     trigger_id: str
@@ -185,7 +185,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. With `awaits_run`, the event waits for that run to end; otherwise it waits
-    for a time. `first_time` is when the first of the events that it has replaced arrived.
+    for a time. `first_time` is its arrival time or, if it has replaced other events, that of the first of them.
     """
 
     store_id: StoreId
@@ -341,7 +341,7 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
     """Return a trigger after a report that its mailbox is readable or, if `reason` is set, unreachable.
 
-    If the mailbox has assigned new UIDs, messages are read from `position` onwards.
+    If the mailbox has assigned new UIDs, messages after `position` are read.
     """
     if row.pause_time is not None:
         return row

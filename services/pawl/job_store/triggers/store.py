@@ -109,7 +109,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return seconds
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
-        """Lease mailboxes to a process and renew its leases; return the triggers of all that it holds."""
+        """Lease mailboxes to a process and renew its leases; return the triggers of all its mailboxes."""
         return _read(await self._database.fetch(_LEASE_MAILBOXES, reader_id, MAILBOX_LEASE_TIME, LEASED_MAX))
 
 

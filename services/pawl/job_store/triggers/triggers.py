@@ -52,7 +52,7 @@ def event_id_of(
 ) -> str:
     """Check that a webhook's sender knows one of the secrets; return its webhook-id, empty if it has none.
 
-    Other senders learn only that the check failed. Header names must be in lower case.
+    Header names must be in lower case.
 
     Raises:
         BadSignature: There is no valid signature or key, or a required header is missing.
@@ -121,7 +121,7 @@ class Triggers(Starters[TriggerRow]):
         self.lease_mailboxes = repository.lease_mailboxes
 
     async def put(self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool) -> tuple[TriggerRow, str]:
-        """Create or change a trigger; return it, with the secret of a new webhook trigger.
+        """Create or change a trigger; return it, and the secret if this created a webhook trigger.
 
         Idempotent.
 
@@ -167,7 +167,7 @@ class Triggers(Starters[TriggerRow]):
         )
 
     async def rotate(self, store_id: StoreId, user_id: UserId, name: str) -> str:
-        """Replace the secret of a trigger and return the new one.
+        """Replace the secret of a trigger and return the new secret.
 
         Raises:
             TriggerNotFound: The trigger does not exist.
@@ -234,7 +234,7 @@ class Triggers(Starters[TriggerRow]):
         return claimed, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
     async def leased(self, key: TriggerKey, generation: int) -> TriggerRow | None:
-        """Return the trigger of a leased mailbox; None if it has changed or was paused.
+        """Return the trigger of a leased mailbox; None if the trigger has changed or was paused.
 
         Raises:
             TriggerNotFound: The trigger does not exist.

@@ -126,7 +126,7 @@ def checked(channel: Channel) -> Channel:
     """Validate a channel and fill in its defaults. Only e-mail URLs are validated here.
 
     Raises:
-        InvalidField: a field is invalid.
+        InvalidField: A field is invalid.
     """
     if len(channel.name) > NAME_CHARACTERS_MAX or not channel.name.isprintable():
         raise InvalidField(f"name must be at most {NAME_CHARACTERS_MAX} printable characters", field="channel.name")

@@ -212,8 +212,8 @@ class PostgresChannels(DatabaseAdapter):
         """Create a channel, or return the one that the same request created. A code is sent to a new e-mail address.
 
         Raises:
-            RequestIdReused: the request id was already used for another channel.
-            InvalidField: the user already has the maximum number of channels, or too many codes were sent.
+            RequestIdReused: The request id was already used for another channel.
+            InvalidField: The user already has the maximum number of channels, or too many codes were sent.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK_USER, inbox.store_id, inbox.user_id)
@@ -266,8 +266,8 @@ class PostgresChannels(DatabaseAdapter):
         Disabling the channel ends its waiting deliveries. A code is sent to a new e-mail address.
 
         Raises:
-            PawlError: any error that `change` raises.
-            InvalidField: too many codes were sent.
+            PawlError: Any error that `change` raises.
+            InvalidField: Too many codes were sent.
         """
         key = (inbox.store_id, inbox.user_id, channel_id)
         async with self._database.transaction() as connection:
@@ -293,7 +293,7 @@ class PostgresChannels(DatabaseAdapter):
         """Send a new code, replacing the previous one.
 
         Raises:
-            InvalidField: the channel has no address to confirm, or too many codes were sent.
+            InvalidField: The channel has no address to confirm, or too many codes were sent.
         """
         async with self._database.transaction() as connection:
             row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, code.channel_id))
@@ -305,7 +305,7 @@ class PostgresChannels(DatabaseAdapter):
         """Confirm a channel's address and enable the channel. Has no effect if the channel is already confirmed.
 
         Raises:
-            InvalidField: the channel is not an e-mail channel, or the code is wrong or no longer valid.
+            InvalidField: The channel is not an e-mail channel, or the code is wrong or no longer valid.
         """
         async with self._database.transaction() as connection:
             row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
@@ -327,7 +327,7 @@ class PostgresChannels(DatabaseAdapter):
         """Disable the e-mail channel that a token was issued for, and notify its user. Idempotent.
 
         Raises:
-            ChannelNotFound: the store has no such channel, or the token is invalid.
+            ChannelNotFound: The store has no such channel, or the token is invalid.
         """
         channel_id = channel_of_token(token)
         row = await self._database.fetchrow(_FIND_OF_STORE, store_id, channel_id) if channel_id else None
@@ -397,7 +397,7 @@ class PostgresChannels(DatabaseAdapter):
         A delivery in progress continues.
 
         Raises:
-            DeliveryNotFound: one of the deliveries is not the user's, or is a code. Nothing is sent.
+            DeliveryNotFound: One of the deliveries is not the user's, or is a code. Nothing is sent.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)

@@ -1,4 +1,4 @@
-"""Defines the rules for deliveries: links, limits, the retry schedule, and what to send when."""
+"""Defines the rules for deliveries: links, limits, the retry schedule, and the decision before each attempt."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Candidate:
     channel_id: ChannelId
     inbox: Inbox
     host: str
-    # The last attempt on its channel failed.
+    # True if the last attempt on its channel failed.
     is_failing: bool
 
     @property
@@ -115,7 +115,7 @@ class Attempt:
     claim_until: datetime
     # The user and the credential that last saved the channel.
     saved_by: Principal
-    # An earlier claim expired without a recorded outcome. This attempt represents it and is not sent.
+    # True if an earlier claim expired without a recorded outcome. This attempt represents it and is not sent.
     is_lost: bool = False
 
 
@@ -128,7 +128,7 @@ class Outcome:
     latency_seconds: float = 0.0
     # Wait requested by the receiver.
     retry_after_seconds: float | None = None
-    # Retrying cannot help.
+    # True if a retry cannot succeed.
     is_final: bool = False
     # False if the receiver was not at fault. The attempt then does not count as a failure of the channel.
     is_receivers: bool = True
@@ -149,7 +149,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """Why the attempt failed; empty if it did not fail."""
+        """The reason why the attempt failed; empty if it did not fail."""
         return "" if self.is_success else self.error or f"the receiver answered {self.status}"
 
 
@@ -161,7 +161,7 @@ LOST: Final = Outcome(error="the notifier stopped during the attempt, or could n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What happens to a delivery and its channel. `retry_seconds` is set if the delivery will be retried."""
+    """The decision about a delivery and its channel. `retry_seconds` is set if the delivery will be retried."""
 
     state: DeliveryState
     retry_seconds: float | None = None
@@ -171,7 +171,7 @@ class Verdict:
 def judge(
     outcome: Outcome, *, tries: int, is_test: bool, enabled: bool, failing_since: datetime, now: datetime, chance: float
 ) -> Verdict:
-    """Return what happens to a delivery after an attempt. `chance`, between 0 and 1, varies the next pause."""
+    """Return the verdict on a delivery after an attempt. `chance`, between 0 and 1, varies the next pause."""
     if outcome.is_success:
         return Verdict(state=DeliveryState.DELIVERED)
     if outcome == NOT_SENT:
@@ -199,25 +199,25 @@ class Due:
     type: str
     # False if its e-mail address is not confirmed.
     is_confirmed: bool
-    # The confirmation code has been used or has expired.
+    # True if the confirmation code has been used or has expired.
     code_is_void: bool
     # E-mails sent to the user within the last hour. 0 for webhooks.
     emails: int
-    # The user requested the delivery, as a test or by resending it.
+    # True if the user requested the delivery, as a test or by resending it.
     is_requested: bool
-    # An attempt was lost and must be counted.
+    # True if an attempt was lost and must be counted.
     was_claimed: bool
     enabled: bool
     is_muted: bool
     is_read: bool
-    # The need that the notification reports has been resolved.
+    # True if the need that the notification reports has been resolved.
     is_resolved: bool
-    # The user has watched the run since the notification was created.
+    # True if the user has watched the run since the notification was created.
     is_watched: bool
     after_seconds: int
     tries: int
     create_time: datetime
-    # Its first attempt was delayed, for example by quiet hours.
+    # True if the first attempt was delayed, for example by quiet hours.
     was_delayed: bool
     preferences: Preferences
 

@@ -95,7 +95,7 @@ class Publication:
         """Publish waiting notifications and, if they are due, channel events.
 
         Raises:
-            DependencyUnavailable: the database or the bus is unavailable.
+            DependencyUnavailable: The database or the bus is unavailable.
         """
         while True:
             self._new.clear()

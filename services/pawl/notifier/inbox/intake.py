@@ -112,7 +112,7 @@ def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
     """Parse a run event and validate the fields used by notifications.
 
     Raises:
-        PoisonEvent: the payload is not a RunEvent, an id or time is invalid, or the event's store is not the one in its
+        PoisonEvent: The payload is not a RunEvent, an id or time is invalid, or the event's store is not the one in its
             subject.
     """
     try:

@@ -39,7 +39,7 @@ def page_size(requested: int) -> int:
     """Return the page size; 0 means the default.
 
     Raises:
-        InvalidField: more than 200 were requested.
+        InvalidField: More than 200 were requested.
     """
     if requested > PAGE_MAX:
         raise InvalidField(f"page_size must be between 0 and {PAGE_MAX}, got {requested}", field="page_size")
@@ -50,8 +50,8 @@ def several_ids(ids: Collection[str], field: str) -> list[str]:
     """Validate a list of ids.
 
     Raises:
-        InvalidField: there are no ids, or more than 200.
-        InvalidId: an id is malformed.
+        InvalidField: There are no ids, or more than 200.
+        InvalidId: An id is malformed.
     """
     if not 1 <= len(ids) <= IDS_MAX:
         raise InvalidField(f"{field} must have 1 to {IDS_MAX} ids, got {len(ids)}", field=field)

@@ -284,7 +284,7 @@ class PostgresStore(DatabaseAdapter):
         Durable on return. Idempotent: adding a known notification has no effect and does not use up a number.
 
         Raises:
-            PoisonEvent: a draft's values can never be stored. None of the drafts were stored.
+            PoisonEvent: A draft's values can never be stored. None of the drafts were stored.
         """
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
@@ -342,7 +342,7 @@ class PostgresStore(DatabaseAdapter):
         """Mark notifications as read and return them, in the order of `ids`. Idempotent.
 
         Raises:
-            NotificationNotFound: one of them is not in the inbox. None are marked.
+            NotificationNotFound: One of them is not in the inbox. None are marked.
         """
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:

@@ -50,7 +50,7 @@ class Subscriptions:
         """Wake the subscribers whose inboxes have grown.
 
         Raises:
-            DependencyUnavailable: the database is unavailable.
+            DependencyUnavailable: The database is unavailable.
         """
         if not self._followers:
             return
@@ -67,7 +67,7 @@ class Subscriptions:
         Yields None after `silence_seconds` without a notification. Close the iterator when done.
 
         Raises:
-            DependencyUnavailable: the database is unavailable; follow again from the last number.
+            DependencyUnavailable: The database is unavailable; follow again from the last number.
         """
         follower = _Follower()
         self._followers.setdefault(inbox, {})[follower] = None

@@ -37,7 +37,7 @@ class Weekday(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietHours:
-    """Nothing is delivered between `start` and the next `end`. If there are no `days`, they apply every day."""
+    """Quiet hours: nothing is delivered between `start` and the next `end`, on `days` or, if empty, every day."""
 
     start: str
     end: str
@@ -62,7 +62,7 @@ class Mute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """What a user wants delivered. Empty `kinds` means all kinds."""
+    """A user's delivery preferences. Empty `kinds` means all kinds."""
 
     kinds: tuple[NotificationKind, ...] = ()
     quiet: QuietTimes = QuietTimes()

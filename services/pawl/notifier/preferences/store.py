@@ -65,7 +65,7 @@ class PostgresPreferences(DatabaseAdapter):
         """Stop deliveries about a conversation.
 
         Raises:
-            InvalidField: the user already has the maximum number of mutes.
+            InvalidField: The user already has the maximum number of mutes.
         """
         of = (inbox.store_id, inbox.user_id)
         await self._database.execute(_FORGET_MUTES, *of)

@@ -52,7 +52,7 @@ class AuditTrail:
         """Write entries, and return once they are durable. Safe to cancel, but the entries may still be written.
 
         Raises:
-            DependencyUnavailable: the entries may or may not have been written. The actions they describe must not be
+            DependencyUnavailable: The entries may or may not have been written. The actions they describe must not be
                 carried out.
         """
         if not drafts:
@@ -201,7 +201,7 @@ async def verify(
     if any.
 
     Raises:
-        DependencyUnavailable: the chain cannot be read.
+        DependencyUnavailable: The chain cannot be read.
     """
     head = await log.head(store_id)
     verifier = Verifier(head, known)

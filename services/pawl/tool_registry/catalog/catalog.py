@@ -107,7 +107,7 @@ class CatalogTool:
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """The schema of the version that would run the call, or None if that is this version."""
+        """The schema of the version that would run the call, if that is another version; otherwise None."""
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
         return self.loaded.schema
@@ -164,7 +164,7 @@ class Catalog:
         """Return a version of a tool; 0 means the current version.
 
         Raises:
-            ToolNotFound: the version does not exist, or the caller may not call it.
+            ToolNotFound: The version does not exist, or the caller may not call it.
         """
         store_id = caller.store_id
         entry = await self._current(store_id, name) if version == 0 else await self._entry(store_id, name, version)
@@ -178,7 +178,7 @@ class Catalog:
         return entry.version if entry else 0
 
     async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
-        """Return a version with its compiled schema, and with a runner if this process has one."""
+        """Return a version with its compiled schema, and its runner if this process has one; None if there is none."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
@@ -212,7 +212,7 @@ class Catalog:
         Cheap checks run in this process. Others run in a helper process, which limits their cost for any input.
 
         Raises:
-            Overloaded: the store has too many checks queued.
+            Overloaded: The store has too many checks queued.
         """
         schema, newest = found.schema, found.newest_schema
         name = found.definition.name
@@ -239,7 +239,7 @@ class Catalog:
         """Check that a store may register a tool with this arguments schema.
 
         Raises:
-            InvalidSchema: the schema is unusable; the message gives the position and the cause.
+            InvalidSchema: The schema is unusable; the message gives the position and the cause.
         """
         await self._check_usable(store_id, schema_problem, schema, "the arguments schema")
 
@@ -247,8 +247,8 @@ class Catalog:
         """Check that a run may use this schema for its structured output.
 
         Raises:
-            InvalidSchema: the schema is unusable; the message gives the position and the cause.
-            Overloaded: the store has too many checks queued.
+            InvalidSchema: The schema is unusable; the message gives the position and the cause.
+            Overloaded: The store has too many checks queued.
         """
         await self._check_usable(store_id, output_schema_problem, schema_json, "the schema")
 
@@ -264,7 +264,7 @@ class Catalog:
         """Return an answer's canonical JSON if it fits the schema, otherwise all violations.
 
         Raises:
-            Overloaded: the store has too many checks queued.
+            Overloaded: The store has too many checks queued.
         """
         try:
             return await self._helper.run(store_id, check_output, schema_json, output, cpu_seconds=_CHECK_CPU_SECONDS)
@@ -290,7 +290,7 @@ class Catalog:
         caller may not call are left out.
 
         Raises:
-            ToolNotFound: a pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist
+            ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist
                 or the caller may not call it.
         """
         store_id = caller.store_id
@@ -316,9 +316,9 @@ class Catalog:
         """Register a front-end tool in the caller's store.
 
         Raises:
-            InvalidField, InvalidSchema: the definition is invalid.
-            ToolExists: a loaded tool has the name, or another definition has it and `replace` is not set.
-            PermissionDenied: the caller is not an admin and would replace another user's tool or relax a definition.
+            InvalidField, InvalidSchema: The definition is invalid.
+            ToolExists: A loaded tool has the name, or another definition has it and `replace` is not set.
+            PermissionDenied: The caller is not an admin and would replace another user's tool or relax a definition.
         """
         await self._check_front_end(caller.store_id, definition)
         return await self._repository.register(
@@ -329,8 +329,8 @@ class Catalog:
         """Check the front-end tools that a caller sends with a run, and return their digests. Nothing is stored.
 
         Raises:
-            InvalidField, InvalidSchema: a definition is invalid.
-            ToolExists: the name belongs to another tool that the caller may call.
+            InvalidField, InvalidSchema: A definition is invalid.
+            ToolExists: The name belongs to another tool that the caller may call.
         """
         check_own(definitions)
         for definition in definitions:
@@ -363,9 +363,9 @@ class Catalog:
         """Unregister one of the store's front-end tools, or a worker tool if the caller may attach workers.
 
         Raises:
-            ToolNotFound: the store has no such tool, the tool belongs to a source or to the deployment, or it is a
+            ToolNotFound: The store has no such tool, the tool belongs to a source or to the deployment, or it is a
                 worker tool and the caller may not attach workers.
-            PermissionDenied: the caller is not an admin, and the tool is restricted or belongs to another user.
+            PermissionDenied: The caller is not an admin, and the tool is restricted or belongs to another user.
         """
         if name in self._loaded:
             raise ToolNotFound("the deployment's tools cannot be unregistered", tool_name=name)

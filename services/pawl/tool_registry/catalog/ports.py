@@ -23,9 +23,9 @@ class Helper(Protocol):
         """Call a module-level function with picklable arguments, and return its result or raise its exception.
 
         Raises:
-            TooCostly: the call exceeded its CPU time limit or the helper's memory limit.
-            Overloaded: the store has too many calls queued.
-            DependencyUnavailable: no helper process can be started.
+            TooCostly: The call exceeded its CPU time limit or the helper's memory limit.
+            Overloaded: The store has too many calls queued.
+            DependencyUnavailable: No helper process can be started.
         """
 
 

@@ -91,9 +91,9 @@ class PostgresToolRepository(DatabaseAdapter):
         Atomic, including the checks of `rules.registering`.
 
         Raises:
-            ToolExists: the name belongs to another source, or has another definition and `replace` is not set.
-            PermissionDenied: the registrant may not replace the tool, or may not replace it with this definition.
-            InvalidField: the registrant's or the store's quota is exhausted.
+            ToolExists: The name belongs to another source, or has another definition and `replace` is not set.
+            PermissionDenied: The registrant may not replace the tool, or may not replace it with this definition.
+            InvalidField: The registrant's or the store's quota is exhausted.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
@@ -123,7 +123,7 @@ class PostgresToolRepository(DatabaseAdapter):
         """Unregister a store's tool. Its versions remain readable.
 
         Raises:
-            ToolNotFound: the store has no such tool.
+            ToolNotFound: The store has no such tool.
         """
         async with self._database.acquire() as connection:
             if not can_exist(name) or await connection.fetchval(_UNREGISTER, store_id, name) is None:
@@ -136,7 +136,7 @@ class PostgresToolRepository(DatabaseAdapter):
         return [_version(row) for row in rows]
 
     async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
-        """Return a version, which need not be the current one. `store_id` is empty for loaded tools."""
+        """Return any version of a tool; None if it does not exist. `store_id` is empty for loaded tools."""
         if not can_exist(name, version):
             return None
         row = await self._database.fetchrow(_VERSION, store_id, name, version)

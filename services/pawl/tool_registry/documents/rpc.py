@@ -70,7 +70,7 @@ def _changed_owner(owner: int) -> UserId:
     """Return the owner of a document that the caller wants to change.
 
     Raises:
-        PermissionDenied: the document belongs to the store and the caller is not an admin, or a service did not name a
+        PermissionDenied: The document belongs to the store and the caller is not an admin, or a service did not name a
             user.
     """
     caller = require_user()

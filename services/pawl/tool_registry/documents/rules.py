@@ -62,8 +62,8 @@ def check_document(name: str, text: str, language: str) -> None:
     """Check that a document may be stored.
 
     Raises:
-        InvalidField: a field is invalid; the `field` metadata names it.
-        TooLarge: the text exceeds TEXT_BYTES_MAX.
+        InvalidField: A field is invalid; the `field` metadata names it.
+        TooLarge: The text exceeds TEXT_BYTES_MAX.
     """
     check_name(name)
     if language not in LANGUAGES:

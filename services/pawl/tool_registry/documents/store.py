@@ -100,8 +100,8 @@ class PostgresDocumentRepository(DatabaseAdapter):
         """Create or replace a document; return it and whether it is new. Atomic and idempotent.
 
         Raises:
-            InvalidField: the name, the text or the language is invalid.
-            TooLarge: the store's limit on documents or bytes is reached.
+            InvalidField: The name, the text or the language is invalid.
+            TooLarge: The text is too large, or the store's limit on documents or bytes is reached.
         """
         check_document(name, text, language)
         key = (store_id, owner_id, name)
@@ -145,8 +145,8 @@ class PostgresDocumentRepository(DatabaseAdapter):
         """Return a document that a user can see, including its text.
 
         Raises:
-            DocumentNotFound: the owner has no document with that name.
-            InvalidField: the name is invalid.
+            DocumentNotFound: The owner has no document with that name.
+            InvalidField: The name is invalid.
         """
         check_name(name)
         for document in await self.find(store_id, user_id, name):
@@ -161,7 +161,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
     ) -> Sequence[Document]:
         """Return documents that a user can see, ordered by name and owner, after the given position.
 
-        If `owner_id` is empty, documents named `name` are included.
+        If `owner_id` is None, documents named `name` are included.
         """
         rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
         return [Document(**row) for row in rows]

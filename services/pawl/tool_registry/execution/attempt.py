@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def hindrance(self) -> str:
-        """A sentence that names the tool that blocked this one; empty if no tool did."""
+        """A sentence that names the tool that blocked this call; empty if no tool did."""
         return self._work.hindrance if self._work else ""
 
     @property
@@ -152,7 +152,7 @@ class Attempt:
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """An earlier attempt at this call that went silent but whose code is still running in this process."""
+        """The task of an earlier attempt that went silent but whose code is still running in this process, or None."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 

@@ -57,7 +57,7 @@ class Completing:
         await tasks.end([self._reporter] if self._reporter else [])
 
     def wake(self) -> None:
-        """Report the ends that this process has written now, instead of at the next poll."""
+        """Report written ends immediately, instead of at the next poll."""
         self._wake.set()
 
     async def complete(self, by: Principal, token: str, end: CallEnd) -> bool:

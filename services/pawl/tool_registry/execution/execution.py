@@ -127,7 +127,7 @@ class Execution:
             self.leave()
 
     def leave(self) -> None:
-        """Cancel an unjournaled execution that has no callers left."""
+        """Cancel the execution if it is unjournaled and has no callers left."""
         if not self.listeners and not self.job.effect.is_journaled and not self.ended.done():
             self.cancel(CancelCause.CALLERS_GONE)
 

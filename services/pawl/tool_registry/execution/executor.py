@@ -395,7 +395,7 @@ class Executor:
             await self._until_written(job, lambda: self._admission.audit.ended(job, late, reason="LATE"))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
-        """Write durably. Raises the same errors as `Retry.until_answered`."""
+        """Repeat a write until it succeeds. Raises the same errors as `Retry.until_answered`."""
         return await self._retry.until_answered(write, call=job.context.call_id)
 
     async def _wait_for_tasks(self, seconds: float) -> None:
@@ -477,7 +477,7 @@ def _needs_lease(job: Job) -> bool:
 
 
 def _expire_kept(execution: Execution) -> None:
-    """Cancel a kept call that no worker has come back for, because its run was cancelled or its worker died."""
+    """Cancel a kept call that no caller has requested, because its run was cancelled or its worker died."""
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

@@ -46,7 +46,7 @@ class PostgresMemoryRepository(DatabaseAdapter):
         """Store a memory and return it, or an existing one with the same text. Atomic; idempotent by id.
 
         Raises:
-            TooLarge: the limit for the agent or for the user is reached.
+            TooLarge: The limit for the agent or for the user is reached.
         """
         key = (owner.store_id, owner.user_id, owner.agent_name)
         async with self._database.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Admits calls by checking schema, rules, approvals, grants, rate limits and the journal, in that order."""
+"""Admits calls: checks schemas, approvals, rules, grants, the journal and rate limits."""
 
 from __future__ import annotations
 
@@ -215,10 +215,10 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Return the call, to which the tool's own count of affected items has been added.
+        """Return the checked call, with the number of affected items that the tool's own `bulk_count` reports, if any.
 
         Raises:
-            InvalidArguments: the tool's `bulk_count` takes too long.
+            InvalidArguments: The tool's `bulk_count` takes too long.
         """
         own_count, name = None, tool.definition.name
         count = tool.loaded.tool.bulk_count(accepted.arguments) if tool.loaded is not None else None
@@ -253,9 +253,9 @@ class Admission:
         """Repeat all checks for an execution request and return its job.
 
         Raises:
-            ToolNotFound: the backend tool does not exist, or the user may not call it.
-            InvalidArguments: the arguments do not fit.
-            ApprovalRequired: the call is gated, and there is no approval for this exact call, no grant for its series
+            ToolNotFound: The backend tool does not exist, or the user may not call it.
+            InvalidArguments: The arguments do not fit.
+            ApprovalRequired: The call is gated, and there is no approval for this exact call, no grant for its series
                 and no rule that allows it.
         """
         context, name = request.context, request.tool_name
@@ -282,8 +282,9 @@ class Admission:
         """Check that current rules allow the call. A call that has already started passes, so that it can be read.
 
         Raises:
-            PermissionDenied: a rule denies the call.
-            ApprovalRequired: a rule requires an approval, the rule that allowed the call no longer does, or the grant
+            InvalidArguments: Matching the rules and arguments would take too many steps.
+            PermissionDenied: A rule denies the call.
+            ApprovalRequired: A rule requires an approval, the rule that allowed the call no longer does, or the grant
                 covering it has no uses left.
         """
         refusal = await self._refusal(job)
@@ -316,7 +317,7 @@ class Admission:
         """Return a cached result for the same READ_ONLY call, or None. A hit is recorded in the audit chain first.
 
         Raises:
-            DependencyUnavailable: the audit chain cannot be written.
+            DependencyUnavailable: The audit chain cannot be written.
         """
         found = self.cache.find(job)
         if found is not None:
@@ -327,7 +328,7 @@ class Admission:
         """Record the start of an attempt in the journal, or return the known state of the call.
 
         Raises:
-            InvalidArguments, DependencyUnavailable: same as for `PostgresExecutionJournal.begin`.
+            InvalidArguments, DependencyUnavailable: Same as for `PostgresExecutionJournal.begin`.
         """
         try:
             return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)
@@ -341,7 +342,7 @@ class Admission:
         All attempts at a call together count once. The start of a READ_ONLY call is recorded together with its end.
 
         Raises:
-            DependencyUnavailable: the start could not be counted or recorded, so the call must not start.
+            DependencyUnavailable: The start could not be counted or recorded, so the call must not start.
         """
         try:
             rates = self._rates(job) if job.attempt == _FIRST_ATTEMPT else []
@@ -369,7 +370,7 @@ class Admission:
         """Record the end of an execution, and cache its result if the tool requests it.
 
         Raises:
-            DependencyUnavailable: the entry may or may not have been written.
+            DependencyUnavailable: The entry may or may not have been written.
         """
         await self.audit.ended(job, result, has_begun=has_begun)
         self.cache.put(job, result)

@@ -152,9 +152,9 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Return the entries if no other writer has claimed them before this one, otherwise an empty tuple.
+        """Return the entries to the first writer that claims them, each time it does.
 
-        The first writer gets the entries each time it claims them.
+        Other writers get an empty tuple.
         """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
@@ -200,7 +200,7 @@ class Job:
 
     @classmethod
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
-        """Build the job for a checked call. Where the pinned and the running version differ, caution decides."""
+        """Build the job for a checked call. If the pinned version differs, the more cautious effect applies."""
         definition, running = call.definition, loaded.tool.definition
         effect = max(definition.effect, running.effect, key=CAUTION.index)
         if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:

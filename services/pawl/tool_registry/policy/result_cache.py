@@ -43,7 +43,7 @@ class ResultCache:
         self._sweep_at = monotonic() + _SWEEP_SECONDS
 
     def find(self, job: Job) -> ExecutionResult | None:
-        """Return a cached result of the same call with a note about its age, unless it has expired."""
+        """Return an unexpired cached result of the same call, with a note about its age, or None."""
         if not _is_kept(job):
             return None
         key, now = _key(job), self._monotonic()

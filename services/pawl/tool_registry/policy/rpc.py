@@ -68,7 +68,7 @@ def _rule_from(message: pb.Rule) -> Rule:
     """Read a rule from its message. `check_rule` validates it as a whole.
 
     Raises:
-        InvalidField: a value cannot be read.
+        InvalidField: A value cannot be read.
     """
     expire_time = 0.0
     if message.HasField("expire_time"):

@@ -62,15 +62,15 @@ class Rules:
         """Create a rule from the values that the user set.
 
         Raises:
-            InvalidField: the rule is invalid, its tool has no such argument, or the limit on rules is reached.
-            PermissionDenied: the user may not create it, or a delegate without decision rights tried to create an
+            InvalidField: The rule is invalid, its tool has no such argument, or the limit on rules is reached.
+            PermissionDenied: The user may not create it, or a delegate without decision rights tried to create an
                 ALLOW.
-            ToolNotFound: an ALLOW names a tool that the user may not call.
-            RunNotFound, CallNotFound: the user has no such run, or no such call that needed approval.
-            ConversationNotFound: the user has no such conversation.
-            AgentNotFound: the store has no such agent.
-            ConversationErased: the conversation was erased, so no rule may be created for it.
-            RequestIdReused: the request id was already used for another rule.
+            ToolNotFound: An ALLOW names a tool that the user may not call.
+            RunNotFound, CallNotFound: The user has no such run, or no such call that needed approval.
+            ConversationNotFound: The user has no such conversation.
+            AgentNotFound: The store has no such agent.
+            ConversationErased: The conversation was erased, so no rule may be created for it.
+            RequestIdReused: The request id was already used for another rule.
         """
         if rule.is_of_store and Role.ADMIN not in person.roles:
             raise PermissionDenied("a rule for all users' runs requires the admin role")
@@ -135,8 +135,8 @@ class Rules:
         """Revoke a rule permanently. Idempotent.
 
         Raises:
-            RuleNotFound: the rule does not exist, or the user cannot see it.
-            PermissionDenied: the rule belongs to the store or an agent and the user is not an admin, or it is not an
+            RuleNotFound: The rule does not exist, or the user cannot see it.
+            PermissionDenied: The rule belongs to the store or an agent and the user is not an admin, or it is not an
                 ALLOW and the user is a delegate without decision rights.
         """
         rule = await self.repository.get(person.store_id, rule_id)
@@ -174,7 +174,7 @@ class Rules:
         """Return the rule that decides on a call, or None. Does not count as a use.
 
         Raises:
-            TooMuchToMatch: matching the rules and arguments would take too many steps.
+            TooMuchToMatch: Matching the rules and arguments would take too many steps.
         """
         rules = await self._in_force(store_id)
         await asyncio.sleep(0)  # Matching can take tens of milliseconds; let other tasks run between calls.

@@ -143,7 +143,7 @@ def check_own_name(name: str) -> None:
     """Reject names reserved for tools of a source.
 
     Raises:
-        InvalidField: the name contains a dot. Such names are reserved for tools of sources that may be added later.
+        InvalidField: The name contains a dot. Such names are reserved for tools of sources that may be added later.
     """
     if "." in name:
         raise InvalidField("name: must not contain a dot, which only names of source tools have", field="name")
@@ -153,7 +153,7 @@ def check_definition(definition: ToolDefinition) -> None:
     """Validate every field except the schema, which `rules.schema` checks.
 
     Raises:
-        InvalidField: a field is invalid; the `field` metadata names the first such field.
+        InvalidField: A field is invalid; the `field` metadata names the first such field.
     """
     require(
         can_exist(definition.name),
@@ -219,7 +219,7 @@ def check_report_policy(policy: ReportPolicy) -> None:
     """Validate a report policy.
 
     Raises:
-        InvalidField: a value is out of range.
+        InvalidField: A value is out of range.
     """
     is_in_range = 0 <= policy.report_iterations <= REPORT_ITERATIONS_MAX
     is_each = policy.reports is JobReports.EVERY or not policy.report_iterations
@@ -300,7 +300,7 @@ def check_question(question: Question) -> str:
 
 
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
-    """Return the index of the first answer to this exact question, starting at `position`.
+    """Return the index of the first answer to this exact question, starting at `position`, or None.
 
     The answers before it belong to other questions, which an earlier execution of the tool asked.
     """

@@ -27,7 +27,7 @@ def inverse_call(tool_name: str, arguments: bytes, summary: str) -> InverseCall:
     """Build an inverse call.
 
     Raises:
-        ValueError: the arguments exceed the limit that applies to every call.
+        ValueError: The arguments exceed the limit that applies to every call.
     """
     if len(arguments) > ARGUMENTS_BYTES_MAX:
         raise ValueError(f"an inverse's arguments are {len(arguments)} bytes, over the limit of {ARGUMENTS_BYTES_MAX}")
@@ -91,7 +91,7 @@ def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
 
 
 def progress(fraction: float | None, message: str) -> Progress:
-    """Return progress with its values limited and its message truncated."""
+    """Return progress with its fraction limited to 0 to 1 and its message truncated."""
     if fraction is not None:
         fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
     text = storable(message).encode()[:PROGRESS_BYTES_MAX].decode(errors="ignore")

@@ -27,7 +27,7 @@ OWN: Final = "run"
 OWN_TOOLS_MAX: Final = 64
 # Maximum total size of a store's definitions in one run. Messages between services can hold more.
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
-# The registrant of a source's tools. Whoever approves a source approves its tools.
+# The registrant of a source's tools. The admin who approves a source also approves its tools.
 SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 
 
@@ -82,7 +82,7 @@ def check_source(current: ToolVersion, source: str, registrant: Principal) -> No
     """Check that a source may register a name. An admin may also take over a front-end tool's name.
 
     Raises:
-        ToolExists: the name belongs to another source.
+        ToolExists: The name belongs to another source.
     """
     is_freed = current.source == FRONT_END and Role.ADMIN in registrant.roles
     if current.source != source and not is_freed:
@@ -93,7 +93,7 @@ def check_owner(current: ToolVersion, registrant: Principal) -> None:
     """Check that the registrant may replace or unregister a front-end tool.
 
     Raises:
-        PermissionDenied: another user registered it.
+        PermissionDenied: Another user registered it.
     """
     if Role.ADMIN not in registrant.roles and current.user_id != registrant.user_id:
         raise PermissionDenied(
@@ -105,7 +105,7 @@ def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant
     """Check that a definition may replace the newest one with its name in the store, even an unregistered one.
 
     Raises:
-        PermissionDenied: it is laxer, and the registrant is either not an admin or a delegate without decision rights.
+        PermissionDenied: It is laxer, and the registrant is either not an admin or a delegate without decision rights.
     """
     if earlier is None or not is_laxer(new, earlier.definition):
         return
@@ -120,7 +120,7 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
     """Check that the quotas of the registrant and the store allow one more tool of this kind.
 
     Raises:
-        InvalidField: the user's or the store's quota is exhausted.
+        InvalidField: The user's or the store's quota is exhausted.
     """
     most_of_user, most_of_store = QUOTAS.get(source_kind, (math.inf, math.inf))
     if of_store >= most_of_store:
@@ -149,7 +149,7 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
     """Check the tools sent with a run. `Catalog` makes the checks that they share with RegisterTool.
 
     Raises:
-        InvalidField: there are too many tools, two have the same name, or one restricts its callers.
+        InvalidField: There are too many tools, two have the same name, or one restricts its callers.
     """
     if not 1 <= len(definitions) <= OWN_TOOLS_MAX:
         raise InvalidField(
@@ -176,7 +176,7 @@ def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[
     A registered front-end tool with the same definition counts as the same tool.
 
     Raises:
-        ToolExists: a name is taken.
+        ToolExists: A name is taken.
     """
     # Models see the dot in a source tool's name as two underscores.
     taken = {entry.definition.name.replace(".", "__"): entry for entry in others}

@@ -52,7 +52,7 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
     """Parse a schema.
 
     Raises:
-        InvalidSchema: the schema is too large, or is not a JSON object.
+        InvalidSchema: The schema is too large, or is not a JSON object.
     """
     try:
         schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
@@ -69,13 +69,14 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
     """Compile the validator of an object schema.
 
     Remote references are never fetched. Patterns take linear time and at most a few MiB in total. References may repeat
-    a part of the schema, but the expanded schema must stay below EXPANDED_NODES_MAX. Without `recursion`, references
-    must be pointers (`#/$defs/task`) and must not be recursive. Only the deployment's trusted code gets `recursion`.
+    a part of the schema, but the expanded schema may have at most EXPANDED_NODES_MAX parts. Without `recursion`,
+    references must be pointers (`#/$defs/task`) and must not be recursive. Only the deployment's trusted code gets
+    `recursion`.
 
     Checking arguments against an accepted schema can still take minutes; see `weigh`.
 
     Raises:
-        InvalidSchema: the schema is unusable; the message gives the position and the cause.
+        InvalidSchema: The schema is unusable; the message gives the position and the cause.
     """
     _check_shape(schema)
     root = dict(schema)

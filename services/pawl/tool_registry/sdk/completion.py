@@ -16,7 +16,7 @@ class Awaited:
 
 
 class CompletionToken:
-    """The right to complete a call. After it was awaited (in a sync tool: returned), it survives any process's end."""
+    """The right to complete a call. Once awaited (in a sync tool: returned), it survives the end of any process."""
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
         # An opaque string. Treat it as a secret, because anyone who has it can complete the call.

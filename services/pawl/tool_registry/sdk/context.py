@@ -98,7 +98,7 @@ class ToolContext:
 
     @property
     def will_restart(self) -> bool:
-        """True if another process will restart the cancelled call. Its work that is done elsewhere should continue."""
+        """True if another process will restart the cancelled call. Work that it started elsewhere should continue."""
         return self._will_restart()
 
     @property
@@ -141,9 +141,9 @@ class ToolContext:
         end of any process. It must be JSON of at most 16 KiB.
 
         Raises:
-            Superseded: a newer execution of the call has started, or its conversation was erased.
-            ToolCancelled: the result is no longer needed.
-            ToolError: the value is not JSON or too large.
+            Superseded: A newer execution of the call has started, or its conversation was erased.
+            ToolCancelled: The result is no longer needed.
+            ToolError: The value is not JSON or too large.
         """
         return Handover(self._save(checkpoint_content(value)))
 
@@ -154,17 +154,17 @@ class ToolContext:
         deadline. The first completion ends the call, even while the tool is still running.
 
         Raises:
-            ToolError: calls of this tool cannot be completed from outside.
+            ToolError: Calls of this tool cannot be completed from outside.
         """
         return self._token()
 
     def secret(self, name: str) -> str:
         """Return a secret by name: the store's own if there is one, otherwise the deployment's common one.
 
-        Its value is removed from everything the tool returns and reports.
+        A value of at least 4 characters is masked in everything the tool returns and reports.
 
         Raises:
-            SecretNotFound: there is no secret with this name.
+            SecretNotFound: There is no secret with this name.
         """
         return self._find_secret(name)
 
@@ -190,8 +190,8 @@ class ToolContext:
         ask before the tool takes effect.
 
         Raises:
-            QuestionDeclined: there is no answer. Let the error propagate, or continue without an answer.
-            ToolError: the question is invalid (for example, it is empty or has too many options).
+            QuestionDeclined: There is no answer. Let the error propagate, or continue without an answer.
+            ToolError: The question is invalid (for example, it is empty or has too many options).
         """
         if kind not in set(QuestionKind):
             raise ToolError(f"kind must be one of {', '.join(QuestionKind)}, got {kind:.100}")
@@ -212,7 +212,7 @@ def checkpoint_content(value: Any) -> bytes:
     """Return a checkpoint as JSON.
 
     Raises:
-        ToolError: the value is not JSON or too large.
+        ToolError: The value is not JSON or too large.
     """
     try:
         content = dumps_canonical(plain(value))

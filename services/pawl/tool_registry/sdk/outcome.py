@@ -33,7 +33,7 @@ _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """The state of a tool whose call was ended from outside."""
+    """The state of a tool whose call timed out or was cancelled."""
 
     NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"

@@ -20,7 +20,7 @@ class ProcessLimits:
     """Limits on the new process in which each call runs. Its time limit is the tool's timeout.
 
     Raises:
-        ToolDefinitionError: a limit is out of range.
+        ToolDefinitionError: A limit is out of range.
     """
 
     # Memory that a call may allocate, including the memory of libraries that its module imports. Linux only.
@@ -42,7 +42,7 @@ def check_process(name: str, function: Callable[..., Any], context: ExecutionCon
     """Check that a function can run in its own process with these limits.
 
     Raises:
-        ToolDefinitionError: the limits are invalid, a new process could not find the function, or the registry does not
+        ToolDefinitionError: The limits are invalid, a new process could not find the function, or the registry does not
             run the function.
     """
     if not isinstance(limits, ProcessLimits):

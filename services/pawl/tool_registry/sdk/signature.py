@@ -31,8 +31,8 @@ def read_docstring(function: Any) -> tuple[str, dict[str, str]]:
     """Return the descriptions of a function and of its parameters.
 
     Reads Google style (`Args:`) and Sphinx style (`:param name:`). The text before the first section is the
-    description. docstring_parser would drop all parameters if a section has one line without a colon, as under
-    `Raises:`.
+    description. The library docstring_parser is not used, because one line without a colon in a section makes it drop
+    all parameters.
     """
     description: list[str] = []
     parameters: dict[str, list[str]] = {}
@@ -70,7 +70,7 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
     """Yield the parameters of a function with their types. The return type is ignored.
 
     Raises:
-        ToolDefinitionError: a parameter cannot be passed by name, has no type, or has a type that cannot be resolved.
+        ToolDefinitionError: A parameter cannot be passed by name, has no type, or has a type that cannot be resolved.
     """
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -125,7 +125,7 @@ def is_context(hint: Any) -> bool:
 
 
 def text_of(hint: Any) -> str:
-    """Return the first string or `Doc` in an Annotated type, including one within an Optional."""
+    """Return the first string or `Doc` in an Annotated type, also within an Optional; empty if there is none."""
     if get_origin(hint) is Annotated:
         for extra in get_args(hint)[1:]:
             text = extra if isinstance(extra, str) else getattr(extra, "documentation", None)
@@ -211,7 +211,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     the docstring or from a string in Annotated.
 
     Raises:
-        ToolDefinitionError: a parameter has no type, a type without a JSON Schema, or a default that does not fit.
+        ToolDefinitionError: A parameter has no type, a type without a JSON Schema, or a default that does not fit.
     """
     name = getattr(function, "__name__", "tool")
     description, documented = read_docstring(function)
@@ -258,7 +258,7 @@ def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
     """Return a parameter's pydantic adapter; None if msgspec can handle the parameter.
 
     Raises:
-        ToolDefinitionError: neither can handle it.
+        ToolDefinitionError: Neither can handle it.
     """
     if not is_of_pydantic(hint):
         try:
@@ -308,7 +308,7 @@ def _add_default(
     """Add a default to the schema.
 
     Raises:
-        ToolDefinitionError: the default is not JSON, or does not fit its type.
+        ToolDefinitionError: The default is not JSON, or does not fit its type.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):

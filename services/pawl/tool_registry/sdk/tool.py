@@ -89,7 +89,7 @@ class Tool(Generic[P, R]):
         """Return a function that makes the call, for arguments that fit the schema.
 
         Raises:
-            ToolError: an argument fits the schema but not the stricter type.
+            ToolError: An argument fits the schema but not the stricter type.
         """
         try:
             parameters = self.signature.bind(arguments)
@@ -175,7 +175,7 @@ def tool(
     """Turn a sync or async function into a tool. docs/guides/tools.md lists the options, whose defaults are cautious.
 
     Raises:
-        ToolDefinitionError: the function or an option is invalid.
+        ToolDefinitionError: The function or an option is invalid.
     """
 
     def make(function: Callable[P, R]) -> Tool[P, R]:
@@ -219,7 +219,7 @@ def _define(**fields: Any) -> ToolDefinition:
     """Build a definition from the decorator's options.
 
     Raises:
-        ToolDefinitionError: the description is missing, or an option has the wrong type.
+        ToolDefinitionError: The description is missing, or an option has the wrong type.
     """
     if not fields["description"]:
         raise ToolDefinitionError(f"{fields['name']}: description is empty; write a docstring for the model")
@@ -238,7 +238,7 @@ def _checked(made: Tool[P, R]) -> Tool[P, R]:
     """Check that a tool's options are consistent, and return the tool.
 
     Raises:
-        ToolDefinitionError: the options are not consistent.
+        ToolDefinitionError: The options are not consistent.
     """
     definition = made.definition
     if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):

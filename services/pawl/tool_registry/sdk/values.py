@@ -19,7 +19,7 @@ def plain(value: Any) -> JsonValue:
     """Convert a tool's return value to plain JSON values. Dataclasses, structs, models, dates and enums are supported.
 
     Raises:
-        TypeError: a value has no JSON form.
+        TypeError: A value has no JSON form.
     """
     if isinstance(value, Awaited):
         raise TypeError("Awaited cannot be part of a value: return it alone, after taking a completion token")

@@ -59,7 +59,7 @@ class ToolChange:
 
 
 def may_be_source(name: str) -> bool:
-    """Return whether the name is valid for a source. Checked before querying a store."""
+    """Return whether the name is valid for a source. If not, the database need not be queried."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -51,7 +51,7 @@ class Connector(ToolSource, Protocol):
         """
 
     async def discover(self, source: Source) -> Discovery:
-        """Return the tools that a source has now, sorted by name.
+        """Return the tools that a source has now.
 
         Raises:
             InvalidField, InvalidSchema: The configuration is invalid.

@@ -74,7 +74,7 @@ async def test_response_format_is_omitted_with_tools_if_unsupported() -> None:
 
 
 async def test_request_matches_that_of_the_openai_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Includes everything that the client reads from the environment."""
+    """The request also contains everything that the client reads from the environment."""
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: blue")
@@ -207,7 +207,7 @@ async def test_silent_server_times_out() -> None:
 
 
 async def test_comments_keep_a_stream_alive_beyond_its_idle_limit() -> None:
-    """D11"""
+    """D11: comments count as activity."""
 
     async def comments(exchange: Exchange) -> None:
         loop = asyncio.get_running_loop()

@@ -1,9 +1,9 @@
 """Changes the state at the end of a model call, and detects a model that repeats itself (LOOP-5).
 
 Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
-is made for the fourth time, or when its last six rounds were A B A B A B, where A and B each stand for all of a round's
-calls. No call of that last round is executed. If the run could be stuck after a round, the registry does not run
-read-only calls while it checks that round's calls.
+is made for the fourth time, or when the calls of its last six rounds were A B A B A B. No call of that last round is
+executed. If the run could be stuck after a round, the registry does not run read-only calls while it checks that
+round's calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DIGITS: Final = 16
 
 
 def fingerprint(call: Call) -> str:
-    """Return a key that identical calls share. For a refused call, it is based on the text that the model wrote."""
+    """Return a key that identical calls share. Without canonical arguments, it is based on the model's own text."""
     arguments = call.arguments_json or call.proposed_arguments.encode()
     return _digest(call.tool_name.encode() + b"\0" + arguments)
 
@@ -140,7 +140,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Keep the partial text, and have the call retried, have it wait for the model server, or have the run fail.
+    """Retry a failed model call, hold it (for tokens, a quota or the model server), or fail the run.
 
     A turn started by notices does not wait for the server, because no user is waiting for it.
     """
@@ -210,7 +210,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Hold the call until the model server is available, or end the hold if the call has waited long enough."""
+    """Hold the call until its next attempt, or end the hold if the call has waited long enough."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None

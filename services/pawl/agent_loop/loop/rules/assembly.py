@@ -67,7 +67,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     reasoning: str
-    # Complete calls, as the model wrote them. The arguments may be invalid JSON.
+    # Calls as the model wrote them. The arguments may be incomplete or invalid JSON.
     calls: tuple[CallPiece, ...]
     refusal: str
     # A JSON object of extra fields to send back with the message and its calls; empty if there are none.
@@ -105,8 +105,8 @@ class Assembly:
     servers send 0 for every call. A new id with only arguments continues the call at its index, because some servers
     generate an id per fragment.
 
-    Calls are sorted by index if each has one, otherwise by when they started. `names` maps the model's tool names to
-    the real ones.
+    Calls are sorted by index if all have an index, otherwise by their start. `names` maps the model's tool names to the
+    real names.
     """
 
     def __init__(self, names: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -142,9 +142,9 @@ class AskedJob(JobTerms, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's arguments without the background parameters, and what those parameters requested.
+    """A call's arguments without the background parameters, and the terms that those parameters request.
 
-    `fault` says why they are invalid. A call with neither `terms` nor a `fault` runs in the foreground.
+    `fault` explains why they are invalid. A call with neither `terms` nor a `fault` runs in the foreground.
     """
 
     arguments: str
@@ -153,7 +153,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fault(Exception):
-    """Raised when the parameters are invalid. The message says what is valid."""
+    """Raised when the parameters are invalid. The message describes valid parameters."""
 
 
 def read(arguments: str, schema_json: bytes) -> Reading:
@@ -232,7 +232,7 @@ def asked(job: AskedJob) -> RequestedTerms:
 
 
 def edited_series(shown: Series, edited: Series, now: float) -> Series:
-    """Return the series that an approver grants after editing the one shown.
+    """Return the series that an approver grants after editing the series shown.
 
     If the edit sets no end time, the end time shown is kept, so that an edit cannot remove a user's deadline.
 

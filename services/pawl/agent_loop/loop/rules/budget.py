@@ -139,7 +139,10 @@ def need_message(state: State) -> str:
 
 
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
-    """Return the next answer's maximum length: as requested or, if smaller, what the prompt leaves of the budget."""
+    """Return the next answer's token limit: the requested limit or, if smaller, what the prompt leaves of the budget.
+
+    None means no limit.
+    """
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
         return asked

@@ -65,7 +65,7 @@ class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inverse(msgspec.Struct, frozen=True, kw_only=True):
-    """The call that reverses another one. `summary` is one human-readable line."""
+    """The call that reverses another call. `summary` is one human-readable line."""
 
     tool_name: str
     arguments_json: bytes
@@ -96,7 +96,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     provider_call_id: str = ""
     # The name that the model used, if the call was changed to another tool; otherwise empty.
     proposed_tool_name: str = ""
-    # The call that this one reverses; empty unless the run is an undo.
+    # The call that this call reverses; empty unless the run is an undo.
     undoes_call_id: CallId = CallId("")
     tool_version: int = 0
     context: ExecutionContext | None = None
@@ -119,7 +119,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     start_time: float | None = None
     end_time: float | None = None
     rule_id: str = ""
-    # Its run's agent; empty for the deployment's `default`.
+    # The run's agent; empty for the deployment's `default`.
     agent_name: str = ""
     # The run that carries out the call, if the call is or was DELEGATED or DETACHED.
     child_run_id: RunId = RunId("")
@@ -149,7 +149,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def granted_series(self) -> Series | None:
-        """For a call that may start: the series, granted with this call or an earlier one, that covers it."""
+        """The series, granted with this or an earlier call, that covers a call that may start; None if none does."""
         if self.approval is None:
             return None
         decision = self.approval.decision

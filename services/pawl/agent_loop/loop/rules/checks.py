@@ -1,4 +1,4 @@
-"""Validates everything that clients send (LOOP-15)."""
+"""Validates values that clients send (LOOP-15)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def wait_seconds(value: float) -> float:
 
 
 def seq(value: int, field: str) -> int:
-    """Check and return a seq.
+    """Check that a seq fits into 63 bits, and return it.
 
     Raises:
         InvalidField

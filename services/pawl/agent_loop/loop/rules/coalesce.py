@@ -13,12 +13,12 @@ from pawl.agent_loop.loop.rules.text import tool_name
 from pawl.agent_loop.model.request import CallPiece, Piece, ReasoningPiece, RefusalPiece, TextPiece
 from pawl.chassis.strict_json import storable
 
-# The longest that a piece is held.
+# Maximum time that a piece is held.
 HELD_SECONDS_MAX: Final = 1.0
-# The shortest pause between two outputs.
+# Minimum pause between two outputs.
 PAUSE_SECONDS_MIN: Final = 0.1
-# How many times longer than the delay of an output the pause after it is, so that commits of output take little of a
-# busy machine's time and cannot delay themselves.
+# The pause after an output is at least this many times the output's delay, so that commits of output take little of a
+# busy machine's time and cannot delay each other.
 PAUSE_PER_DELAY: Final = 10.0
 # Limits the size of one event.
 OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
@@ -29,8 +29,9 @@ DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 class Coalescer:
     """Holds pieces back until it is time to show them.
 
-    The first piece is due immediately. Later ones are due after a pause that starts when the output before them is
-    visible: 100 ms, or ten times as long as that output was late. No piece is due later than 1 s after its arrival.
+    The first piece is due immediately. Later pieces are due after a pause that starts when the previous output is
+    visible. The pause is 100 ms or, if longer, ten times that output's delay. No piece is due later than 1 s after its
+    arrival.
     Within one output, text, reasoning and calls each keep their own order, but not their order relative to each other.
     `now` is the time of any monotonic clock, in seconds.
     """
@@ -53,7 +54,7 @@ class Coalescer:
             self._pieces.append(piece)
 
     def end(self, now: float) -> None:
-        """Record that the answer is complete: start another pause, because the step that commits it shows its rest."""
+        """Record that the answer is complete. The pause restarts, because the answer's step also shows the rest."""
         self._pause_from = now
 
     def due_at(self) -> float | None:

@@ -50,9 +50,9 @@ _JOB_SECONDS: Final = 86_400.0
 
 
 def decide(state: State, now: float) -> Decision:
-    """Return what to do next.
+    """Return the next decision.
 
-    These guarantees apply to every program. The program is asked each time, unless the run is ending. Nothing starts
+    These guarantees apply to every program. The program decides first, unless the run is ending. Nothing starts
     once the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open
     model call is handled before open calls. A run ends only when every call has its result.
     """
@@ -111,7 +111,7 @@ def _end(state: State, now: float) -> Decision:
 def not_made(call: Call, now: float) -> Call:
     message = "The run was stopped before this call was made."
     if call.state is CallState.DELEGATED:
-        message = "The run was stopped before this call ended, and so was the run that did the call."
+        message = "The run was stopped before this call ended, and so was the run that executed it."
     return settle.withdrawn(call, message, now)
 
 

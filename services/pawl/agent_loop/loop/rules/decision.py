@@ -72,7 +72,7 @@ class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
 class Propose(msgspec.Struct, frozen=True, kw_only=True):
     """Have the registry check drafted calls in state PROPOSED, and start them. Then decide again.
 
-    The calls belong to the current round, or to a later one, which then starts with its first call.
+    The calls belong to the current round, or to a later round, which then starts with its first call.
     """
 
     calls: tuple[Call, ...]

@@ -40,8 +40,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Refused(Exception):
-    """Raised when the call cannot be delegated."""
-
     def __init__(self, reason: str, message: str) -> None:
         self.result = settle.error(reason, message)
         super().__init__(message)

@@ -77,7 +77,7 @@ def names_previous(source: str) -> bool:
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Evaluate a checked expression. Integers that a double represents exactly become doubles: 20 equals 20.0.
+    """Evaluate a checked expression. Integers of up to 53 bits become doubles, so that 20 equals 20.0.
 
     Raises:
         ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.

@@ -48,7 +48,7 @@ class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The model answered. Contains the drafted calls, and the verdicts on those that may run.
+    """The model answered. Contains the drafted calls, and the verdicts on those that the registry checked.
 
     `output` is None if there is no response format, or if the run cannot end with this answer.
     """
@@ -101,7 +101,7 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that a call delegates to; None unless the agent exists and is in `delegates`.
+    """The agent that a call delegates to. `agent` is None unless the agent exists and is in `delegates`.
 
     `delegates` are the agents that the run's agent may delegate to.
     """
@@ -148,9 +148,9 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt failed and another one follows, using `model`. Output from `void_from_seq` on is void.
+    """An attempt failed, and the next one uses `model`. Output from `void_from_seq` on is void.
 
-    `usage` includes the failed attempt's usage.
+    `usage` is the failed attempt's usage.
     """
 
     round: int

@@ -170,7 +170,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
 
 
 def _checked(state: State, fact: CallChecked, now: float) -> State:
-    """Apply the verdict on a proposed call, unless it has started or the program no longer proposes it."""
+    """Apply the verdict on a proposed call, unless the run is being stopped or the program no longer proposes it."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     following = program.of(state.run).follows(state, now)
     proposed = following.calls if isinstance(following, Propose) else ()

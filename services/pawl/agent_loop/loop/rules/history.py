@@ -1,7 +1,7 @@
-"""Builds the conversation as chat-completions messages.
+"""Builds a conversation's chat-completions messages from its messages and call rows.
 
-It is built from messages and call rows. Each call has exactly one result, in call order, right after the message that
-requests it. Providers that validate histories therefore always accept it.
+Each call has exactly one result, in call order, right after the message that requests it. Providers that validate
+histories therefore always accept them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _parsed(content_json: bytes) -> Any:
 
 
 def _rooms(sizes: Sequence[int], bytes_max: int) -> list[int]:
-    """Return how many bytes each content may have. Small contents are kept whole; large ones share the rest evenly."""
+    """Return how many bytes each content may have. Small contents are kept; large contents share the rest evenly."""
     rooms = [0] * len(sizes)
     left, ascending = bytes_max, sorted(range(len(sizes)), key=sizes.__getitem__)
     for done, position in enumerate(ascending):
@@ -115,14 +115,14 @@ def of_run(
 
 
 class Group(NamedTuple):
-    """A message and its calls' results as protocol messages, of which there may be none. Do not modify them."""
+    """A message and its calls' results as zero or more protocol messages. Do not modify them."""
 
     messages: tuple[ProviderMessage, ...]
     size_bytes: int
 
 
 class _Form(NamedTuple):
-    """Everything that groups depend on besides their messages and calls.
+    """The inputs that determine groups, in addition to their messages and calls.
 
     `corrected_run_id` is the run if any of its answers need corrections, which depend on its response format.
     """
@@ -143,8 +143,8 @@ class _Built(NamedTuple):
     calls: list[Call | None]
 
 
-# The groups of closed rounds, keyed by the first message of the history. Each round, and the next run with the same
-# messages, only builds the newest groups. They do not refer to that message, so they are released along with it.
+# Cached groups of closed rounds, keyed by the first message of the history. Each round, and the next run with the same
+# messages, only builds the newest groups. The groups do not refer to that message, so they are released along with it.
 _built: Final = WeakKeyDictionary[Message, dict[_Form, _Built]]()
 _NOTHING: Final = _Built([], (), [], [])
 _FORMS_MAX: Final = 4

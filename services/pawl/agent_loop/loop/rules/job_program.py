@@ -113,7 +113,7 @@ def _cursor(state: State) -> JobCursor:
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
-    """Return the scheduled time of the iteration after `last`, or of the first one.
+    """Return the scheduled time of the iteration after `last`; if `last` is None, of the first iteration.
 
     The scheduled time is a whole number of intervals after the job's start, and neither before `last` has ended nor
     before `resume_time`.

@@ -69,7 +69,7 @@ def background_denial(run: Run) -> str:
 def extract_terms(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
-    """Return the calls without background parameters, and the background requests of those that made one.
+    """Return the calls without background parameters, and the background requests that some of them made.
 
     With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
     """
@@ -123,7 +123,7 @@ def detached(
         state = _start_job(state, call, terms, verdict, now)
     if not state.run.is_turn:
         return state
-    message = "The user did not request this answer, so nobody is asked now. Say what you would do; the user decides."
+    message = "The user did not request this answer, so no user is asked. Say what you would do; the user decides."
     return state.with_calls(
         _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
     )

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from pawl.errors import InvalidField
 from pawl.values import TOKENS_MAX
 
-# Number of users who must approve a call.
+# Maximum number of users who must approve a call.
 APPROVALS_MAX: Final = 5
 
 _SECONDS: Final = (0.001, 366 * 86_400)

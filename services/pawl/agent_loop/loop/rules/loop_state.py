@@ -22,13 +22,13 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
     `attempt` counts all attempts, including those by workers that died or handed over. `failures` counts the model
     server's failures (LOOP-7), and `empty_answers` its empty answers. The output of this attempt starts at seq
-    `output_from_seq`. `usage_before` is the run's usage before this attempt. Until the attempt ends, the run's usage
-    includes an estimate of the attempt's usage.
+    `output_from_seq`. `usage_before` is the run's usage before this attempt. Once output is shown, the run's usage also
+    includes the attempt's usage so far.
 
     A `held` attempt waits for tokens, a quota or the model server. `tokens_needed` is the number of tokens it needs, if
-    fewer were left in the budget, and `quota_waits` is how often the agent's daily quota has delayed it. `outage_since`
-    is when the run started to wait for the model server, `outage_waits` is how often it has waited, and `next_try_time`
-    is when it tries again.
+    fewer were left in the budget. `quota_waits` counts delays by the agent's daily quota. `outage_since` is when the
+    run started to wait for the model server, `outage_waits` counts these waits, and `next_try_time` is the time of the
+    next attempt.
     """
 
     attempt: int
@@ -56,7 +56,7 @@ class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Consecutive iterations with the same result, which is truncated to a few bytes."""
+    """Consecutive iterations with the same result, which is truncated to 200 bytes."""
 
     first_round: int
     last_round: int
@@ -118,7 +118,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[CallId, tuple[Answer, ...]] = field(default_factory=dict)
     # When to ask the registry again about calls that are completed externally; 0 once completed.
     completions: dict[CallId, float] = field(default_factory=dict)
-    # The run's failure, once all of its work has stopped.
+    # The failure with which the run ends once all of its work has stopped.
     failure: RunFailure | None = None
     # Output of the last failed attempt.
     partial_text: str = ""
@@ -148,7 +148,7 @@ write: Final = msgspec.json.Encoder().encode
 
 
 def read(data: bytes) -> LoopState:
-    """Decode a state. Empty bytes stand for the state of a run that has not started.
+    """Decode a state. Empty bytes give the state of a run that has not started.
 
     Raises:
         msgspec.DecodeError: the bytes are not a valid state.

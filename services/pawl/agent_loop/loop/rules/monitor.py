@@ -1,4 +1,4 @@
-"""Evaluates a job's iterations: what to remember about each, and whether to report it (ASYNC-4, ASYNC-5)."""
+"""Evaluates a job's iterations, and decides which of them to report (ASYNC-4, ASYNC-5)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
         holds = condition.is_met(content, before, cursor.fired)
     except ExpressionError as error:
         return replace(cursor, problem=f"{cursor.problem} when: {error}".strip())
-    # The clock was set back, so the duration is unknown: restart it now.
+    # If the clock was set back, the hold time restarts now.
     digest = seen.sha256 if seen is not None and condition.changed else ""
     is_held = cursor.held_time is not None and digest == cursor.held_sha256
     since = min(cursor.held_time or now, now) if is_held else now

@@ -1,4 +1,4 @@
-"""Applies decisions to the state until there is work to start, and returns the step to commit before it."""
+"""Applies decisions to the state until the run must wait or end. Plans the step to commit and the work that follows."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ class Program(Protocol):
     def follows(self, state: State, now: float) -> Decision:
         """Return the program's next decision.
 
-        The loop asks after each settlement, command, fact and scheduled time, even while calls are open, but not while
-        the run is ending. Work that is in progress does not start again, so the program may repeat an answer until its
-        result is in the state. The answer is one of:
+        The loop calls this after each settlement, command, fact and scheduled time, even while calls are open, but not
+        while the run is ending. Work that is in progress does not start again, so the program may repeat a decision
+        until its result is in the state. The decision is one of:
         * PinTools or PlanUndo until the run has started; nothing else may come first,
         * CallModel or EnterSteers, only when no call and no model call is open,
         * Propose, with ids derived from the state, so that no call is made twice,
@@ -39,8 +39,8 @@ class Program(Protocol):
     def reported(self, base: State, after: State) -> State:
         """Return `after` with the program's records of the calls that are settled in it but not in `base`.
 
-        Called after facts are applied and before `follows`, with the ledger's state as `base`, and again after a step
-        is planned, with the state after the facts as `base`.
+        Called after facts are applied, with the ledger's state as `base`, and before `follows`. Called again after a
+        step is planned, with the state after the facts as `base`.
         """
         ...
 

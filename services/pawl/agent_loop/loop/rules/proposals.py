@@ -27,8 +27,7 @@ def draft(
 ) -> tuple[Call, ...]:
     """Return a call for each of the model's requests in round `run.round`, in the model's order.
 
-    Calls that may run are PROPOSED and must be checked. A call is FAILED if the answer must not have calls or has too
-    many before it, if its arguments exceed 256 KiB, or if it is the last call and was truncated.
+    Calls that may run are PROPOSED and must be checked. The others are FAILED, with the reason as their result.
     """
     calls = [
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
@@ -76,7 +75,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
 
 
 def _near_match(name: str, run: Run) -> str:
-    """Return the tool that the model means by a name with extra characters, as the model spells it; empty if none."""
+    """Return the tool that the model means by a name with extra characters, spelled as for the model; empty if none."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""
@@ -157,7 +156,7 @@ def with_offer(call: Call, verdict: Verdict) -> Call:
 
 
 def released(call: Call, limits: Limits, now: float) -> Call:
-    """Put a call that needs no approval, or has been approved, into the state in which its context starts."""
+    """Offer, ask or make RUNNABLE a call that needs no further approval, depending on its context."""
     match call.context:
         case ExecutionContext.FRONTEND:
             deadline = now + limits.offer_deadline_seconds

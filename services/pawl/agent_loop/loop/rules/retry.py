@@ -41,9 +41,9 @@ def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
 def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, jitter: float) -> float | None:
     """Return the number of seconds before the next attempt, or None if there are no more attempts.
 
-    `failures` counts the model server's failures in this call, including this one, but not workers that died or handed
-    over. The delay doubles from 1 s to 10 s, is reduced by up to half by `jitter` (0 to 1), and is at least what the
-    server requested. `left` is the time left in the round, within which the next attempt must start.
+    `failures` counts the model server's failures in this call, including the latest, but not workers that died or
+    handed over. The delay doubles from 1 s to 10 s, and `jitter` (0 to 1) reduces it by up to half. It is never shorter
+    than the server requested. `left` is the time left in the round, within which the next attempt must start.
     """
     if not problem.retryable or failures >= attempts_max:
         return None
@@ -57,7 +57,7 @@ def next_try_time(
 ) -> float | None:
     """Return when a run that has waited for the model server since `since` tries again; None if the run fails.
 
-    The wait doubles from 10 s to one minute, is reduced by up to half by `jitter`, and is at least what the server
+    The wait doubles from 10 s to one minute, and `jitter` reduces it by up to half. It is never shorter than the server
     requested. The last attempt is at the end of `wait_seconds`.
     """
     end = since + wait_seconds
@@ -69,7 +69,7 @@ def next_try_time(
 
 
 def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
-    """Return whether to use the next fallback model after the last attempt with this one.
+    """Return whether to use the next fallback model after the last attempt with the current model.
 
     This is true after server errors, refusals and rate limits, because another model may be served elsewhere. It is
     false after wrong credentials, content filters or the run's own limits. `left` has the same meaning as in `delay`.

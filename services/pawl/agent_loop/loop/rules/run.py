@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """Whether a call waits for earlier calls that wait for a decision."""
+    """Determines whether a call waits for earlier calls that wait for a decision."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -42,8 +42,6 @@ class ApprovalExpiryPolicy(StrEnum):
 
 
 class ToolChoiceMode(StrEnum):
-    """The constraint on the first model call."""
-
     AUTO = "AUTO"
     NONE = "NONE"
     REQUIRED = "REQUIRED"
@@ -76,7 +74,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """All options except the limits. They are stored as requested."""
+    """A run's options except its limits."""
 
     model: str = ""
     instructions: str = ""
@@ -100,7 +98,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
-    """A run's options, fixed when it is created."""
+    """A run's options, fixed when the run is created."""
 
     limits: Limits = field(default_factory=Limits)
 
@@ -119,7 +117,7 @@ class FailureClass(StrEnum):
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run FAILED: the class, a machine-readable reason, and a sentence for the user."""
+    """The cause of a FAILED run: its class, a machine-readable reason, and a sentence for the user."""
 
     failure_class: FailureClass
     reason: str
@@ -136,7 +134,7 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that a client supplied with the run.
 
-    Only the client `client_id` gets their calls; if it is empty, any of the user's clients can get them.
+    Only the client `client_id` can lease their calls; if it is empty, any of the user's clients can.
     """
 
     names: tuple[str, ...] = ()
@@ -160,7 +158,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call runs in the background. See pawl.event.v1.Job for the fields."""
+    """The terms on which a call runs in the background. See pawl.event.v1.Job for the fields."""
 
     interval_seconds: float = 0.0
     iterations_max: int = 1

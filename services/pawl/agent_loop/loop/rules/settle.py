@@ -1,4 +1,4 @@
-"""Settles calls: gives each call its one and only result."""
+"""Settles calls: gives each call its only result."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 def expired(call: Call, options: RunOptions, now: float) -> Call:
     """Handle a call that was not decided on, answered or run in time.
 
-    The call becomes EXPIRED, with three exceptions: an approval request that can be escalated waits once more, a
-    question with a default answer gets it, and a front-end call can become a question with a new deadline. Front-end
-    calls that fall back to a backend tool are handled elsewhere.
+    The call becomes EXPIRED, with three exceptions. An approval request that can be escalated gets a second deadline, a
+    question with a default answer gets that answer, and a front-end call can become a question with a new deadline.
+    Front-end calls that fall back to a backend tool are handled elsewhere.
     """
     match call.state:
         case CallState.AWAITING_APPROVAL if _escalates(call, options):

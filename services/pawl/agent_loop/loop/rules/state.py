@@ -1,4 +1,4 @@
-"""Everything the loop knows about a run at one moment: the input to all rules."""
+"""The loop's knowledge of a run at one moment, which is the input to all rules."""
 
 from __future__ import annotations
 

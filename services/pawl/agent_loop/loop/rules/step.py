@@ -75,7 +75,7 @@ def size_bytes(entry: Call | Command) -> int:
 
 
 def fitting(sizes: Sequence[int], bytes_max: int) -> int:
-    """Return how many entries, counted from the first, fit into one step; at least one."""
+    """Return how many entries, counted from the first, fit into one step; at least one if there are any."""
     total = 0
     for count, size in enumerate(sizes):
         total += size

@@ -87,11 +87,11 @@ class RecordedDecision(Recorded, frozen=True, kw_only=True):
 
 
 class RecordedResult(Recorded, frozen=True, kw_only=True):
-    """The end of a front-end call: who returned its result or had leased it, and how long ago it was leased."""
+    """The end of a front-end call. `user_id` returned the call's result or had leased the call."""
 
     content_json: bytes
     state: CallState
-    # Time since the lease; 0 if there is none.
+    # Time from the lease to the end of the call; 0 if the call was never leased.
     duration_seconds: float
 
 

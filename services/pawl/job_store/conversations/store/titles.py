@@ -78,7 +78,7 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Stores model-generated titles. `quota` returns an agent's daily budget and how much of it is used."""
+    """Stores model-generated titles. `quota` returns an agent's daily token quota and its usage."""
 
     def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[GetAgentQuotaResponse]]) -> None:
         super().__init__(database)

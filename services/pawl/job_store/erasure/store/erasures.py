@@ -200,18 +200,18 @@ class PostgresErasures(DatabaseAdapter):
     """Conversations that are being or were erased. Each step is durable on return and idempotent."""
 
     async def start(self, key: ErasureKey) -> None:
-        """Start erasing a conversation. Has no effect if it does not belong to the user."""
+        """Start erasing a conversation. Has no effect if the conversation does not belong to the user."""
         async with self._database.transaction() as connection:
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing those conversations that have a user again, for example after a restore; return how many."""
+        """Restart the erasure of conversations that have a user again, as after a restore; return their number."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Schedule erasures of at most this age (None: all) to be added to the list again; return how many."""
+        """Schedule erasures of at most this age (None: all) to be added to the list again; return their number."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
@@ -269,7 +269,7 @@ class PostgresErasures(DatabaseAdapter):
         return True
 
     async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
-        """Remove about `rows_max` rows of each kind from the ledger.
+        """Remove about `rows_max` rows of each kind from the ledger; return the number of rows removed.
 
         When none are left, complete LEDGER and return 0.
         """

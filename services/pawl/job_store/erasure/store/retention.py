@@ -162,7 +162,7 @@ FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND {_HAS_NO_FORK}
 RETURNING c.store_id, c.conversation_id
 """
-# The same for runs: no user can see a partly removed run, or undo a run again after the calls that undid it are gone.
+# The same for runs: no user can see a partly removed run, or undo a run again once the calls that undid it are removed.
 _HIDDEN: Final = """
 UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
 WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
@@ -247,14 +247,14 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove life-cycle events sent at least this long ago, which can then no longer be resent; return how many."""
+        """Remove life-cycle events sent at least this long ago; return their number. They can no longer be resent."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
         """Remove all commands and all but the last event of runs that ended this long ago; return the number of runs.
 
-        Trims one run after the other until they have had `events_max` events in total. Runs with unsent life-cycle
-        events are skipped.
+        Trims whole runs, oldest first, until they have had about `events_max` events in total. Runs with unsent
+        life-cycle events are skipped.
         """
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
@@ -262,7 +262,7 @@ class PostgresRetention(DatabaseAdapter):
         """Remove old runs that a summary covers in conversations still in use; return about how many rows were removed.
 
         Removes about `rows_max` rows of each kind. The runs ended before the summary, and the model's history needs
-        none of their messages. 0 means that no such runs are left.
+        none of their messages. 0 means that no more runs can be removed now.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)

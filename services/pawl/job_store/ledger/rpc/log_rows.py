@@ -1,6 +1,6 @@
-"""Packs events into rows of the log, and takes them out again.
+"""Packs events into log rows, and unpacks them.
 
-A row has the events that a transaction wrote for a run, so that a commit costs one row, whatever it reports.
+A row has the events that one transaction wrote for a run. Only large events are split into several rows.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Me
 
 
 def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:
-    """Return a conversation as a user sees it: readers of a shared one see nothing about its runs."""
+    """Return a conversation as a user sees it. Readers of a shared conversation see nothing about its runs."""
     whole = CONVERSATION.write(row)
     return whole if row.user_id == user_id else _only(whole, _CONVERSATION_FOR_READERS)
 
@@ -337,7 +337,7 @@ def leave_out(part: message_pb2.Part) -> None:
 
 
 def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
-    """Return a message of `user_id`'s conversation. Runs of users other than its author see only its public fields."""
+    """Return a message of `user_id`'s conversation. Runs of users other than the author get only its public fields."""
     entry = _message(row, user_id)
     if entry.user_id != run_user_id:
         _for_others(entry).ClearField("call_ids")

@@ -1,4 +1,4 @@
-"""Handles the tools that come with a run. They are stored unchanged and returned to the run's owner."""
+"""Handles the tools that a client supplies with a run. They are stored unchanged and returned to the run's owner."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.rules.rows import OwnTools, RunRow
 from pawl.tool.v1 import tool_pb2
 
-# Maximum number of tools that come with a run.
+# Maximum number of tools that a client supplies with a run.
 OWN_TOOLS_MAX: Final = 64
 
 
 def of_request(request: ledger_pb2.SubmitMessageRequest) -> OwnTools | None:
-    """Return the tools that come with a message; None if there are none."""
+    """Return the tools that a client supplies with a message; None if there are none."""
     names = tuple(tool.definition.name for tool in request.tools)
     if not len(set(names)) == len(names) <= OWN_TOOLS_MAX:
         raise InvalidField(f"tools must have at most {OWN_TOOLS_MAX} entries with distinct names", field="tools")

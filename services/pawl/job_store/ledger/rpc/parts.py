@@ -64,7 +64,7 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
 
 
 def _prefix(loaded: Loaded, history: Sequence[message_pb2.Message]) -> HistoryPrefix | None:
-    """Return what a worker may keep of a history. See `rules.prefix`."""
+    """Return the prefix that a worker may cache, or None. See `rules.prefix`."""
     run = loaded.run
     # A job is loaded only with the calls of its last iteration.
     if run.reports_to or any(loaded.omitted_bytes.values()):

@@ -34,8 +34,8 @@ T = TypeVar("T")
 RUNS_PER_CLAIM_MAX: Final = 64
 # Larger claims are answered without loaded runs, because the runs would wait for each other.
 RUNS_LOADED_MAX: Final = 4
-# A longer conversation is not loaded with a claim: its worker may have kept most of it, and a very long one would not
-# fit into one part.
+# A longer conversation is not loaded with a claim. Its worker may have cached most of it, and a very long conversation
+# would not fit into one part.
 MESSAGES_LOADED_MAX: Final = 64
 EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000

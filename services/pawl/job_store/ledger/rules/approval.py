@@ -13,8 +13,8 @@ from pawl.values import DecisionKind, Series
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
     """The user behind an action, the credential used, and the other people behind it, such as the key's makers.
 
-    `delegate_user_id` is the delegate that acts for the user, if any. `people` matter where several must approve. Empty
-    fields are unknown.
+    `delegate_user_id` is the delegate that acts for the user, if any. `people` only matter if several people must
+    approve. Empty fields are unknown.
     """
 
     user_id: UserId
@@ -43,8 +43,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     Later calls must match it to start.
 
-    `uses` counts the calls started under it, including that one; `round` is the round of the last one. `arguments` are
-    set if a person edited them. A grant that has `ended` covers no more calls.
+    `uses` counts the calls started under the grant, including `call_id`; `round` is the round of the last of them.
+    `arguments` are set if a person edited them. A grant that has `ended` covers no more calls.
     """
 
     series: Series

@@ -1,4 +1,4 @@
-"""Runs whose workers crash, and operators' actions on runs.
+"""Handles runs whose workers crash, and operators' actions on them.
 
 A crash is a lease that expired without being released, or a worker's report that it can neither run nor end the run.
 Progress (see `commit`) resets the count. Too many crashes without progress quarantine the run, so that a bad run does
@@ -24,10 +24,10 @@ from pawl.job_store.ledger.rules.states import AttentionReason
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import RunState, StopCause
 
-# How long a run pauses after its worker has reported a crash, because the problem may pass.
+# Pause of a run after a crash, because the problem may pass.
 CRASH_PAUSE: Final = timedelta(seconds=2)
 
-# How long after the end of its lease a run's last allowed worker can return, in case it was only disconnected.
+# Time after the end of its lease in which a run's last allowed worker can return, in case it was only disconnected.
 GRACE: Final = timedelta(seconds=5)
 
 _PAUSE_SECONDS_MAX: Final = 2.5
@@ -96,7 +96,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             RunNotFound, RunEnded: There is no run to release.
-            LeaseLost: Another worker holds the run, or this one has already released it.
+            LeaseLost: Another worker holds the run, or the reporting worker has already released it.
         """
         run = unit.runs.get(self.run)
         if run is None:

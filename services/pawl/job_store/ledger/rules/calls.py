@@ -167,7 +167,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
 
 def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
-    """Return how many different people gave the approvals, not counting those who started the run."""
+    """Return how many people with different credentials gave the approvals. Those who started the run do not count."""
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in approvals:
         if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:

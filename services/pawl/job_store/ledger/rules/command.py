@@ -46,7 +46,7 @@ PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 
 
 class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a client's command about a call that it was offered. `client_id` is empty for unary RPCs."""
+    """Fields of a command about an offered call. `client_id` is empty if the sender does not name a client."""
 
     call_id: CallId
     client_id: ClientId
@@ -347,8 +347,7 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
     """Write the call's progress to the log and renew the client's lease, without involving the owner.
 
-    A report that arrives too soon after the previous one only renews the lease: it is not logged and leaves no receipt.
-
+    A report that arrives too soon after the previous report only renews the lease: it is not logged and has no receipt.
     """
     call = offers.renewed(call, now=unit.now)
     if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:

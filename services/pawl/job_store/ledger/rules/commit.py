@@ -129,7 +129,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             RunNotFound: No such run.
             RunEnded: The run has ended.
-            LeaseLost: Another worker holds the run, or this one released it.
+            LeaseLost: Another worker holds the run, or the owner released it.
             InboxChanged: The step ignores an unread command, or `after_seq` is not the end of the log.
             IllegalTransition: A state table forbids the step.
             InvalidField: The step contradicts itself.
@@ -298,7 +298,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
-        """Return whether the step counts as progress. Other steps do not: a worker may crash right after each."""
+        """Return whether the step counts as progress, because it adds a message or settles a call."""
         return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:

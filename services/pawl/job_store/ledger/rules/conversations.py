@@ -172,7 +172,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def ends_writing(self) -> bool:
-        """Whether other users lose the right to write to the conversation."""
+        """True if other users lose the right to write to the conversation, or never had it."""
         return self.sharing not in {None, Sharing.WRITE}
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
@@ -195,7 +195,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
             return changed
         notices = tuple(each for each in changed.background.notices if each.user_id == self.user_id)
         changed = unit.put_conversation(replace(changed, background=replace(changed.background, notices=notices)))
-        # The active run is stopped last, so that it does not pass the turn to a run that is being stopped.
+        # The active run is stopped last, so that its end does not activate a run that is being stopped.
         for run_id in (*changed.queue, changed.active_run_id or RunId("")):
             run = unit.runs.get(RunKey(self.store_id, run_id))
             if run is not None and run.user_id != self.user_id and not self.is_undo(run.options):
@@ -203,7 +203,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         return unit.conversations.get(changed.key) or changed
 
 
-# How many times a model is asked for a conversation's title.
+# Maximum number of attempts to have a model write a conversation's title.
 ATTEMPTS_MAX: Final = 3
 # Only this much of the message, the answer and the model's reply is used.
 TEXT_CHARACTERS_MAX: Final = 4096
@@ -215,8 +215,8 @@ _THOUGHT: Final = "</think>"
 def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of a run that has answered.
 
-    A title is requested once per conversation. It is not requested if the user has set one, the conversation belongs to
-    a delegated run, or the run belongs to another user and so contains that writer's text.
+    A title is requested once per conversation, unless the user has set a title. None is requested for conversations of
+    delegated runs, or after runs of other users, which contain those writers' text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -1,4 +1,4 @@
-"""Defines the entries of a run's log as values. Their wire format is defined elsewhere."""
+"""Defines the entries of a run's log as values. `ledger/rpc/events.py` defines their wire format."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         if self.backfill_time is not None:
             return started(unit, row, self.submit, self.refusal)
         if self._has_failed_too_often(row):
-            return Start(FireOutcome.SKIPPED, "the runs that it started before this one failed")
+            return Start(FireOutcome.SKIPPED, "the previous runs of the schedule failed")
         is_busy = last is not None and not last.state.is_terminal
         # A firing that has waited was on time when its wait started.
         has_waited = row.waiting_time is not None and row.waiting_time == self.expected_time

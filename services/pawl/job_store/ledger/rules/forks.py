@@ -101,7 +101,7 @@ def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
 
 
 class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Create a conversation that shares another one's past up to the fork point `number`. See `path_to`."""
+    """Create a conversation that shares the past of another up to the fork point `number`. See `path_to`."""
 
     conversation_id: ConversationId
     number: int

@@ -23,8 +23,8 @@ def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: b
     Raises:
         GrantNotOffered: The call offers no series.
         DigestRequired: The decision has no digest.
-        DigestMismatch: The digest differs, or earlier approvals were for the call and this one is for the series (or
-            vice versa).
+        DigestMismatch: The digest differs, or earlier approvals were for the call and the decision is for the series
+            (or vice versa).
     """
     if for_series and call.series is None:
         raise GrantNotOffered

@@ -41,7 +41,7 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
     def apply(self, unit: UnitOfWork) -> ConversationRow:
         """Create the conversation and return it.
 
-        A repeated request returns the same one.
+        A repeated request returns the same conversation.
 
         Raises:
             RequestIdReused: The request id was used with a different payload.

@@ -1,7 +1,7 @@
 """Handles jobs: runs in the background, and the notices that they send to their conversation.
 
 A notice refers to an iteration of a job or to the job's end. Its content is in the job's run, so nothing is stored
-twice, and the model gets the job's state as of the time of the model call.
+twice. The model gets the job's state at the time of the model call.
 
 A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
@@ -45,7 +45,7 @@ TRIES_MAX: Final = 3
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice that the model gets. `occasion` is an iteration of the job `run_id`, or 0 for its end."""
+    """A notice passed to the model. `occasion` is an iteration of the job `run_id`, or 0 for the job's end."""
 
     run_id: RunId
     occasion: int
@@ -66,10 +66,10 @@ def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId,
 
 
 def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
-    """Add a notice to the job's conversation, about the iteration `occasion` or, if that is 0, the job's end.
+    """Add a notice to the job's conversation: about the iteration `occasion` or, if that is 0, about the job's end.
 
-    Of a job's iterations, only the last can have a pending notice. No notice is added for an erased conversation, a
-    silent job, a user who may no longer write to the conversation, or the end of a job that the model has stopped.
+    Of a job's iterations, only the last can have a pending notice. A silent job adds none, and neither does the end of
+    a job that the model has stopped. Erased conversations and users who may no longer write get none.
     """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     if conversation is None or not conversation.user_id:

@@ -25,7 +25,7 @@ def is_pending(run: RunRow, call: CallRow) -> bool:
 
 
 def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
-    """Return the users whose inboxes the operations of `unit` may have changed. May include unchanged ones."""
+    """Return the users whose inboxes the operations of `unit` may have changed. May include unchanged inboxes."""
     calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
     keys = {RunKey(call.store_id, call.run_id) for call in calls if call.state in call_table.PENDING}
     runs = [run for key in keys if (run := unit.runs.get(key)) is not None]
@@ -80,8 +80,8 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
     def apply(self, unit: UnitOfWork) -> Leased:
         """Grant the lease if the call waits and no other client holds it, and log that the client executes it.
 
-        A client that already holds it gets the same epoch again, and the call moves to this session unless a newer one
-        holds it: session ids sort by the time at which the sessions were opened.
+        A client that already holds the call keeps its epoch. The call moves to this session unless a newer session
+        holds it. Session ids sort by the time at which the sessions were opened.
         """
         run, call = unit.runs.get(self.run), unit.calls.get(self.call)
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
@@ -127,7 +127,7 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Release leases on `calls`: those that a session of `client_id` holds, or the expired ones if it is None.
+    """Release leases on `calls`: those that a session of `client_id` holds or, if that is None, expired leases.
 
     A lost session may release its calls late: calls that another session of the client has leased since then stay
     leased.

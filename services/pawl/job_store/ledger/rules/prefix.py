@@ -1,22 +1,20 @@
-"""The prefix of a run's history that its worker may keep, so that the next run is loaded with the newer messages only.
+"""The prefix of a run's history that its worker may cache, so that the next load returns only newer messages.
 
-A run's history consists of its conversation's messages after the newest summary, and their calls. The prefix consists
-of its oldest messages, up to the first run that is current, or has an open call, an image or another user's message.
-It is therefore whole runs of the run's user, without images, whose calls have all ended. Messages and ended calls never
-change, and new messages have higher numbers. So these are all the ways in which the same history, loaded again, can
-differ from a kept prefix followed by what is loaded now, and why it does not:
+A history consists of a conversation's messages after the newest summary, and their calls. Its prefix consists of the
+oldest messages. It ends before the loaded run, and before any run that has an open call, an image or another user's
+message.
 
-* Erasure or retention has removed messages, or they are no longer part of a fork: fewer of them are counted.
-* A newer summary replaces them, or the summary was removed: `summarised_to_number` differs.
-* Another user's messages appear or disappear: those after the prefix are loaded now. If any are counted up to its end,
-  the prefix is not valid.
-* Another user runs: none of the messages is that user's own.
-* A refused image is left out, or an old one because of newer ones: all images are loaded now, and so are all messages
-  of their runs.
-* Large results are left out because of newer ones: then the whole history is loaded again. (A run may go on after the
-  point at which its conversation was forked. If its later calls would push out results, the kept history has more.)
-* The database was restored from a backup and has different messages with the same numbers: the ID of the last message
-  differs, because it was written after them.
+Messages and ended calls never change, and new messages have higher numbers. A full load could therefore differ from a
+cached prefix with the newer messages only in these cases:
+
+* Messages were removed, or no longer belong to a fork: their count differs.
+* The newest summary was replaced or removed: `summarised_to_number` differs.
+* Another user's messages appeared or disappeared up to the end of the prefix: `own_count` differs.
+* The run belongs to another user: `own_count` differs.
+* A refused or old image is omitted: no run with an image is in the prefix.
+* Results are omitted because newer results are large: the whole history is loaded. (Calls that a run makes after its
+  conversation was forked do not count here. A full load could then omit results that the cached prefix has.)
+* A restored database has different messages with the same numbers: the ID of the last message differs.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from pawl.job_store.ledger.rules.rows import CallRow, MessageRow
 
 
 class HistoryPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies a prefix. `result_bytes` is the total size of the results of the calls of its runs."""
+    """Identifies a prefix. `result_bytes` is the total size of the call results of its runs."""
 
     last_number: int
     last_message_id: str
@@ -41,9 +39,9 @@ class HistoryPrefix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages between the newest summary of a history's author and the last message of a prefix.
+    """Counts of a history's messages up to the last message of a prefix.
 
-    `end_number` is the last number that the summary covers, and `own_count` counts the author's messages.
+    `end_number` is the last number that the newest summary covers, and `own_count` counts the run's user's messages.
     `last_message_id` is None if the prefix's last message does not exist.
     """
 
@@ -54,7 +52,7 @@ class PrefixCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_valid(known: HistoryPrefix, found: PrefixCounts) -> bool:
-    """Return whether the history still starts with a prefix, given the counts up to its last message."""
+    """Return whether the history still starts with the prefix `known`, given the counts of its messages."""
     return found == PrefixCounts(
         end_number=known.summarised_to_number,
         message_count=known.message_count,
@@ -69,9 +67,9 @@ def grown(
     calls: Collection[CallRow],
     changing: Collection[RunId],
 ) -> HistoryPrefix | None:
-    """Return the prefix of a history that consists of `known`, `messages` and their calls; None if there is none.
+    """Return the prefix `known`, extended by the first of the newer `messages`; None if the prefix is empty.
 
-    `changing` are the runs that cannot be part of a prefix.
+    It ends before the first message of a run in `changing`.
     """
     added = list(takewhile(lambda message: message.run_id not in changing, messages))
     if not added:

@@ -70,14 +70,14 @@ _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message thread.
 
-    At most one of its runs has the turn; the others wait in `queue`, in order.
+    At most one of its runs is active; the others wait in `queue`, in order.
 
     `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
     and each is superseded by the next.
 
     `title` comes from the user, `made_title` comes from the first message, and `model_title` comes from a model; each
-    may be empty. The model makes a title from the run `title_run_id`; `title_at` is the time of the next request for
-    one; None for never.
+    may be empty. The model makes a title from the run `title_run_id`; `title_at` is when a title is next requested;
+    None for never.
 
     `parent_run_id` is the run that delegated a call to this conversation, and `parent_conversation_id` is that run's
     conversation. Both are empty for conversations that users started.
@@ -188,7 +188,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that came with a run.
+    """The tools that a client supplied with a run.
 
     Only the client `client_id` can lease their calls; if it is empty, any of the user's clients can.
     """
@@ -268,7 +268,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_turn(self) -> bool:
-        """Whether job notices, rather than a message, started the run."""
+        """True if job notices, rather than a message, started the run."""
         return self.generation > 0 and not self.reports_to
 
     @property
@@ -282,15 +282,12 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether the run uses a slot (LOOP-14): a worker holds or held it, or it is RUNNING or CANCELLING.
-
-        A run that is parked or waits for its turn uses no slot.
-        """
+        """True if the run uses a slot (LOOP-14): it has a worker, or it is RUNNING or CANCELLING."""
         return self.worker_id is not None or self.state in _IN_MOTION
 
     @property
     def is_queued(self) -> bool:
-        """Whether the run waits for its first worker."""
+        """True if the run is QUEUED and has no worker."""
         return self.state is RunState.QUEUED and not self.is_active
 
     def needs_slot(self, now: datetime) -> bool:
@@ -301,12 +298,12 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run is being stopped and has not ended. Nothing new starts (I12)."""
+        """True if the run is being stopped and has not ended. Nothing new starts (I12)."""
         return self.stop_cause is not None and not self.state.is_terminal
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether no worker gets the run until an operator acts."""
+        """True if no worker may claim the run until an operator acts."""
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 

@@ -23,7 +23,7 @@ class Sharing(IntEnum):
 
 
 class WaitReason(IntEnum):
-    """Why a run is making no progress. If several reasons apply, the one listed first here is reported."""
+    """The reason why a run makes no progress. If several reasons apply, the first one listed here is reported."""
 
     APPROVAL = 1
     ANSWER = 2

@@ -38,8 +38,8 @@ def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
     """Stop `run`, which must be open and not CANCELLING: nothing new starts from now on (I12).
 
     A run that no worker has claimed is CANCELLED immediately, unless messages entered it: only an owner can read them,
-    and they must not be lost (I1). Any other run becomes CANCELLING, and its owner, or the next one, settles its open
-    calls. A quarantined run gets workers again for that.
+    and they must not be lost (I1). Any other run becomes CANCELLING, and its current or next owner settles its open
+    calls. A quarantined run becomes claimable for that.
     """
     stopped, superseded = _stop(unit, run, cause)
     _supersede(unit, superseded)
@@ -47,7 +47,7 @@ def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
 
 
 def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> RunRow:
-    """Move `run` to a terminal state: write its last event, close its inbox and pass its turn to the next run."""
+    """Move `run` to a terminal state: write its last event, close its inbox and activate the next queued run."""
     ended, superseded = _end(unit, run, state, attempt=attempt)
     _supersede(unit, superseded)
     return ended
@@ -62,7 +62,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop a run, then each run that gets the turn as a result, because an interrupting message supersedes them all."""
+    """Stop a run, then each run that becomes active as a result: an interrupting message supersedes them all."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 

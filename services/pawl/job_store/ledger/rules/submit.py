@@ -39,7 +39,7 @@ _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT}
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The run that was created or entered.
 
-    `queue_position` is its position in the conversation's queue, from 1; 0 if it has the turn.
+    `queue_position` is its position in the conversation's queue, from 1; 0 if it is not queued.
     """
 
     run: RunRow
@@ -57,10 +57,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     These are opaque: `message`, which enters the conversation; `steer` and `interrupt`, which are commands for the
     owner of the active run; and `options` of the new run. `text_bytes` is the size of the message's text.
 
-    At most `queue_max` runs can wait for their turn in the conversation, and at most `store_queue_max` runs can wait
-    for one of the store's `store_slots` slots.
+    At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
+    the store's `store_slots` slots.
 
-    `undoes` is the run that the new one undoes: writers may undo their own runs even after sharing has ended. With
+    `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
     """
 

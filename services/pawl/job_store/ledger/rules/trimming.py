@@ -27,7 +27,7 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
     """Return a run after a step, with a new mark if needed, and the rows to remove, if any.
 
-    `before` already covers all earlier rounds: a job starts a round only after the last one has ended.
+    `before` already covers all earlier rounds: a job starts a round only after the previous round has ended.
     """
     if not run.reports_to or run.round == before.round or before.round - run.mark_round < kept:
         return run, None

@@ -1,4 +1,4 @@
-"""Passes the turn in a conversation: one run at a time has it, and the others wait in order (LOOP-13)."""
+"""Activates a conversation's runs one at a time, in order (LOOP-13)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def queued(
     *,
     now: datetime,
 ) -> RunRow:
-    """Return a new run that has not had its turn. `budget` is its token budget and the ceiling for top-ups."""
+    """Return a new run that is not active yet. `budget` is its token budget and the ceiling for top-ups."""
     return RunRow(
         store_id=conversation.store_id,
         run_id=run_id,
@@ -53,12 +53,12 @@ def give(
     before: tuple[EventBody, ...] = (),
     claim_at: datetime | None = None,
 ) -> RunRow:
-    """Give the turn to `run`: its message enters the conversation, and workers may claim it from `claim_at` on.
+    """Activate `run`: add its message to the conversation, and let workers claim the run from `claim_at` on.
 
     `before` is written to its log first. A run that notices started has no message.
     """
     if run.queued_message is None:
-        raise Internal("a run that had its turn cannot get it again")
+        raise Internal("a run cannot be activated twice")
     conversation = conversation.without(run.run_id, now=unit.now)
     unit.work_ready = True
     if run.is_turn:
@@ -82,9 +82,9 @@ def give(
 
 
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
-    """Take an ended run out of its conversation and, if it had the turn, give it to the next run.
+    """Remove an ended run from its conversation and, if it was active, activate the next run.
 
-    Return the next run if another run with an interrupting message waits behind it.
+    Return the next run if another run with an interrupting message waits behind it; otherwise None.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:
@@ -103,8 +103,7 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
     """Make a worker read the inbox of `run`: notify its worker, or make the run claimable now.
 
-    Has no effect on a run that waits for its turn, a turn that starts later, or a quarantined run: their inboxes are
-    read once they run.
+    Queued runs, turns that start later and quarantined runs are not woken: their inboxes are read once they run.
     """
     if run.is_quarantined:
         return run

@@ -54,12 +54,12 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
     {
         _W.APPROVAL: "Approve, edit or reject it, as an approver or admin of the store, or as its user without roles.",
         _W.ANSWER: "Its user must answer.",
-        _W.FRONT_END: "One of its user's front ends must take the call, or a client must return its result.",
+        _W.FRONT_END: "One of its user's front ends must run the call, or a client must return its result.",
         _W.TOKENS: "Its user must add tokens with a top-up.",
         _W.AGENT: "That run must end: see what it waits for.",
         _W.TURN: "The runs before it must end or be cancelled.",
         _W.PLACE: "Another run must end or start to wait: the slot goes to the oldest run that needs one.",
-        _W.WORKER: "A worker picks it up automatically; if none does, check that an agent-loop is running.",
+        _W.WORKER: "A worker claims it automatically; if none does, check that an agent-loop is running.",
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
         _W.TIME: "It continues automatically at that time.",
         _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or JobService.ResumeJob.",
@@ -80,8 +80,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A run at `time`, with context that its row does not have.
 
     `calls` are its open calls, in call order; `is_cut` means that there are more. `call_counts` and `child_run_ids`
-    cover its newest calls. `before` lists the runs with an earlier turn, starting with the active one. The used slots
-    of its store and user are counted only while it needs a slot.
+    cover its newest calls. `before` lists the runs ahead of it in the conversation, starting with the active run. The
+    used slots of its store and user are counted only while it needs a slot.
     """
 
     run: RunRow
@@ -96,7 +96,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_position(self) -> int:
-        """Position among the runs that wait for their turn in the conversation, from 1; 0 if the run has its turn."""
+        """Position in the conversation's queue, from 1; 0 if the run is not queued."""
         return len(self.before)
 
 
@@ -166,7 +166,7 @@ def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
 def _for_worker(situation: Situation, sentence: str) -> Waiting:
     run = situation.run
     if run.worker_id is not None and _is_due(situation, of_nobody=True):
-        sentence = "Its worker is gone: the next one picks it up."
+        sentence = "Its worker was lost: the next worker continues it."
     elif run.worker_id is not None:
         sentence = "A worker has claimed it and is about to continue."
     elif run.crashes and run.claim_at is not None and run.claim_at > situation.time:

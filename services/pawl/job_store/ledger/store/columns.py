@@ -25,7 +25,7 @@ class Column(Generic[R]):
     """A column: its SQL type, and how to compute its value from a row.
 
     `fixed` columns are never updated. A `heavy` column is skipped in an update if the row holds the same object as the
-    stored one. `read` converts the stored value to the row's field, whose name is `field`, or by default the column's.
+    stored row. `read` converts the stored value to the row's field, whose name is `field`, or by default the column's.
     """
 
     name: str
@@ -73,8 +73,8 @@ def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
 
     No write sees another's changes.
 
-    Single rows are sent without arrays, which cost more. This is done only if every write (except `gathered` ones) has
-    a single row, which keeps the number of distinct statements small: the server plans each one once per connection.
+    Single rows are sent without arrays, which cost more. This is done only if every write (except `gathered` writes)
+    has a single row. It keeps the number of statements small, which the server plans once per connection.
     """
     single = all(len(write.columns[0]) == 1 for write in writes if not write.statement.gathered)
     text = _joined(tuple(write.statement for write in writes), single=single)

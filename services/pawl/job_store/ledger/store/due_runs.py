@@ -130,7 +130,7 @@ _HAS_LAST_CHANCE: Final = "SELECT EXISTS (SELECT FROM job_store.runs WHERE worke
 
 # At least this many runs of each store are read.
 _WINDOW_MIN: Final = 8
-# If these all belong to users at their limits, this many other users get their turn.
+# If these all belong to users at their limits, the runs of this many other users are read.
 _USERS_MAX: Final = 16
 _CURSORS_MAX: Final = 1000
 

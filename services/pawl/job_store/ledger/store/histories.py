@@ -44,8 +44,6 @@ SELECT run_id, failure FROM job_store.runs WHERE store_id = $1 AND run_id = ANY 
 
 
 class HistoryFields(TypedDict):
-    """The fields of `Loaded` that continue `known`."""
-
     known: HistoryPrefix | None
     messages: Sequence[MessageRow]
     calls: Sequence[CallRow]

@@ -102,7 +102,7 @@ async def _store(
     events: Sequence[LogRow],
     outbox: Sequence[tuple[Event, bytes | None]],
 ) -> None:
-    """Write all changes of the operations in one round trip."""
+    """Write all changes of the operations in one round trip, then remove trimmed rows."""
     # Sorted, so that two groups that create the same rows wait for each other instead of deadlocking.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
     # By client key first, because other groups may create conversations with the same keys.

@@ -281,7 +281,7 @@ async def _load_runs(
     for row in conversations:
         if row.key in submitted and row.active_run_id is not None:
             entered.append(RunKey(row.store_id, row.active_run_id))
-        # Each operation can pass the turn to one more run at most, besides runs that are superseded when they get it.
+        # Each operation can activate at most one more run, besides runs that are superseded when they become active.
         passed = len(row.interrupting) if endings[row.key] else 0
         passed = len(row.queue) if (row.key, row.user_id) in stopped else passed
         keys.update(dict.fromkeys(RunKey(row.store_id, run_id) for run_id in row.notified))
@@ -316,8 +316,8 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 
     Nearly full queues are locked and left out, to be counted later.
 
-    This precedes any load: a transaction that has waited for the lock must see the rows of the previous one. Otherwise
-    a repeated request could find the queue full instead of its run.
+    This precedes the loading of requests and runs: a transaction that has waited for the lock must see the rows of the
+    previous one. Otherwise a repeated request could find the queue full instead of its run.
     """
     queues = await _count_queued(connection, limits)
     close = [key for key, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[key][0]]

@@ -88,7 +88,7 @@ async def _gap(connection: Connection, key: RunKey, from_seq: int, to_seq: int, 
 
     An ended run may be removed concurrently, so it is read last.
 
-    An open job with a trimmed log comes without calls: those of the removed events are gone, and the following events
+    An open job with a trimmed log has no calls: those of the removed events were removed too, and the following events
     report all others.
     """
     shown = (key.store_id, key.run_id, SNAPSHOT_BYTES_MAX)

@@ -33,7 +33,7 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
 
 
 def visible(source: str, author: str) -> str:
-    """Return a statement for the messages that a run sees: all by its author, and the newest by other users.
+    """Return a statement for the messages that a run sees: all of its user's, and the newest of other users.
 
     Other users' messages are limited to the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no
     summary that covers them.
@@ -101,7 +101,7 @@ SELECT s.end_number, (
 
 
 class AuthorView(NamedTuple):
-    """A conversation as its author's runs see it. `past_number` is 0 unless it is a fork."""
+    """A conversation as seen by runs of one of its users. `past_number` is 0 unless the conversation is a fork."""
 
     store_id: StoreId
     conversation_id: ConversationId

@@ -83,7 +83,7 @@ async def of_runs(
     *,
     calls_max: int | None = None,
 ) -> list[Situation]:
-    """Return the situations of some of a store's runs with their open calls, of which at most `calls_max` were read."""
+    """Return the situations of some of a store's runs. At most `calls_max` open calls of each run were read."""
     if not runs:
         return []
     records = await connection.fetch(_AROUND, store_id, [run.run_id for run, _ in runs])

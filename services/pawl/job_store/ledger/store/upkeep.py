@@ -98,7 +98,7 @@ class PostgresLedgerStats:
         self._limits = limits
 
     async def count(self) -> Mapping[str, float]:
-        """Return counts of runs by open state (`QUEUED`, ...), the `outbox` backlog, `due_schedules` and `due_events`.
+        """Return counts of runs by open state (`QUEUED`, ...), notices, `outbox` events, `due_schedules`, `due_events`.
 
         The last two count only those that no worker has claimed. Background runs are counted as `working`, `queued`,
         `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot:

@@ -187,11 +187,11 @@ class PostgresAuditLog:
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         """Append entries to their chains, in order; return the stores whose chains do not accept entries.
 
-        A chain that was tampered with accepts no entries; the entries of all other stores are written. A decision that
-        was already recorded (same call, kind and user) is skipped.
+        A chain that was tampered with accepts no entries; the entries of all other stores are written. Reports of
+        decisions and results that were already recorded are skipped.
 
         Raises:
-            DependencyUnavailable: the entries may or may not have been written.
+            DependencyUnavailable: The entries may or may not have been written.
         """
         return await self._append(await self._secrets.seal(drafts))
 

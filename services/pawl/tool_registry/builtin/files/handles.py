@@ -90,7 +90,7 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:
-    """Write a file durably. No one else may write to its folder at the same time."""
+    """Write a file and sync its content to disk. No one else may write to its folder at the same time."""
     handle = os.open(name, _WRITE, _FILE_MODE, dir_fd=folder)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

@@ -33,7 +33,7 @@ class Mailer(Protocol):
         """Send the message of a call, and return fields for the tool's result.
 
         Raises:
-            ToolError: The message was not sent. The error's text is shown to the model.
+            ToolError: The message was refused, or may not have been sent. The error's text is shown to the model.
         """
 
 

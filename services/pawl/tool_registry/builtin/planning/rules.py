@@ -39,7 +39,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """The plan before and after a call. Removed tasks are only in `tasks_before`."""
+    """The projects and tasks that a call changed, before and after. Removed tasks are only in `tasks_before`."""
 
     project_before: Project | None = None
     project_after: Project | None = None

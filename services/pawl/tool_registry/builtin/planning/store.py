@@ -126,14 +126,14 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
-        """Return the change made with that key within the last 30 days."""
+        """Return the change made with that key, or None. Changes are kept for at least 30 days."""
         stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
     async def change_project(
         self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of a project; return an empty change if it does not exist.
+        """Set fields of a project; return an empty change if the project does not exist.
 
         Raises:
             ToolError: Another project has the new title.
@@ -175,7 +175,10 @@ class PostgresPlanRepository(DatabaseAdapter):
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
 
     async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
-        """Remove a task and its subtasks. Return an empty change if it has subtasks and `with_subtasks` is not set."""
+        """Remove a task and its subtasks.
+
+        Returns an empty change if the task does not exist, or if it has subtasks and `with_subtasks` is not set.
+        """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)

@@ -29,7 +29,7 @@ class PostgresCheckpoints(DatabaseAdapter):
     """Stores each call's newest checkpoint. Durable and shared by all replicas."""
 
     async def take(self, writer: Writer) -> bytes | None:
-        """Return the checkpoint of a call that is starting again, and block writes by earlier attempts. Atomic."""
+        """Return a restarted call's checkpoint, or None, and block writes by earlier attempts. Atomic."""
         content: bytes | None = await self._database.fetchval(_TAKE, *_columns(writer), urgent=True)
         return content
 

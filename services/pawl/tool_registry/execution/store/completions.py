@@ -114,7 +114,7 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a call that waits for its completion; return its state."""
+        """Cancel a call that waits for its completion; return its state, or None if it is unknown or still running."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)

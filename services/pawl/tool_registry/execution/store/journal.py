@@ -128,7 +128,7 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Record that the call is about to run, or return its known state.
 
-        Call it only from a process that is not running the call. Atomic: only one of several concurrent callers gets
+        Call this only from a process that is not running the call. Atomic: only one of several concurrent callers gets
         Begun. `unexecuted` holds the tokens of attempts that never ran the tool, because this process got no answer
         from the database. A call whose entry has such a token is safe to run.
 
@@ -155,11 +155,7 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unexecuted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        """Return a call's known state, as `begin` does; None if `begin` would start it.
-
-        Raises:
-            InvalidArguments: the call was started with another tool or other arguments.
-        """
+        """Return a call's stored result, or HeldElsewhere if another process is running the call; otherwise None."""
         row = await self._database.fetchrow(_READ, *self._reading(call.key), urgent=True)
         if row is None:
             return None
@@ -183,7 +179,7 @@ class PostgresExecutionJournal:
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         """Write the end of a call that this process started, and return the stored result.
 
-        The stored result is a different one if another process has meanwhile recorded the outcome as UNKNOWN.
+        The stored result differs if the call was ended before, for example as UNKNOWN by another process.
         """
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
@@ -193,7 +189,10 @@ class PostgresExecutionJournal:
         return stored or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
-        """Store the open question of a call running in this process, after `position` earlier questions."""
+        """Store the open question of a call running in this process.
+
+        `position` is the number of answers that the tool has taken.
+        """
         asked = msgspec.msgpack.encode(question)
         await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
 
@@ -245,7 +244,7 @@ class PostgresExecutionJournal:
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
-        """Delete old ended entries, and locks and leases of dead processes; return the number of deleted entries."""
+        """Delete old entries, and dead processes' locks and leases; return the number of ended entries deleted."""
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_AWAITED, older_than_seconds)

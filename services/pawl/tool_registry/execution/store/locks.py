@@ -83,7 +83,7 @@ class PostgresResourceLocks:
 
         Safe to cancel. Not fair between processes. The locks are lost if the process loses its lease.
         """
-        # Unique, because the same call may come back while its earlier locks are still being released.
+        # Unique, because the same call may be executed again while its earlier locks are still being released.
         holder, is_acquired = f"{holder}/{next(self._numbers)}", False
         async with AsyncExitStack() as stack:
             for key in keys:

@@ -78,7 +78,10 @@ class TooMuchToMatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Another tool's argument as which an argument also acts. For example, moving a file also reads and deletes it."""
+    """Declares that an argument also acts as another tool's argument.
+
+    For example, moving a file also reads and deletes it.
+    """
 
     argument: str
     tool_name: str
@@ -175,7 +178,7 @@ class Work:
         """Subtract steps from the budget.
 
         Raises:
-            TooMuchToMatch: the budget is exhausted.
+            TooMuchToMatch: The budget is exhausted.
         """
         self.left -= steps
         if self.left < 0:
@@ -187,7 +190,7 @@ class Matching:
     """Matches one call's arguments against the patterns of any number of rules.
 
     Raises:
-        TooMuchToMatch: matching would take more than WORK_MAX steps.
+        TooMuchToMatch: Matching would take more than WORK_MAX steps.
     """
 
     arguments: Mapping[str, JsonValue]
@@ -356,7 +359,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
     """Return whether the whole string matches the glob: `*` matches any text, `?` matches one character.
 
     Raises:
-        TooMuchToMatch: matching takes more steps than are left.
+        TooMuchToMatch: Matching takes more steps than are left.
     """
     first, *middle = glob.split("*")
     work.spend(1 + len(text) // _CHARACTERS_A_STEP)
@@ -375,7 +378,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
 
 
 def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
-    """Return the first position of a piece in `text[start:end]`; if it does not occur, a number below `-len(piece)`."""
+    """Return the first position of a piece in `text[start:end]`; a negative number if it does not occur."""
     if "?" not in piece:
         found = text.find(piece, start, end)
         work.spend(1 + (end if found < 0 else found) // _CHARACTERS_A_STEP - start // _CHARACTERS_A_STEP)
@@ -411,7 +414,7 @@ def glob_reaches(prefix: str, glob: str, work: Work) -> bool:
     """Return whether any string that starts with `prefix` can match the glob.
 
     Raises:
-        TooMuchToMatch: matching takes more steps than are left.
+        TooMuchToMatch: Matching takes more steps than are left.
     """
     glob = _STARS.sub("*", glob)
     places = {0}

@@ -1,7 +1,8 @@
 """Decides which rule applies to a call. Rules are decisions that users made in advance.
 
 DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies only to the tool version that its
-author knew, and covers bulk or destructive calls only if it explicitly includes them.
+author knew, and must explicitly include bulk calls. If it names several tools, it must also explicitly include
+destructive calls.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     way, a broad rule's uses are not spent where a narrow rule applies.
 
     Raises:
-        TooMuchToMatch: matching the rules and arguments would take too many steps.
+        TooMuchToMatch: Matching the rules and arguments would take too many steps.
     """
     matching = Matching(arguments=call.arguments, kinds=call.kinds)
     views = [(call, matching), *_acted(call, matching)]
@@ -174,7 +175,7 @@ def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Mat
 
 
 def canonical_terms(rule: Rule) -> bytes:
-    """Return the canonical JSON of the values that the rule's author set, without ids, versions and uses."""
+    """Return the canonical JSON of the values that the rule's author set, without id, tool version and uses."""
     patterns: list[JsonValue] = [
         {
             "argument": each.argument,
@@ -272,7 +273,7 @@ def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> Non
     The arguments are the numbers of rules in force: store-wide rules, all users' rules, and the author's own rules.
 
     Raises:
-        InvalidField: a limit is reached.
+        InvalidField: A limit is reached.
     """
     is_for_store = rule.is_of_store
     if (of_store if is_for_store else of_users) >= RULES_MAX:
@@ -288,7 +289,7 @@ def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
     Raises:
-        InvalidField: a field is invalid; the `field` metadata names the first such field.
+        InvalidField: A field is invalid; the `field` metadata names the first such field.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)

@@ -37,8 +37,8 @@ class PostgresRateLimits(DatabaseAdapter):
         """Count one call against all rates, or against none.
 
         Raises:
-            Exceeded: one of the rates is exhausted.
-            DependencyUnavailable: the call may or may not have been counted.
+            Exceeded: One of the rates is exhausted.
+            DependencyUnavailable: The call may or may not have been counted.
         """
         connect = self._database.acquire if len(rates) == 1 else self._database.transaction
         async with connect() as connection:

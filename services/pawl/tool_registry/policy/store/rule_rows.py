@@ -98,9 +98,9 @@ class PostgresRuleRepository(DatabaseAdapter):
         Atomic, including `check_room`.
 
         Raises:
-            RequestIdReused: the user has already used the request id for another rule.
-            InvalidField: the limit on rules is reached.
-            ConversationErased: the rule's conversation, or its run's conversation, was erased.
+            RequestIdReused: The user has already used the request id for another rule.
+            InvalidField: The limit on rules is reached.
+            ConversationErased: The rule's conversation, or its run's conversation, was erased.
         """
         patterns = msgspec.msgpack.encode(rule.arguments)
         request_hash = hashlib.sha256(canonical_terms(rule)).digest()
@@ -130,7 +130,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         """Check the limits on rules in force.
 
         Raises:
-            InvalidField: a limit is reached.
+            InvalidField: A limit is reached.
         """
         (counts,) = await (within or self._database).fetch(_COUNT, rule.store_id, rule.user_id)
         check_room(rule, **dict(counts))
@@ -140,7 +140,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
-        """Return a rule, whether or not it is in force."""
+        """Return a rule, whether or not it is in force; None if it does not exist."""
         row = await self._database.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
 
@@ -155,7 +155,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         """Revoke a rule. Has no effect on a rule that is already revoked.
 
         Raises:
-            RuleNotFound: the rule does not exist.
+            RuleNotFound: The rule does not exist.
         """
         row = await self._database.fetchrow(_REVOKE, store_id, rule_id, user_id)
         if row is None:

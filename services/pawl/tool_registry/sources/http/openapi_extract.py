@@ -1,4 +1,7 @@
-"""Extracts the tools from an OpenAPI document, or only the part that they need. Runs in a helper process."""
+"""Extracts the tools from an OpenAPI document, or reduces the document to the part that they need.
+
+Runs in a helper process.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
 class Calls:
     """Makes calls over connections that are kept open.
 
-    If the server dies during a call, a READ_ONLY or IDEMPOTENT call is retried; the outcome of any other is unknown.
+    If the server dies during a call, the call is retried if it is READ_ONLY or IDEMPOTENT or never ran. Otherwise, its
+    outcome is unknown.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class Programs:
     """The deployment's rules for programs.
 
     Without `rules`, stores may start any program, which is meant for single-user machines. A program for which no
-    folders are listed can then read everything that the user can. No program may access `private` paths.
+    folders are listed can then read everything that the user can. No confined program may access `private` paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None

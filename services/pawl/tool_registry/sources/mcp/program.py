@@ -42,7 +42,7 @@ _log = logs.get_logger(__name__)
 
 
 def brackets_in(data: bytes) -> int:
-    """Return the maximum number of arrays and objects in a piece of JSON."""
+    """Return an upper bound on the number of arrays and objects in a piece of JSON."""
     return data.count(b"[") + data.count(b"{")
 
 

@@ -67,10 +67,10 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Says why the tool did not return a value. Always the last message.
+    """Reports why the tool did not return a value. Always the last message.
 
-    `text` depends on `kind`: the text of a ToolError (TOLD), why the value is not JSON (NOT_JSON), the number of
-    bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).
+    `text` depends on `kind`: the text of a ToolError (TOLD), why the value is not JSON (NOT_JSON), the number of bytes
+    (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).
     """
 
     kind: Literal["TOLD", "UNKNOWN", "NOT_JSON", "TOO_LARGE", "MEMORY", "CRASHED", "BROKEN"]

@@ -35,7 +35,7 @@ _log = logs.get_logger(__name__)
 
 
 class ProcessRunner:
-    """Runs the functions of tools.
+    """Runs tools' functions: in a fresh process if the tool requires one, otherwise with `others`.
 
     At most `processes_max` calls run in processes at the same time. After the first call, one idle process is kept
     ready for the next call. When a call ends, its process and all descendants are killed. Like any program of the same
@@ -62,7 +62,7 @@ class ProcessRunner:
                 await (await self._ready.popleft()).end()
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
-        """Start a tool. A sync tool first waits for a free thread."""
+        """Start a tool's function, which may first wait for a free thread or process."""
         if tool.process is None:
             return self._others.start(tool, arguments, context)
         return PythonWork(self._run(tool, tool.process, arguments, context))

@@ -194,7 +194,7 @@ class PythonWork:
 
     @property
     def hindrance(self) -> str:
-        """A sentence that names the tool that delayed this one by blocking the event loop; empty if no tool did."""
+        """A sentence that names the tool that delayed this tool by blocking the event loop; empty if no tool did."""
         return self._hindrance()
 
     async def result(self) -> Any:

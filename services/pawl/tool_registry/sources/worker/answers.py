@@ -76,7 +76,7 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the size that is stored. Content over the limit stays one byte too long, to mark it."""
+    """Truncate a result to the stored size. Content over the limit keeps an extra byte that marks it as too large."""
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):

@@ -234,7 +234,7 @@ class PendingCall:
 
 
 def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext, *, now: float) -> WorkerCall:
-    """Return the call in the form in which it is written. `now` is in seconds since 1970."""
+    """Return the call as it is stored in the database. `now` is in seconds since 1970."""
     details = pb.Invocation(
         purpose=PURPOSES[purpose],
         call_id=context.call_id,

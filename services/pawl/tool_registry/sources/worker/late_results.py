@@ -1,4 +1,4 @@
-"""Audits results that arrive after their call has ended, because the tool has taken effect anyway."""
+"""Audits results that arrive after their call has ended, because the tool may have taken effect anyway."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class PostgresWorkerRepository:
         )
 
     async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
-        """Store a worker's stream in place of any earlier one; return the calls that it holds, with their epochs.
+        """Store a worker's stream, replacing any earlier one; return the calls that it holds, with their epochs.
 
         Calls that the worker should hold but that are not in `held` become lost. Atomic.
         """
@@ -165,7 +165,7 @@ class PostgresWorkerRepository:
         return epoch
 
     async def adopt(self, call: WorkerCall) -> bool:
-        """Take over a call, in its current state, from the execution of a dead process; return whether it exists."""
+        """Take over a call, in its current state, from a dead process or this one; return whether that was possible."""
         rows = await self._database.fetch(
             sql.ADOPT,
             call.key.store_id,
@@ -192,7 +192,7 @@ class PostgresWorkerRepository:
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        """Make a call that was claimed but not sent wait again."""
+        """Let a call that was claimed but not sent wait again."""
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
@@ -228,7 +228,7 @@ class PostgresWorkerRepository:
         return _view(rows[0]) if rows else None
 
     async def reassign(self, call: CallKey, token: str, purpose: Purpose) -> bool:
-        """Make a lost or answered call wait again. Return False if the call is neither."""
+        """Make a lost or answered call wait again. Return False if the call is neither, or was cancelled."""
         return bool(await self._database.fetch(sql.REASSIGN, call.store_id, call.call_id, token, purpose.value))
 
     async def conclude_lost(self, call: CallKey, token: str) -> bool:
@@ -292,7 +292,7 @@ class PostgresWorkerRepository:
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    """Return a call in the form in which its worker, which need not be the first one, receives it."""
+    """Return the message for the worker that holds a call, which may be a later one than the first."""
     call = pb.Invocation.FromString(row["details"])
     call.purpose = PURPOSES[Purpose(row["purpose"])]
     call.lease_epoch = row["lease_epoch"]
