@@ -31,6 +31,7 @@ The first sentence of a class docstring is the default message of the error.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Mapping
@@ -84,7 +85,7 @@ class PawlError(Exception):
             cls.reason = name
 
     def __init__(self, message: str = "", /, **metadata: str | int) -> None:
-        self.message = message or _first_sentence(type(self))
+        self.message = message or _first_sentence(type(self))  # type: ignore[arg-type]  # classes are hashable
         self.metadata = MappingProxyType({key: str(value) for key, value in metadata.items()})
         super().__init__(self.message)
 
@@ -96,6 +97,7 @@ class PawlError(Exception):
         return error
 
 
+@functools.cache
 def _first_sentence(error: type[PawlError]) -> str:
     text = " ".join((inspect.getdoc(error) or error.reason).split())
     return text.partition(". ")[0].removesuffix(".")

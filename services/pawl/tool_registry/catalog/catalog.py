@@ -100,8 +100,10 @@ class CatalogTool:
 
     @property
     def definitions(self) -> list[ToolDefinition]:
-        """The pinned definition, and the current definition if the tool still exists."""
-        return [self.definition, *([self.in_force.definition] if self.in_force else [])]
+        """The pinned definition, and the current definition if the tool still exists and has another one."""
+        if self.in_force is None or self.in_force is self.entry:
+            return [self.definition]
+        return [self.definition, self.in_force.definition]
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
@@ -385,7 +387,9 @@ class Catalog:
         await self._repository.unregister(caller.store_id, name)
 
     async def _entries(self, store_id: StoreId, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
-        stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, names)}
+        asked = None if names is None else set(names) - self._loaded.keys()
+        entries = () if asked is not None and not asked else await self._repository.current(store_id, asked)
+        stored = {entry.definition.name: entry for entry in entries}
         return stored | {name: loaded.entry for name, loaded in self._loaded.items()}
 
     async def _current(self, store_id: StoreId, name: str) -> ToolVersion | None:
