@@ -28,7 +28,7 @@ def check_labels(labels: Mapping[str, str], field: str = "labels") -> dict[str, 
             metadata the `field`.
     """
     if len(labels) > LABELS_MAX:
-        raise InvalidField(f"{field}: at most {LABELS_MAX} labels, got {len(labels)}", field=field)
+        raise InvalidField(f"{field} must have at most {LABELS_MAX} labels, got {len(labels)}", field=field)
     for key, value in labels.items():
         problem = _problem(key, value)
         if problem:

@@ -332,7 +332,10 @@ async def _calls_of_run(target: AsyncClient, run_id: str) -> dict[str, call_pb2.
 
 
 def call_lines(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call], *, is_mine: bool) -> list[str]:
-    """Describe a message's calls. Without details, return only their number and, in own runs, how to show them."""
+    """Describe a message's calls.
+
+    Without details, return only their number and, in the user's own runs, how to show them.
+    """
     shown = [calls[call_id] for call_id in message.call_ids if call_id in calls]
     if shown:
         return [

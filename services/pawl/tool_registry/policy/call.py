@@ -152,9 +152,9 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Return the entries to the first writer that claims them, each time it does.
+        """Claim the entries for one of the two writers and return them; empty if the other writer has claimed them.
 
-        Other writers get an empty tuple.
+        The writer that holds the claim may repeat it.
         """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
