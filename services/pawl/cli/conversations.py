@@ -283,7 +283,7 @@ async def erase(
 ) -> int:
     """Erase a conversation permanently.
 
-    Lists the calls whose tools received data. Run it again to see the progress.
+    Once it is erased, lists the calls whose tools received data. Until then, repeat the command to see the progress.
     """
     conversation_id, _ = await _resolve(target, key, conversation_id)
     if not confirm(f"Erase {conversation_id} permanently? Its runs are cancelled.", yes=yes):

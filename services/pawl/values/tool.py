@@ -135,7 +135,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     rule_id: str = ""
     # Answers so far to the tool's questions.
     answers: tuple[Answer, ...] = ()
-    # The series whose grant covers the call.
+    # The series whose grant covers the call; None if no grant does.
     series: Series | None = None
 
 

@@ -203,10 +203,10 @@ class EgressRules:
     openings: tuple[Opening, ...] = ()
 
     def check_target(self, target: Target) -> None:
-        """Check a request's host, as far as possible without its addresses.
+        """Check a request's host and port, as far as possible without the host's addresses.
 
         Raises:
-            EgressRefused: The rules do not allow the host.
+            EgressRefused: The rules do not allow the host or the port.
         """
         is_opened = self._opens(target)
         is_listed = any(pattern.matches(target) for pattern in self.hosts or ())

@@ -161,7 +161,8 @@ def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
     Raises:
-        TokenRefused: The token is too long, malformed, encrypted or nested, or its header changes how it must be read.
+        TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
+            header that changes how it must be read.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
         raise TokenRefused("it is not a token, or it is too long")

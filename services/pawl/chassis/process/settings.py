@@ -251,7 +251,7 @@ def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
     """Return a secret from the variable, or from the file that `<variable>_FILE` names; None if neither is set.
 
     Raises:
-        ValueError: Both are set, or the file has no secret.
+        ValueError: Both are set, or the file cannot be read or has no secret.
     """
     value, path = environment.get(variable), environment.get(f"{variable}_FILE")
     if not path:

@@ -55,7 +55,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict with its audit entry, and the call if its arguments fit the schema."""
+    """A verdict with its audit entry. `call` is None if its tool is not available or its arguments do not fit."""
 
     verdict: Verdict
     draft: AuditDraft

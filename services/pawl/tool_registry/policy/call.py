@@ -35,7 +35,7 @@ class ProposedCall:
     is_edited: bool = False
     # The tool, if it was sent with the run. It takes precedence over registered tools of the same name.
     own_tool: ToolDefinition | None = None
-    # The series that this call belongs to.
+    # The series that this call belongs to; None if it belongs to none.
     series: Series | None = None
 
     @property
@@ -180,7 +180,7 @@ class Job:
     ruled: RuledCall
     # A user approved this exact call.
     is_approved: bool
-    # The series whose grant covers the call.
+    # The series whose grant covers the call; None if no grant does.
     grant: Series | None = None
     answers: tuple[Answer, ...]
     # The rule that allows a gated call. Empty if no rule is needed.

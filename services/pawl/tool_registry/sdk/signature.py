@@ -70,7 +70,8 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
     """Yield a function's parameters with their types. The return type is ignored.
 
     Raises:
-        ToolDefinitionError: A parameter cannot be passed by name, has no type, or has a type that cannot be resolved.
+        ToolDefinitionError: The function is a method, or a parameter cannot be passed by name, has no type, or has a
+            type that cannot be resolved.
     """
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -308,7 +309,8 @@ def _add_default(
     """Add a default to the schema.
 
     Raises:
-        ToolDefinitionError: The default is not JSON, or does not fit its type.
+        ToolDefinitionError: The default is a pydantic `Field`, is not JSON, or does not fit its type, or the schema is
+            unusable.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):

@@ -71,7 +71,7 @@ def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
     """Validate a source's policies.
 
     Raises:
-        InvalidField: A policy is invalid, or a tool has two policies.
+        InvalidField: A policy is invalid, a tool has two policies, or there are too many.
     """
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):
