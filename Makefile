@@ -42,7 +42,7 @@ up: $(VENV)/.installed ## Start PostgreSQL, NATS and the services on this machin
 	@$(BIN)/pawl up
 
 # Without bytecode, every process would compile what it imports again.
-test test-long test-ci: export PYTHONDONTWRITEBYTECODE :=
+export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests, in minutes (ARGS="-k name" chooses)
 	@$(TESTS) -m "not long" $(ARGS)

@@ -55,7 +55,14 @@ class EffectFile:
     def bar(self, question: Effect) -> Effect | None:
         """Return the effect with that key; if there is none, prevent it from happening later."""
         place = self.append(question)
-        return next((effect for begin, effect in self._lines() if begin < place and _is(effect, question.key)), None)
+        return next(
+            (
+                effect
+                for begin, effect in self._lines()
+                if begin < place and effect.key == question.key and not effect.bars
+            ),
+            None,
+        )
 
     def is_void(self, effect: Effect, place: int) -> bool:
         """Return whether the effect at this offset came after an answer that it did not happen, and is refused."""
@@ -93,7 +100,3 @@ def effect(path: EffectFile, tool_name: str, context: Any, arguments: dict[str, 
         seen_bytes=path.size_bytes,
         bars=bars,
     )
-
-
-def _is(effect: Effect, key: str) -> bool:
-    return effect.key == key and not effect.bars

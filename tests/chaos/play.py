@@ -1,19 +1,22 @@
-"""Plays a whole game: starts the suite, causes load and faults, and judges the record."""
+"""Plays a whole game: starts the suite, causes load and faults, judges the record, and reports."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from tests.chaos import clocks, faults, logs
 from tests.chaos.checkers import every_run_end_is_notified, judge
-from tests.chaos.history import Kind
+from tests.chaos.history import Kind, Outcome
 from tests.chaos.record import Record, read, read_notifications
-from tests.chaos.report import Report, report
 from tests.chaos.world import World, load, running
+from tests.simulation.record import call_state, run_state
 
 # Operations that each minute must bring on average for the game to count; ten times as many are usual.
 LEAST: Mapping[Kind, int] = {
@@ -93,3 +96,57 @@ def too_little(record: Record, least: Mapping[Kind, int]) -> Iterator[str]:
         taken = sum(bool(record.history.taken(o)) for o in record.history.operations if o.kind is kind)
         if taken < count:
             yield f"enough_succeeded: {taken} operations of kind {kind} were acknowledged, and {count} should have been"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    seed: int
+    seconds: float
+    phases: list[str]
+    skipped: dict[str, str]
+    takeovers: int
+    counts: dict[str, Mapping[str, int]]
+    operations: dict[str, dict[str, int]]
+    violations: list[str]
+
+    def __str__(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self)).decode()
+
+
+def report(record: Record, *, seed: int, seconds: float, violations: list[str], folder: Path) -> Report:
+    history = record.history
+    played = [fault for fault in history.faults if not fault.skipped]
+    operations: dict[str, Counter[str]] = {}
+    for operation in history.operations:
+        outcomes = {answer.outcome for answer in history.answers[operation.number]}
+        outcome = "unanswered"
+        if history.taken(operation):
+            outcome = "acknowledged"
+        elif outcomes - {Outcome.UNKNOWN}:
+            outcome = "refused" if Outcome.REFUSED in outcomes else "too late"
+        operations.setdefault(operation.kind, Counter())[outcome] += 1
+    found = Report(
+        seed=seed,
+        seconds=round(seconds, 1),
+        phases=[fault.name for fault in played],
+        skipped={fault.name: fault.skipped for fault in history.faults if fault.skipped},
+        takeovers=sum(max(run.epoch - 1, 0) for run in record.runs.values()),
+        counts={
+            "faults": Counter(fault.kind for fault in played),
+            "signals": history.signals,
+            "runs": Counter(run_state(run.state) for run in record.runs.values()),
+            "calls": Counter(call_state(call.state) for call in record.calls.values()),
+            "effects": Counter(effect.tool_name for effect in record.effects),
+            "read": {
+                "requests": sum(map(len, history.answers.values())),
+                "events": sum(map(len, record.logs.values())),
+                "events seen by watchers": len(history.seen),
+                "notifications": sum(map(len, record.notifications.values())),
+                "log lines": record.process_logs.lines,
+            },
+        },
+        operations=operations,  # type: ignore[arg-type]  # counters are dicts
+        violations=violations,
+    )
+    (folder / "report.json").write_text(f"{found}\n", encoding="utf-8")
+    return found

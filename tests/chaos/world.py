@@ -21,10 +21,9 @@ from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.chaos.caller import Caller, Stub
 from tests.chaos.effects import EffectFile
 from tests.chaos.history import History
-from tests.chaos.people import Person
+from tests.chaos.people import Person, Watcher
 from tests.chaos.prompts import PANEL
 from tests.chaos.tools import FILE_VARIABLE
-from tests.chaos.watchers import Watcher
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.service import stages
 

@@ -130,17 +130,13 @@ def die_once() -> dict[str, Any]:
     return text("alive")
 
 
-def never_answer() -> None:
-    return None
-
-
 DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
     "echo": lambda arguments, _: text(json.dumps(arguments)),
     "note": lambda _, __: text("noted"),
     "environment": lambda _, __: text(json.dumps(dict(os.environ) | {"cwd": str(Path.cwd())})),
     "whisper": lambda _, __: text(f"the token is {os.environ.get('TOKEN')}"),
     "fail": lambda _, __: text("no such city", isError=True),
-    "hang": lambda _, __: never_answer(),
+    "hang": lambda _, __: None,
     "die": lambda _, __: os._exit(3),
     "die_once": lambda _, __: die_once(),
     "flood": lambda _, __: flood(),

@@ -14,9 +14,8 @@ import uvloop
 from pawl.chassis.process import logs
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
-from tests.leaks.load import people
+from tests.leaks.load import people, running
 from tests.leaks.measure import Sample, census, grown, growths, table, take
-from tests.leaks.world import running
 
 _CYCLES_WARM = 1
 _LOAD_PER_CYCLE = 12

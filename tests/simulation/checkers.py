@@ -352,13 +352,11 @@ def failed_models_are_not_used_again(record: Ledger) -> Iterator[str]:
     for run_id, log in record.logs.items():
         options = record.runs[run_id].options
         order = (options.model, *options.model_fallbacks)
-        asked = [order.index(model) for event in log if (model := _model(event))]
+        asked = [
+            order.index(model) for event in log if (model := event.round_started.model or event.round_retrying.model)
+        ]
         if asked != sorted(asked):
             yield f"run {run_id} returned to a failed model: {[order[position] for position in asked]}"
-
-
-def _model(event: event_pb2.RunEvent) -> str:
-    return event.round_started.model or event.round_retrying.model
 
 
 def _round(event: event_pb2.RunEvent) -> tuple[int, int]:

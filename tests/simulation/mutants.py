@@ -15,15 +15,16 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from tests.simulation.chance import fix_hashes
 from tests.simulation.planted import OF_THE_LEDGER, REFERENCE_MODEL, Mutant
 from tests.simulation.planted_jobs import OF_JOBS
-from tests.simulation.planted_outages import OF_OUTAGES
 from tests.simulation.planted_runs import OF_RUNS
-from tests.simulation.planted_starters import OF_STARTERS
-from tests.simulation.planting import Finder
+from tests.simulation.planted_starters import OF_OUTAGES, OF_STARTERS
 
 # Far more than one mutant takes, even on a busy machine.
 _SECONDS_MAX = 1800
@@ -121,6 +122,36 @@ def main() -> int:
             break
     print(f"{played} of {len(chosen)} mutants played, {missed} missed")  # noqa: T201
     return 1 if missed else 0
+
+
+class _Planter(SourceFileLoader):
+    def __init__(self, spec: ModuleSpec, edits: Sequence[tuple[str, str]]) -> None:
+        super().__init__(spec.name, str(spec.origin))
+        self._edits = edits
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_data(self.path).decode()
+        for text, instead in self._edits:
+            if text not in source:
+                raise SystemExit(f"{fullname} has no {text!r} : update the mutant")
+            source = source.replace(text, instead, 1)
+        return compile(source, self.path, "exec")
+
+
+class Finder(MetaPathFinder):
+    """Import finder that plants a mutant; insert it before the other finders."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        edits = [(text, instead) for module, text, instead in self._mutant.edits if module == fullname]
+        spec = PathFinder.find_spec(fullname, path, target) if edits else None
+        if spec is not None:
+            spec.loader = _Planter(spec, edits)
+        return spec
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ OF_JOBS = (
         seed=6,
     ),
     Mutant(
-        name="delegation_depth_is_unlimited",
+        name="delegation_exceeds_its_depth",
         module="pawl.agent_loop.loop.rules.delegation",
         text="return run.depth < run.options.limits.agent_depth_max",
-        instead="return True",
+        instead="return run.depth <= run.options.limits.agent_depth_max",
         checker="delegated_calls_match_their_child_runs",
         seed=25,
     ),

@@ -92,7 +92,7 @@ class Sender:
             lambda agent: agent.triggers.deliver_webhook(self._caller, trigger_id, headers, body, RequestId("")),
         )
         if delivered is not None:
-            said = Delivered(trigger_id=trigger_id, event_id=event_id, run_id=_run_id(delivered.fire))
+            said = Delivered(trigger_id=trigger_id, event_id=event_id, run_id=str(delivered.fire.run_id))
             self._world.history.delivered.append(said)
 
     async def _forward(self, what: str, request: Message) -> Any:
@@ -106,10 +106,6 @@ class Sender:
         except PawlError as error:
             self._world.history.tell(f"{what} of a trigger refused: {error.reason}")
             return None
-
-
-def _run_id(fire: Any) -> str:
-    return str(fire.run_id)
 
 
 def each_event_starts_one_run(record: Record) -> Iterator[str]:

@@ -91,7 +91,7 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     chance = Chance(seed)
     world = World(chance, history)
     world.start()
-    users, approvers = _users(world), _approvers(world)
+    users, approvers = _users(world), [Approver(world, f"boss{number}") for number in range(2)]
     users += writers.of(users)
     trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
     starters: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
@@ -193,7 +193,3 @@ def _described(error: object) -> str:
     frames = traceback.extract_tb(found.__traceback__)[-3:]
     where = " < ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(found).__name__}: {found} ({where})"
-
-
-def _approvers(world: World) -> list[Approver]:
-    return [Approver(world, f"boss{number}") for number in range(2)]

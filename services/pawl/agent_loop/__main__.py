@@ -1,4 +1,4 @@
-"""The agent loop: `python -m pawl.agent_loop`."""
+"""Starts the agent-loop service: `python -m pawl.agent_loop`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
+from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
-from pawl.agent_loop.model.connection import Breaker
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.settings import AgentLoopSettings

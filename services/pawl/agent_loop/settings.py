@@ -1,4 +1,4 @@
-"""The agent loop's settings."""
+"""Defines the agent loop's settings."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class ClientTimes:
 
 
 class ClientSide:
-    """The servicers for clients. Enter `watches` before adding them to a server."""
+    """The servicers for clients. Enter `watches` before adding the servicers to a server."""
 
     def __init__(
         self,

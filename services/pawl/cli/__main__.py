@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -75,7 +76,11 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name else None, rest
+        command = load(name) if name else None
+        if not gc.isenabled():  # See pawl.cli.main.
+            gc.freeze()  # What was imported stays until the end.
+            gc.enable()
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:

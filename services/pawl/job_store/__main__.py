@@ -1,4 +1,4 @@
-"""The job store: `python -m pawl.job_store`."""
+"""Starts the job-store service: `python -m pawl.job_store`."""
 
 from __future__ import annotations
 

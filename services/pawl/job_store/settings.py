@@ -1,4 +1,4 @@
-"""Settings of the job store."""
+"""Defines the job store's settings."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
     """If the database's clock goes back, make runs claimable earlier, so that they do not wait for the same time twice.
 
-    Polls every three seconds, and compares the time with those of its own polls and of other replicas.
+    Polls every three seconds, and compares the time with the times that earlier polls and other replicas have seen.
     """
     seen: tuple[float, float] | None = None
     while True:

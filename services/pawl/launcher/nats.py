@@ -102,7 +102,7 @@ class Nats:
 
     def spec(self) -> ProcessSpec:
         command = Command(arguments=(str(program()), "--config", str(self._config_path)), environment={})
-        return ProcessSpec(name="nats", command=lambda _: command, probe=self._probe)
+        return ProcessSpec(name="nats", command=lambda: command, probe=self._probe)
 
     def config(self) -> dict[str, Any]:
         """Return the configuration, to be written as JSON. nats-server reads JSON, but not its Unicode escapes."""

@@ -74,10 +74,11 @@ def process_name(service: str, replica: int) -> str:
 def service_process(spec: ServiceSpec, replica: int, context: SuiteContext) -> ProcessSpec:
     name = process_name(spec.name, replica)
     address_file = context.folder.run / f"{name}.addresses"
+    listens = _listens(spec, replica, context)
 
-    def command(before: Addresses | None) -> Command:
+    def command() -> Command:
         address_file.unlink(missing_ok=True)
-        return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, context))
+        return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, listens, context))
 
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file) or {}
@@ -88,32 +89,32 @@ def service_process(spec: ServiceSpec, replica: int, context: SuiteContext) -> P
     async def answers() -> bool:
         return bool(await _status(_read_addresses(address_file) or {}, spec, context.options))
 
-    return ProcessSpec(name=name, command=command, probe=probe, answers=answers)
+    return ProcessSpec(name=name, command=command, probe=probe, answers=answers, listens=listens)
 
 
 def model_process(context: SuiteContext) -> ProcessSpec:
     address_file = context.folder.run / "model.addresses"
+    listen = address(context.options.port("model"))
 
-    def command(before: Addresses | None) -> Command:
+    def command() -> Command:
         address_file.unlink(missing_ok=True)
-        listen = before["http"] if before else address(context.options.port("model"))
         program = (sys.executable, "-m", "pawl.model_server", "--listen", listen, "--address-file", str(address_file))
         return Command(arguments=(*program, *context.options.model_arguments), environment=_system(context.options))
 
     async def probe() -> Addresses | None:
         return _read_addresses(address_file)
 
-    return ProcessSpec(name="model", command=command, probe=probe, grace_seconds=2.0)
+    return ProcessSpec(name="model", command=command, probe=probe, listens={"public": listen}, grace_seconds=2.0)
 
 
 def _environment(
-    spec: ServiceSpec, replica: int, address_file: Path, before: Addresses | None, context: SuiteContext
+    spec: ServiceSpec, replica: int, address_file: Path, listens: Addresses, context: SuiteContext
 ) -> dict[str, str]:
-    options, before = context.options, before or {}
+    options = context.options
     chosen = {
-        "PAWL_LISTEN": before.get("grpc") or before.get("http") or address(options.port(spec.name, replica)),
-        "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, context),
-        "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
+        "PAWL_LISTEN": listens["public"],
+        "PAWL_INTERNAL_LISTEN": listens.get("internal", ""),
+        "PAWL_METRICS_LISTEN": listens["metrics"],
         "PAWL_ADDRESS_FILE": str(address_file),
         "PAWL_DATA": str(context.folder.path),
         "PAWL_PRIVATE_FILES": _secret_files(options.environment),
@@ -151,16 +152,26 @@ def _secret_files(environment: Mapping[str, str]) -> str:
     return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 
-def _internal_listen(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
-    """Return the address at which a process listens for other services: a Unix socket, or a port for TLS.
+def _listens(spec: ServiceSpec, replica: int, context: SuiteContext) -> Addresses:
+    """Return the addresses at which a process will listen: `public`, `metrics`, and possibly `internal`.
 
-    A port is also used on Windows, and if the path is unsuitable for a socket.
+    `internal` is for other services: a Unix socket, or a port for TLS with a CA. On Windows, and if the path is
+    unsuitable for a socket, other services also use `public`.
     """
-    last = _socket(spec, context.options.replicas.get(spec.name, 1) - 1, context)  # All replicas use sockets, or none.
+    options = context.options
+    found = {
+        "public": address(options.port(spec.name, replica)),
+        "metrics": address(options.port(f"{spec.name}-metrics", replica)),
+    }
+    if "PAWL_INTERNAL_LISTEN" not in (spec.reads or ()):
+        return found
+    if authority_of(spec, options) is not None:
+        return found | ({"internal": address(0)} if _variables(spec, options).get("PAWL_TLS_CA_FILE") else {})
+    last = _socket(spec, options.replicas.get(spec.name, 1) - 1, context)  # All replicas use sockets, or none.
     is_possible = len(os.fsencode(last)) <= _SOCKET_PATH_BYTES_MAX and _NOT_IN_SOCKETS.isdisjoint(last)
-    if sys.platform == "win32" or not is_possible or authority_of(spec, context.options) is not None:
-        return address(0)
-    return f"unix:{_socket(spec, replica, context)}"
+    if sys.platform == "win32" or not is_possible:
+        return found
+    return found | {"internal": f"unix:{_socket(spec, replica, context)}"}
 
 
 def _socket(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
@@ -223,9 +234,13 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
 
     Without PAWL_TLS_CA_FILE, this is the certificate itself.
     """
-    variables = {**options.environment, **options.service_environment.get(spec.name, {})}
+    variables = _variables(spec, options)
     certificate = variables.get("PAWL_TLS_CERTIFICATE_FILE")
     return Path(variables.get("PAWL_TLS_CA_FILE") or certificate).absolute() if certificate else None
+
+
+def _variables(spec: ServiceSpec, options: SuiteOptions) -> Mapping[str, str]:
+    return {**options.environment, **options.service_environment.get(spec.name, {})}
 
 
 async def _status(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int:

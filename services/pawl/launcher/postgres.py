@@ -125,7 +125,7 @@ class Postgres:
         """Return the process to run. SIGINT is PostgreSQL's fast shutdown, which does not wait for clients."""
         return ProcessSpec(
             name="postgres",
-            command=lambda _: self._command(),
+            command=self._command,
             probe=self._probe,
             stop_signal=signal.SIGINT,
             account=self.account,

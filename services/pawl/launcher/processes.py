@@ -51,16 +51,17 @@ class Command:
 class ProcessSpec:
     """Describes how a process is started, checked and stopped.
 
-    `command` is called before each start with the previous addresses, so that a process keeps the free ports that its
-    peers know. `probe` checks once whether the process is ready, and returns its addresses, or None if it is not ready;
-    it raises StartError if waiting is pointless. `answers` checks whether a ready process still answers, even if it is
-    not healthy.
+    `command` is called before each start. `listens` are the addresses at which the process will listen; peers can be
+    given them before it is ready. `probe` checks once whether the process is ready, and returns its addresses, or None
+    if it is not ready; it raises StartError if waiting is pointless. `answers` checks whether a ready process still
+    answers, even if it is not healthy.
     """
 
     name: str
-    command: Callable[[Addresses | None], Command]
+    command: Callable[[], Command]
     probe: Callable[[], Awaitable[Addresses | None]]
     answers: Callable[[], Awaitable[bool]] | None = None
+    listens: Addresses = dataclasses.field(default_factory=dict)
     stop_signal: signal.Signals = signal.SIGTERM
     grace_seconds: float = 10.0
     account: tuple[int, int] | None = None
@@ -202,7 +203,7 @@ class Process:
         return code
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        command = self.spec.command(self.addresses)
+        command = self.spec.command()
         with self.log.open() as output:
             return await asyncio.create_subprocess_exec(
                 *shim(self.spec.account, self.spec.stop_signal),

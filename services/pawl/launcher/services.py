@@ -96,7 +96,8 @@ def service(name: str) -> ServiceSpec:
     )
 
 
-# A stage starts when all earlier stages are ready, and gets their addresses. Services stop in the reverse order.
+# All services start together. Each gets the addresses of the services in earlier stages, and waits for them itself.
+# Services stop in the reverse order.
 STAGES: tuple[tuple[ServiceSpec, ...], ...] = (
     (service("job-store"),),
     (service("tool-registry"), service("notifier")),

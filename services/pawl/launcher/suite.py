@@ -48,10 +48,10 @@ _log = logs.get_logger(__name__)
 
 
 class Suite:
-    """Starts all processes in order on entry, and stops them in reverse order on exit.
+    """Starts all processes on entry, and stops them in reverse order on exit.
 
-    A process that dies is restarted. `stop` is idempotent. If `start` fails or is cancelled, it stops the processes it
-    has started.
+    The embedded servers start first, then all services together. A process that dies is restarted. `stop` is
+    idempotent. If `start` fails or is cancelled, it stops the processes it has started.
     """
 
     def __init__(self, options: SuiteOptions) -> None:
@@ -90,8 +90,12 @@ class Suite:
                 options=self.options, folder=self.folder, secrets=secrets, peers=self._peers, model=self._model
             )
             await self._start_embedded(context)
-            for stage in self.options.stages:
-                await self._start_stage(stage, context)
+            for spec in (spec for stage in self.options.stages for spec in stage):
+                for replica in range(self.options.replicas.get(spec.name, 1)):
+                    self._add(service_process(spec, replica, context))
+            for process in self._processes.values():
+                process.start()
+            await self._wait_ready(*self._processes)
             self._housekeeping = asyncio.create_task(self._rotate_logs())
         except BaseException:
             await self.stop()
@@ -226,7 +230,10 @@ class Suite:
         self._put_database_urls(secrets)
         for user in USERS:
             secrets.put(nats_url_file(user), options.nats_url or (self._nats.url_of(user) if self._nats else ""))
-        await asyncio.gather(*(self.wait_ready(name) for name in self._processes))
+        await self._wait_ready(*(name for name in self._processes if name != "model"))
+
+    async def _wait_ready(self, *names: str) -> None:
+        await asyncio.gather(*(self._processes[name].wait_ready(self.options.ready_seconds) for name in names))
 
     def _put_database_urls(self, secrets: SecretFiles) -> None:
         options, postgres = self.options, self._postgres
@@ -239,16 +246,6 @@ class Suite:
         for role in {*ROLES, *(spec.role for stage in options.stages for spec in stage if spec.role)}:
             own = postgres.url_of(role) if postgres and role in ROLES else options.database_url
             secrets.put(database_url_file(role), own or "")
-
-    async def _start_stage(self, stage: tuple[ServiceSpec, ...], context: SuiteContext) -> None:
-        started = [
-            self._add(service_process(spec, replica, context))
-            for spec in stage
-            for replica in range(self.options.replicas.get(spec.name, 1))
-        ]
-        for process in started:
-            process.start()
-        await asyncio.gather(*(process.wait_ready(self.options.ready_seconds) for process in started))
 
     def _add(self, spec: ProcessSpec) -> Process:
         process = Process(
@@ -266,21 +263,22 @@ class Suite:
             if asking in stage:
                 break
             for spec in stage:
-                found[spec.address_variable] = ",".join(self._addresses(spec, to_services=bool(asking.role)))
+                listens = [self._processes[name].spec.listens for name in self._names(spec)]
+                # The gateway is a client, and clients cannot use the internal addresses.
+                addresses = ((asking.role and each.get("internal")) or each["public"] for each in listens)
+                found[spec.address_variable] = ",".join(addresses)
         return found
 
-    def _addresses(self, spec: ServiceSpec, *, to_services: bool) -> list[str]:
-        names = [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
-        return [(to_services and self._address(name, "internal")) or self._address(name, "grpc") for name in names]
+    def _names(self, spec: ServiceSpec) -> list[str]:
+        return [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
 
     def _model(self) -> Mapping[str, str]:
-        address = self._address("model", "http")
-        if not address:
+        if not self.options.scripted_model:
             return {}
-        return {"OPENAI_BASE_URL": f"http://{address}/v1", "OPENAI_API_KEY": MODEL_ID, "PAWL_MODEL": MODEL_ID}
+        url = f"http://{self._processes['model'].spec.listens['public']}/v1"
+        return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": MODEL_ID, "PAWL_MODEL": MODEL_ID}
 
     def _replicas(self, spec: ServiceSpec) -> list[Replica]:
-        names = [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
         return [
             Replica(
                 grpc=self._address(name, "grpc"),
@@ -289,7 +287,7 @@ class Suite:
                 pid=self._processes[name].pid,
                 ready=self._processes[name].ready,
             )
-            for name in names
+            for name in self._names(spec)
             if name in self._processes
         ]
 

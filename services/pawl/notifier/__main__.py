@@ -29,6 +29,8 @@ async def main(stop: asyncio.Event) -> None:
     async with Service("notifier", settings) as service:
         database = await service.open_database()
         await service.create_schema(database, SCHEMA)
+        # Required for API keys that are stored in job-store. Keys from a file and the local key work without it.
+        job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
         bus = await service.open_bus()
 
         egress = GuardedEgress(read_egress_file(settings.egress_file))
@@ -56,8 +58,6 @@ async def main(stop: asyncio.Event) -> None:
         JetStreamLifecycle(bus, parts.intake.take).start()
         for name, loop in parts.loops.items():
             service.background.start(name, loop)
-        # Required for API keys that are stored in job-store. Keys from a file and the local key work without it.
-        job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
         service.background.start("erasures", ErasureWork(job_store, store.erase, service.clock).run)
         rpc_server = service.rpc_server(KeySyncClient(job_store))
         parts.add_to(rpc_server)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
+
+import grpc
+import pytest
 
 from pawl.agent.v1 import (
     agent_pb2,
@@ -12,12 +15,13 @@ from pawl.agent.v1 import (
     jobs_pb2,
     types_pb2,
 )
+from pawl.chassis.rpc.status import from_rpc_error
 from pawl.client.history import history
+from pawl.errors import PawlError
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.rpc.agent_loop.conftest import ME
-from tests.rpc.agent_loop.errors import failure
 
 Row: TypeAlias = tuple[Any, str] | tuple[Any, str, str]
 Api: TypeAlias = Callable[..., Any]
@@ -69,9 +73,11 @@ def own_tool(name: str = "show", description: str = "Show it.") -> tool_pb2.Tool
     return tool_pb2.ToolDefinition(name=name, description=description)
 
 
-def decide(call_id: str = "call_1", run_id: str = "run_1", **fields: Any) -> agent_pb2.DecideRequest:
+def decide(
+    call_id: str = "call_1", run_id: str = "run_1", request_id: str = "", **fields: Any
+) -> agent_pb2.DecideRequest:
     decision = types_pb2.CallDecision(**{"call_id": call_id, "digest": DIGEST, **fields})
-    return agent_pb2.DecideRequest(run_id=run_id, decision=decision)
+    return agent_pb2.DecideRequest(request_id=request_id, run_id=run_id, decision=decision)
 
 
 def bring(*results: types_pb2.ToolResult) -> agent_pb2.SubmitToolResultsRequest:
@@ -134,3 +140,14 @@ def save(*args: Any, **fields: Any) -> agents_pb2.UpdateAgentRequest:
 
 def draft(*args: Any, **fields: Any) -> agents_pb2.UpdateDraftRequest:
     return agents_pb2.UpdateDraftRequest(definition=agent(*args, **fields))
+
+
+async def failure(call: Awaitable[Any]) -> PawlError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is not grpc.StatusCode.UNKNOWN
+    return from_rpc_error(caught.value)
+
+
+async def reason(call: Awaitable[Any]) -> str:
+    return (await failure(call)).reason

@@ -23,10 +23,12 @@ from tests.rpc.agent_loop.asking import (
     Row,
     check_refusals,
     decide,
+    failure,
     fork,
     get,
     importing,
     job,
+    reason,
     resolve,
     search,
     start,
@@ -34,7 +36,6 @@ from tests.rpc.agent_loop.asking import (
     update,
 )
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME, OPERATOR, OTHER_USERS
-from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 pytestmark = pytest.mark.usefixtures("gated_run")

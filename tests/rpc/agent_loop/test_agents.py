@@ -11,8 +11,8 @@ from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
 from tests.fakes.agents import MemoryAgents
+from tests.rpc.agent_loop.asking import failure, reason
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, OTHER_USERS
-from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:

@@ -1,25 +1,23 @@
-"""WhoAmI: the identity of the caller and the features of the deployment."""
+"""WhoAmI, what delegates may not do, and what operators see and do in a store."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, operator_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
 from pawl.agent.v1 import whoami_pb2 as pb
 from pawl.agent_loop.api.whoami import caller_info
-from pawl.chassis.identity.auth import service_principal, user_principal
+from pawl.chassis.identity.auth import Principal, service_principal, user_principal
 from pawl.chassis.identity.roles import CALLERS, ROLES, Role
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.fakes.unknown_values import calls_by_method, code_of
-from tests.rpc.agent_loop.client import Client
-from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, DELEGATE, ME, OPERATOR
-from tests.rpc.agent_loop.errors import failure
-from tests.rpc.agent_loop.ledger import PlayedLedger
+from pawl.job.v1 import ledger_pb2
+from tests.rpc.agent_loop.asking import ANSWER, APPROVE, DIGEST, EDIT, REJECT, decide, failure, reason
+from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, BOSS, DELEGATE, ME, OPERATOR
+from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -80,16 +78,6 @@ def test_whoami_lists_exactly_the_methods_that_the_caller_may_call() -> None:
 # A delegate without the right to decide cannot approve or reject anything for a person.
 
 
-DIGEST = "digest of call_1"
-APPROVE, EDIT = call_pb2.DECISION_KIND_APPROVE, call_pb2.DECISION_KIND_EDIT
-REJECT, ANSWER = call_pb2.DECISION_KIND_REJECT, call_pb2.DECISION_KIND_ANSWER
-
-
-def decide(**fields: Any) -> agent_pb2.DecideRequest:
-    decision = types_pb2.CallDecision(call_id="call_1", digest=DIGEST, **fields)
-    return agent_pb2.DecideRequest(run_id="run_1", decision=decision)
-
-
 @pytest.mark.parametrize(
     "for_whom", [(), (("pawl-user", "me"),), (("pawl-user", "me"), ("pawl-roles", "approver,operator"))]
 )
@@ -135,51 +123,50 @@ async def test_delegate_cannot_decide(
         assert (await stub.CancelRun(cancel, metadata=metadata)).run.state == run_pb2.RUN_STATE_CANCELLING
 
 
-# An agent-loop that is older than its clients rejects unknown values by name, never with INTERNAL (OPS-4).
+if TYPE_CHECKING:
+    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
+
+QUARANTINED = run_pb2.ATTENTION_REASON_QUARANTINED
+UNKNOWN_OUTCOME = run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME
 
 
-CALLS = calls_by_method(
-    agent_pb2.DESCRIPTOR.services_by_name["AgentService"], operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
-)
+def redrive(run_id: str = "run_1", request_id: str = "", reason: str = "") -> operator_pb2.RedriveRunRequest:
+    return operator_pb2.RedriveRunRequest(request_id=request_id, run_id=run_id, reason=reason)
 
 
-async def test_unknown_enum_value_is_rejected(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run("x1")
-    of_the_ledger = {"decisions.edited_series.end_time"}
-    for method in sorted(CALLS.keys() - {"Session"}):
-        for field, request in CALLS[method]:
-            if field in of_the_ledger:
-                continue
-            answer: Any = getattr(stub, method)(request, metadata=ADMIN)
-            code = await code_of(answer, is_enough=bool)
-            assert code is grpc.StatusCode.INVALID_ARGUMENT, f"{method} {field}"
-
-
-async def test_frame_with_an_unknown_value_is_rejected_and_the_session_continues(
-    stub: AgentServiceAsyncStub,
+async def test_operator_sees_runs_that_need_attention_without_their_content(
+    operators: OperatorServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    client = Client(stub)
-    await client.hello()
-    for field, request in CALLS["Session"]:
-        kind = request.WhichOneof("frame")
-        if kind == "hello":
-            continue  # Invalid tools are reported when they come with a run
-        receipt = await client.ask(**{kind: getattr(request, kind)})
-        assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_FIELD"), field
+    await ledger.add_run("run_1")
+    await ledger.add_run("run_2", YOU)
+    await ledger.add_run("run_3")
+    await ledger.add_run("run_4", Principal(store_id=StoreId("elsewhere"), user_id=UserId("me")))
+    ledger.put_run("run_2", output=run_pb2.Run(output_text="a secret").SerializeToString(), crashes=3)
+    await ledger.need_attention(QUARANTINED, "run_2")
+    await ledger.need_attention(UNKNOWN_OUTCOME, "run_3")
+    await ledger.need_attention(QUARANTINED, "run_4")
+    page = await operators.ListAttention(operator_pb2.ListAttentionRequest(), metadata=BOSS)
+    assert [(run.run_id, run.user_id, run.attention.reason, run.crash_count) for run in page.runs] == [
+        ("run_2", "you", QUARANTINED, 3),
+        ("run_3", "me", UNKNOWN_OUTCOME, 0),
+    ]
+    assert b"a secret" not in page.SerializeToString()
+    only = operator_pb2.ListAttentionRequest(run_id="run_3")
+    assert [run.run_id for run in (await operators.ListAttention(only, metadata=BOSS)).runs] == ["run_3"]
+    calm = operator_pb2.ListAttentionRequest(run_id="run_1")
+    assert not (await operators.ListAttention(calm, metadata=BOSS)).runs
+    for absent in ("run_absent", "run_4"):  # The last is of another store
+        request = operator_pb2.ListAttentionRequest(run_id=absent)
+        assert await reason(operators.ListAttention(request, metadata=BOSS)) == "RUN_NOT_FOUND"
 
 
-def test_unknown_value_cases_cover_the_expected_requests() -> None:
-    assert CALLS.keys() == {
-        "Decide",
-        "DecideCalls",
-        "ListPending",
-        "ListRuns",
-        "ResolveCall",
-        "SendMessage",
-        "Session",
-        "StartRun",
-        "WatchPending",
-    }
-    frames = {request.WhichOneof("frame") for _, request in CALLS["Session"]}
-    assert frames == {"hello", "start", "decision", "message"}
-    assert frames < set(session_pb2.SessionRequest.DESCRIPTOR.fields_by_name)
+async def test_quarantined_run_is_redriven_once(operators: OperatorServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """I2: a repeated request has no further effect."""
+    await ledger.add_run()
+    await ledger.need_attention(QUARANTINED)
+    request = redrive(request_id="r1", reason="mended")
+    for _ in range(2):
+        answer = await operators.RedriveRun(request, metadata=BOSS)
+        assert answer.state == run_pb2.RUN_STATE_QUEUED
+    assert ledger.commands == [ledger_pb2.Command(redrive=ledger_pb2.RedriveCommand(reason="mended"))]
+    assert await reason(operators.RedriveRun(redrive(request_id="r2"), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"

@@ -14,8 +14,8 @@ from pawl.job.v1 import ledger_pb2
 from pawl.values import RunState, Series
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
+from tests.rpc.agent_loop.asking import reason
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
-from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
 
 if TYPE_CHECKING:

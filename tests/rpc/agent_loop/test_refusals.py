@@ -59,6 +59,9 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 
 pytestmark = pytest.mark.usefixtures("gated_run")
 
+# The value of a client that is newer than agent-loop (OPS-4)
+UNKNOWN = 999
+
 
 async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: PlayedLedger) -> None:
     """LOOP-15: no run is started."""
@@ -77,6 +80,7 @@ async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: Play
             (start(conversation_key="é" * 101), "TOO_LARGE"),
             (start(conversation_key="k", conversation_id="c1"), "INVALID_FIELD"),
             (start(policy=types_pb2.MESSAGE_POLICY_STEER), "INVALID_FIELD", "policy"),
+            *((request, "INVALID_FIELD") for request in (start(policy=UNKNOWN), options(batch_order=UNKNOWN))),
             (start(agent="draft/a/b"), "INVALID_ID"),
             (start(agent="nobody"), "AGENT_NOT_FOUND"),
             (limits(rounds_max=1001), "INVALID_FIELD", "options.limits.rounds_max"),
@@ -119,7 +123,7 @@ async def test_invalid_decision_has_no_effect(api: Api, ledger: PlayedLedger) ->
     await check_refusals(
         api,
         [
-            (decide(), "INVALID_FIELD"),
+            *((decide(kind=kind), "INVALID_FIELD") for kind in (0, UNKNOWN)),
             (decide(kind=APPROVE, digest=""), "DIGEST_REQUIRED"),
             (decide(kind=APPROVE, digest="another"), "DIGEST_MISMATCH"),
             (decide(kind=APPROVE, digest="x" * 129), "TOO_LARGE"),
@@ -170,7 +174,7 @@ async def test_invalid_run_requests_are_rejected(api: Api) -> None:
             *((request, "PERMISSION_DENIED") for request in pending(scope=of_store)),
             *((request, "INVALID_FIELD") for request in pending(scope=of_store, conversation_id="conv_1")),
             *((request, "INVALID_ID") for request in pending(conversation_id="a b")),
-            *((request, "INVALID_FIELD") for request in pending(tool_name="x" * 257)),
+            *((request, "INVALID_FIELD") for request in (*pending(tool_name="x" * 257), *pending(scope=UNKNOWN))),
             (agent_pb2.LeaseCallRequest(run_id="run_1", call_id="call_1"), "INVALID_ID"),
             (agent_pb2.LeaseCallRequest(run_id="run_1", call_id=MISSING, client_id="tab"), "CALL_NOT_FOUND"),
             (undo_pb2.GetUndoReportRequest(run_id="run_1"), "INVALID_FIELD"),

@@ -18,16 +18,12 @@ from pawl.values import RunState
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.poll import until
-from tests.rpc.agent_loop.asking import top_up
+from tests.rpc.agent_loop.asking import ANSWER, DIGEST, EDIT, decide, failure, reason
 from tests.rpc.agent_loop.conftest import APPROVER, ME
-from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-
-
-DIGEST = "digest of call_1"
 
 
 pytestmark = pytest.mark.usefixtures("run")
@@ -79,30 +75,6 @@ async def test_each_result_gets_a_receipt_even_if_others_are_invalid(
     assert taken.tool_result == ledger_pb2.ToolResultCommand(call_id="call_1", result=result)
     again = await stub.SubmitToolResults(request, metadata=ME)
     assert again.receipts[0].status == types_pb2.RECEIPT_STATUS_DUPLICATE
-
-
-def decide(request_id: str = "", call_id: str = "call_1", **fields: Any) -> agent_pb2.DecideRequest:
-    decision = types_pb2.CallDecision(**{"call_id": call_id, "digest": DIGEST, **fields})
-    return agent_pb2.DecideRequest(request_id=request_id, run_id="run_1", decision=decision)
-
-
-APPROVE = call_pb2.DECISION_KIND_APPROVE
-EDIT = call_pb2.DECISION_KIND_EDIT
-REJECT = call_pb2.DECISION_KIND_REJECT
-ANSWER = call_pb2.DECISION_KIND_ANSWER
-
-
-async def test_decision_is_accepted_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """HITL-3, I9: a repeated decision is a duplicate, and a different one is rejected."""
-    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    request = decide("r1", kind=APPROVE)
-    first = await stub.Decide(request, metadata=APPROVER)
-    assert first.receipt.status == types_pb2.RECEIPT_STATUS_ACCEPTED
-    assert not first.run.pending_calls
-    again = await stub.Decide(request, metadata=APPROVER)
-    assert again.receipt.status == types_pb2.RECEIPT_STATUS_DUPLICATE
-    assert await reason(stub.Decide(decide("r2", kind=REJECT), metadata=APPROVER)) == "ALREADY_DECIDED"
-    assert await reason(stub.Decide(decide("r1", kind=REJECT), metadata=APPROVER)) == "REQUEST_ID_REUSED"
 
 
 async def test_invalid_answer_is_rejected_and_the_question_stays_open(
@@ -243,16 +215,3 @@ async def test_repeated_request_matches_after_its_document_has_changed(
 def test_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
     """I2: job-store compares requests by their bytes, and older versions wrote no empty limits."""
     assert not wire.ASKED.write(wire.asked_options(asked)).HasField("limits")
-
-
-async def test_top_up_counts_once_and_up_to_the_limit(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """LOOP-12, I2: a repeated request gets the same response even after the run has ended."""
-    ledger.put_run("run_1", token_budget=1000, token_ceiling=1600)
-    first, again = [await stub.TopUpRun(top_up(request_id="r1"), metadata=ME) for _ in range(2)]
-    assert (first.receipt.status, first.run.token_budget) == (types_pb2.RECEIPT_STATUS_ACCEPTED, 1500)
-    assert (again.receipt.status, again.run.token_budget) == (types_pb2.RECEIPT_STATUS_DUPLICATE, 1500)
-    assert await reason(stub.TopUpRun(top_up(501, request_id="r1"), metadata=ME)) == "REQUEST_ID_REUSED"
-    assert await reason(stub.TopUpRun(top_up(101), metadata=ME)) == "TOKEN_CEILING"
-    await ledger.finish()
-    again = await stub.TopUpRun(top_up(request_id="r1"), metadata=ME)
-    assert again.receipt.status == types_pb2.RECEIPT_STATUS_DUPLICATE

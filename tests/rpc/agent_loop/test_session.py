@@ -13,12 +13,11 @@ from pawl.agent_loop.api.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.api.watch import Watches
 from pawl.chassis.rpc.server import RpcServer
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive
 from tests.poll import until
+from tests.rpc.agent_loop.asking import failure, own_tool, reason
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
 from tests.rpc.agent_loop.conftest import APPROVER, OTHER_USERS
-from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ async def test_first_frame_must_be_a_valid_hello(stub: AgentServiceAsyncStub) ->
         ({"hello": session_pb2.Hello(tools=[tool(name="x" * 257)])}, "INVALID_FIELD"),
         # Tools are kept as long as the stream exists and need 20 times their size in the frame.
         ({"hello": session_pb2.Hello(tools=2 * [tool(name="x", versions=range(5001))])}, "INVALID_FIELD"),
-        ({"hello": session_pb2.Hello(front_end_tools=[big_tool()])}, "TOO_LARGE"),
+        ({"hello": session_pb2.Hello(front_end_tools=[own_tool("big", "x" * 70_000)])}, "TOO_LARGE"),
         ({"hello": session_pb2.Hello(), "frame_id": "a b"}, "INVALID_ID"),
     ]
     for frame, expected in frames:
@@ -68,10 +67,6 @@ async def test_first_frame_must_be_a_valid_hello(stub: AgentServiceAsyncStub) ->
     assert (await client.hello("")).startswith("cli_")
     await client.send(hello=session_pb2.Hello(client_id="cli_a"))
     assert await reason(client.end()) == "HELLO_REQUIRED"
-
-
-def big_tool() -> tool_pb2.ToolDefinition:
-    return tool_pb2.ToolDefinition(name="big", description="x" * 70_000)
 
 
 async def test_clients_unread_output_is_limited_in_bytes() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from pawl.agent.v1 import undo_pb2
 from pawl.event.v1 import call_pb2, run_pb2
+from tests.rpc.agent_loop.asking import reason
 from tests.rpc.agent_loop.conftest import ADMIN, ME, OFFICE
-from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:

@@ -231,6 +231,48 @@ async def test_slow_watcher_is_disconnected_during_a_write(
     assert watches.feed_count == 0
 
 
+@pytest.mark.parametrize(("count", "text"), [(BEHIND_EVENTS_MAX + 60, "x"), (30, "x" * 64 * 1024)])
+@pytest.mark.parametrize("is_writing", [False, True])
+async def test_large_commit_does_not_disconnect_current_watchers(
+    ledger: PlayedLedger, live: FakeLive, count: int, text: str, is_writing: bool
+) -> None:
+    """EVT-3: neither a watcher that has all earlier events, nor one that is sending the last of them."""
+    held: list[event_pb2.RunEvent] = []
+    published = asyncio.Event()
+    publish = live.publish
+    seen: list[int] = []
+
+    async def hold(*events: event_pb2.RunEvent) -> None:
+        held.extend(events)
+
+    async def watch() -> None:
+        async with (
+            Watches(ledger=ledger, live=live, poll_seconds=3600) as watches,
+            watches.open(CALLER, RunId("run_1"), 0) as watcher,
+        ):
+            async for event in watcher.events():
+                assert isinstance(event, event_pb2.RunEvent)
+                seen.append(event.seq)
+                if event.seq == 2 and is_writing:
+                    await published.wait()
+            assert not watcher.cut
+
+    watching = asyncio.create_task(watch())
+    await until(lambda: seen == [1])
+    await ledger.append()
+    await until(lambda: seen == [1, 2])
+    live.publish = hold  # type: ignore[method-assign]
+    await ledger.append(count=count, text=text)
+    await publish(*held)
+    published.set()
+    if is_writing:
+        await until(lambda: len(seen) == count + 2)
+    live.publish = publish  # type: ignore[method-assign]
+    await ledger.finish()
+    await watching
+    assert seen == list(range(1, count + 4))
+
+
 async def test_watcher_of_past_events_is_never_disconnected(ledger: PlayedLedger, watches: Watches) -> None:
     """Past events are read in pages at the client's pace, however fast the run writes."""
     await ledger.append(count=100)

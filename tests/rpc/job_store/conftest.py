@@ -13,6 +13,7 @@ import pytest
 
 from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
+from pawl.chassis.identity.auth import Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.process.metrics import Metrics
@@ -21,6 +22,7 @@ from pawl.chassis.rpc import limits as rpc_limits
 from pawl.chassis.rpc.client import open_channel
 from pawl.chassis.rpc.server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
+from pawl.job_store.keys.keys import Keys
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
@@ -88,13 +90,17 @@ async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplica]:
     """Start replicas on the test's database: `await start()`, `await start(nats_url=...)`.
 
-    Its limits are `slots` and `store_queue_max`.
+    Its limits are `slots` and `store_queue_max`. `knowing` makes its authenticator; by default all calls pass.
     """
     async with AsyncExitStack() as stack:
         count = 0
 
         async def start_one(
-            *, nats_url: str | None = None, slots: SlotLimits = SLOT_LIMITS, store_queue_max: int = STORE_QUEUE_MAX
+            *,
+            nats_url: str | None = None,
+            slots: SlotLimits = SLOT_LIMITS,
+            store_queue_max: int = STORE_QUEUE_MAX,
+            knowing: Callable[[Keys], Authenticator] = lambda _: OpenAuthenticator(),
         ) -> Replica:
             nonlocal count
             count += 1
@@ -113,7 +119,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             address = f"unix:{tmp_path}/{count}"
             server = RpcServer(
                 address,
-                authenticator=OpenAuthenticator(),
+                authenticator=knowing(parts.keys),
                 ids=ids,
                 metrics=metrics,
                 limits=rpc_limits.Limits(message_bytes_max=32 * 1024 * 1024),

@@ -103,3 +103,17 @@ async def test_messages_count_towards_the_limit_until_they_enter_the_conversatio
     await fill(user, conversation_id, LARGE, 1)
     with pytest.raises(QueueFull):
         await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)
+
+
+async def test_messages_of_superseded_runs_enter_before_the_next_run_starts(user: User) -> None:
+    """I1, LOOP-13: in order. A superseded run with an unread message is left to a worker."""
+    owner = await user.start("1", conversation_id="c")
+    interrupting = {"conversation_id": "c", "policy": pb.MESSAGE_POLICY_INTERRUPT}
+    steered, _, last = [(await user.submit(text, **interrupting)).run.run_id for text in "234"]
+    await user.send(steered, steer=pb.SteerCommand(text="and this"))
+    for following in (steered, last):
+        consumed = [command.command_id for command in await owner.inbox()]
+        await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=consumed)
+        owner = await user.take(following)
+    (page,) = await user.pages("ListMessages", "messages", conversation_id="c")
+    assert [message.text for message in page] == ["1", "2", "3", "4"]

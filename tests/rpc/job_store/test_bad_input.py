@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -21,7 +20,6 @@ from pawl.errors import (
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.pages import make_token
-from tests.fakes.unknown_values import BROKEN, calls_by_method, code_of
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 IMAGE = message_pb2.Part(image=message_pb2.ImagePart(data=b"x", media_type="image/png", size_bytes=1))
@@ -170,33 +168,6 @@ async def test_text_unsupported_by_the_database_is_stored_byte_for_byte(user: Us
     loaded = await owner.load()
     assert [message.text for message in loaded.messages] == [text, text]
     assert (loaded.calls[0].tool_name, loaded.run.output_text, loaded.run.failure.message) == (text, text, text)
-
-
-CALLS = calls_by_method(ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"])
-
-
-@pytest.mark.parametrize("method", sorted(CALLS))
-async def test_unknown_value_is_rejected_or_preserved(user: User, method: str) -> None:
-    """The test sets each such field in a request about a held run, and then reads the run."""
-    ended = dict[str, list[grpc.StatusCode]]()
-    for number, (field, request) in enumerate(CALLS[method]):
-        owner = await user.start()
-        known = {"store_id": user.store_id, "user_id": user.user_id, "run_id": owner.run_id, "epoch": 1}
-        for name, value in (known | {"request_id": f"r{number}", "conversation_id": "", "lease_seconds": 30.0}).items():
-            if name in request.DESCRIPTOR.fields_by_name:
-                setattr(request, name, value)
-        ended[field] = [await code_of(getattr(user.stub, method)(request))]
-        for run_id in (owner.run_id, *(run.run_id for run in await user.claim("w2", runs_max=10))):
-            about = {"store_id": user.store_id, "run_id": run_id}
-            ended[field] += [
-                await code_of(user.stub.LoadRun(ledger_pb2.LoadRunRequest(**about, epoch=1))),
-                await code_of(user.stub.GetRun(ledger_pb2.GetRunRequest(**about, user_id=user.user_id))),
-            ]
-    assert {field: codes for field, codes in ended.items() if BROKEN & {*codes}} == {}
-
-
-def test_unknown_value_cases_cover_the_expected_requests() -> None:
-    assert CALLS.keys() >= {"SubmitMessage", "CommitRun", "SendCommand", "ListJobs", "ListPendingCalls"}
 
 
 async def test_request_identity_does_not_depend_on_deployment_defaults(user: User) -> None:

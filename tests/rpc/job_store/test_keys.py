@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
 from pawl.chassis.identity.auth import UNKNOWN, service_principal
 from pawl.chassis.identity.credentials import KeyAuthenticator
 from pawl.chassis.identity.key_rows import KeyRows, digest_of, is_secret
 from pawl.chassis.identity.key_sync import KeySyncClient
-from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.process.service import Background
 from pawl.chassis.rpc.client import open_channel
-from pawl.chassis.rpc.server import RpcServer
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
@@ -31,10 +27,8 @@ from pawl.job_store import bootstrap
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.keys import rules
 from pawl.job_store.keys.keys import Keys, KeysExist
-from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.wiring import on_postgres
 from tests.keys import LOCAL_KEY, SERVICE_KEY
-from tests.rpc.job_store.conftest import RETENTION, SLOT_LIMITS
+from tests.rpc.job_store.conftest import StartReplica
 
 if TYPE_CHECKING:
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
@@ -59,36 +53,19 @@ class World:
 
 
 @pytest.fixture
-async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
+async def world(start: StartReplica, tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        clock = SystemClock()
-        metrics = Metrics("job_store")
-        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, slots=SLOT_LIMITS)
-        bus = await stack.enter_async_context(Bus(None, name="test", metrics=metrics))
-        parts = on_postgres(
-            database,
-            bus,
-            limits,
-            RETENTION,
-            clock=clock,
-            ids=IdSource(clock),
-            metrics=metrics,
-            keeps_lifecycle=False,
-        )
-        await stack.enter_async_context(parts.group_commit)
-        rows = KeyRows(parts.keys, clock)
         background = await stack.enter_async_context(Background())
-        background.start("keys", rows.run)
-        services = {digest_of(SERVICE_KEY): service_principal("agent-loop")}
-        server = RpcServer(
-            f"unix:{tmp_path}/keys",
-            authenticator=KeyAuthenticator(rows=rows, services=lambda: services, local_key=LOCAL_KEY),
-            ids=IdSource(clock),
-            metrics=metrics,
-        )
-        parts.add_to(server)
-        await stack.enter_async_context(server)
-        yield World(f"unix:{tmp_path}/keys", stack, database, parts.keys)
+        known: list[Keys] = []
+
+        def knowing(keys: Keys) -> KeyAuthenticator:
+            known.append(keys)
+            rows, services = KeyRows(keys, SystemClock()), {digest_of(SERVICE_KEY): service_principal("agent-loop")}
+            background.start("keys", rows.run)
+            return KeyAuthenticator(rows=rows, services=lambda: services, local_key=LOCAL_KEY)
+
+        replica = await start(knowing=knowing)
+        yield World(f"unix:{tmp_path}/1", stack, replica.database, *known)
 
 
 @pytest.fixture

@@ -167,12 +167,15 @@ async def test_users_queued_behind_a_user_at_its_limit_get_their_turn(limited: R
     assert len(held) == LIMITS.per_user
 
 
-async def test_store_whose_runs_wait_does_not_delay_other_stores(limited: Replica) -> None:
-    """A claim of one run also moves on to a store with a free slot."""
-    blocked = [User(limited.stub, store_id=f"a{number}") for number in range(3)]
+async def test_stores_whose_runs_wait_do_not_delay_other_stores(
+    limited: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim of one run also moves on to a store with a free slot, however many others it reads before."""
+    monkeypatch.setattr("pawl.job_store.ledger.store.leases._STORES_MAX", 2)
+    blocked = [User(limited.stub, store_id=f"a{number}") for number in range(5)]
     for user in blocked:
         await submit_many(user, 3)
-    assert len(await blocked[0].claim(runs_max=20)) == 6
+    assert len(await blocked[0].claim(runs_max=20)) == 10
     other = User(limited.stub, store_id="b")
     runs = await submit_many(other, 2)
     assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]

@@ -1,4 +1,4 @@
-"""Published third-party MCP servers, over stdio and streamable HTTP (TOOL-3).
+"""Published programs: third-party MCP servers, over stdio and streamable HTTP, and the JavaScript worker (TOOL-3).
 
 Those in JavaScript come from the npm registry; the tests are skipped without it.
 """
@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from pawl.tool.v1 import source_pb2
+from pawl.tool.v1 import source_pb2, tool_pb2
 from tests import npm
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, answer, policy
-from tests.rpc.tool_registry.registry import content, outcome
+from tests.rpc.tool_registry.registry import Registry, content, outcome, running
+from tests.tidy.tree import ROOT
 
 PACKAGE = "@modelcontextprotocol/server-everything@2026.8.31"
 INSTALL_SECONDS_MAX = 150
@@ -70,3 +71,35 @@ async def test_reference_server_returns_content_questions_and_progress(mcp: McpR
     await until(lambda: mcp.registry.executor.running_count == 1)
     assert (await mcp.registry.cancel("8")).stopped
     assert outcome(await running) == "CANCELLED CANCELLED"
+
+
+EXAMPLE = ROOT / "docs/examples/node-worker"
+NODE_SECONDS_MAX = 120
+
+
+async def test_javascript_worker_runs_calls_and_drains(database_url: str, tmp_path: Path) -> None:
+    npm.install(EXAMPLE, tmp_path / "worker", timeout_seconds=NODE_SECONDS_MAX)
+    async with running(database_url, tmp_path) as registry:
+        worker = await asyncio.create_subprocess_exec(
+            npm.NODE,
+            "worker.js",
+            cwd=tmp_path / "worker",
+            env=npm.environment(
+                PAWL_ADDRESS=registry.address, PAWL_API_KEY="key-of-machine-of-acme", PAWL_PROTO=str(ROOT / "proto")
+            ),
+        )
+        try:
+            await until(lambda: has_tool(registry, worker))
+            assert content(await registry.run("shout", {"text": "hello"})) == {"shouted": "HELLO", "for": "ann"}
+            worker.terminate()
+            assert await worker.wait() == 0
+        finally:
+            if worker.returncode is None:
+                worker.kill()
+                await worker.wait()
+
+
+async def has_tool(registry: Registry, worker: asyncio.subprocess.Process) -> bool:
+    assert worker.returncode is None
+    found = (await registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools
+    return "shout" in [entry.definition.name for entry in found]

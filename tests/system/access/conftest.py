@@ -26,7 +26,6 @@ LISTENERS = ("agent-loop", "tool-registry", "job-store", "notifier")
 ROLES_OF_CALLERS = {
     **{role.value: [role.value] for role in sorted(ROLES)},
     "nobody": [],
-    "leaving": ["member"],
     "member-and-finance": ["member", "finance"],
     "viewer-and-worker": ["viewer", "worker"],
     "delegate-and-member": ["delegate", "member"],

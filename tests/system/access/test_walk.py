@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -17,7 +16,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from tests.poll import until
-from tests.system.access.conftest import LISTENERS, ROLES_OF_CALLERS, Walked, bearer, key, write_keys
+from tests.system.access.conftest import LISTENERS, ROLES_OF_CALLERS, Walked, bearer, key
 from tests.system.access.walk import OPEN, is_forwarded, methods, wrong
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -148,24 +147,3 @@ async def test_revoked_expired_and_foreign_keys_are_refused(walked: Walked) -> N
         answers = await walked.answers(bearer(secret))
         reported |= {answer for (_, name), answer in answers.items() if name not in OPEN}
     assert len(reported) == 1
-
-
-async def test_removing_a_key_from_the_file_ends_its_open_streams(walked: Walked) -> None:
-    methods = {
-        "agent-loop": "/pawl.agent.v1.AgentService/WatchPending",
-        "notifier": "/pawl.notify.v1.NotifyService/Subscribe",
-    }
-    begin: dict[str, Any] = {name: walked.people[name].unary_stream(method) for name, method in methods.items()}
-    leaving, others = ([begin[name](b"", metadata=key(caller)) for name in methods] for caller in ("leaving", "member"))
-    try:
-        write_keys(walked.folder / "keys.json", ROLES_OF_CALLERS.keys() - {"leaving"})
-        for stream in leaving:
-            with pytest.raises(grpc.aio.AioRpcError) as ended:
-                while await stream.read():
-                    pass
-            assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert not any(stream.done() for stream in others)
-    finally:
-        for stream in others:
-            stream.cancel()
-        write_keys(walked.folder / "keys.json", ROLES_OF_CALLERS)

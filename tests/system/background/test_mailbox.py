@@ -9,7 +9,7 @@ import pytest
 
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.event.v1.trigger_pb2 import MailboxSource, TriggerDefinition
-from tests import dovecot
+from tests import mail_server
 from tests.poll import until
 from tests.system.background.world import running
 from tests.system.talk import PATIENCE_SECONDS
@@ -25,16 +25,16 @@ def mail(sender: str, subject: str) -> str:
 
 
 async def test_email_in_dovecot_starts_a_run() -> None:
-    async with dovecot.dovecot() as port:
-        await dovecot.add(port, mail("ann@example.com", "before"))
+    async with mail_server.dovecot() as port:
+        await mail_server.add(port, mail("ann@example.com", "before"))
         with tempfile.TemporaryDirectory(prefix="pawl-mailbox-") as folder:
-            secrets = {"PAWL_MAILBOX_PASSWORDS_FILE": {"local": {"mail": dovecot.PASSWORD}}}
+            secrets = {"PAWL_MAILBOX_PASSWORDS_FILE": {"local": {"mail": mail_server.PASSWORD}}}
             async with running(Path(folder), reach=(port,), files=secrets) as world, world.client("local") as pawl:
                 source = MailboxSource(
                     host="127.0.0.1",
                     port=port,
                     plaintext=True,
-                    username=dovecot.USER,
+                    username=mail_server.USER,
                     password_secret="mail",
                     senders=["@example.com"],
                     poll_seconds=15,
@@ -45,8 +45,8 @@ async def test_email_in_dovecot_starts_a_run() -> None:
                     return bool(await world.database("SELECT FROM job_store.triggers WHERE uid_validity > 0"))
 
                 await until(is_read, patience_seconds=PATIENCE_SECONDS)
-                await dovecot.add(port, mail("ann@example.com", "one"), mail("bob@evil.example", "two"))
-                await dovecot.add(port, mail("ann@example.com", "three"))
+                await mail_server.add(port, mail("ann@example.com", "one"), mail("bob@evil.example", "two"))
+                await mail_server.add(port, mail("ann@example.com", "three"))
 
                 async def all_have_fired() -> bool:
                     return len((await pawl.get_trigger("mails")).fires) == 3

@@ -78,9 +78,7 @@ async def suite() -> AsyncIterator[Suite]:
             data=Path(folder),
             local_key=LOCAL_KEY,
             replicas={"gateway": 2, "agent-loop": 2},
-            service_environment={
-                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"}
-            },
+            service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
         )
         async with Suite(options) as suite:
             yield suite

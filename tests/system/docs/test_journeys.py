@@ -18,7 +18,7 @@ import pytest_asyncio
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2
 from pawl.launcher import Suite, SuiteOptions
-from tests.leaks.world import running
+from tests.leaks.load import running
 from tests.poll import until
 from tests.system.suite.client import Agent
 

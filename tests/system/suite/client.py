@@ -43,14 +43,11 @@ async def kill(suite: Suite, *services: str) -> None:
         await suite.wait_ready(*replica)
 
 
-async def key_for(
-    suite: Suite, user_id: str, *roles: str, by: Sequence[tuple[str, str]] = (), decides: bool = False
-) -> str:
-    """Return the secret of a new key, created by the local key or by the caller with this metadata."""
-    key = key_pb2.Key(name=user_id, store_id="local", user_id=user_id, roles=roles, decides_for_users=decides)
+async def key_for(suite: Suite, user_id: str, *roles: str) -> str:
+    """Return the secret of a new key, created by the local key."""
+    key = key_pb2.Key(name=user_id, store_id="local", user_id=user_id, roles=roles)
     async with keyed_channel(addresses(suite, "job-store")[0]) as channel:
-        asked = KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key), metadata=by)
-        return (await asked).secret
+        return (await KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key))).secret
 
 
 def mails_sent(suite: Suite) -> set[str]:

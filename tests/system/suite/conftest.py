@@ -31,7 +31,7 @@ async def suite() -> AsyncIterator[Suite]:
             service_environment={
                 "agent-loop": {"PAWL_MODEL_INPUT": "text,image", "PAWL_LIMITS_FILE": str(limits)},
                 "job-store": {"PAWL_ACTIVE_RUNS_PER_USER": "40", "PAWL_ACTIVE_RUNS_PER_STORE": "40"},
-                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"},
+                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"},
             },
         )
         async with Suite(options) as suite:

@@ -1,11 +1,12 @@
-"""Tools with effects that can be counted from outside, which take as long as a test wants."""
+"""Tools with effects that can be counted from outside: slow ones, and reversible ones."""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from pathlib import Path
 
-from pawl.tools import Category, EffectClass, tool
-from tests.system.suite.effect_file import effect_file, held
+from pawl.tools import Category, EffectClass, Inverse, Reversible, ToolError, tool
 
 
 def note(path: str, line: str) -> None:
@@ -44,3 +45,44 @@ async def hold_once(path: str) -> str:
 async def look_up_price(path: str) -> dict[str, float]:
     """Return a price, which is the number in a file."""
     return {"price": float(effect_file(path).read_text(encoding="utf-8"))}
+
+
+def effect_file(path: str) -> Path:
+    """Return a file of a test. Other paths are refused, because some tests call every tool with harmful arguments."""
+    file = Path(path)
+    if Path(tempfile.gettempdir()).resolve() not in file.resolve().parents:
+        raise ToolError(f"{path} is not a file for effects")
+    return file
+
+
+async def held(path: str) -> None:
+    """Create a file `.held` to report that a tool waits, and wait until the test creates `.go`."""
+    file = effect_file(path)
+    file.with_suffix(".held").touch()
+    await exists(file.with_suffix(".go"))
+
+
+async def exists(file: Path) -> None:
+    while not file.exists():
+        await asyncio.sleep(0.02)
+
+
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
+def put_line(path: str, line: str, holds: bool = False) -> Reversible:
+    """Add a line to a file. With `holds`, its inverse waits for the test."""
+    note(path, line)
+    arguments = {"path": path, "line": line, "holds": holds}
+    inverse = Inverse(tool_name="take_line", arguments=arguments, summary=f"Take {line!r} out")
+    return Reversible(value={"put": line}, inverse=inverse)
+
+
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
+async def take_line(path: str, line: str, holds: bool = False) -> str:
+    """Remove the last line of a file if it is this one."""
+    if holds:
+        await held(path)
+    lines = effect_file(path).read_text(encoding="utf-8").splitlines()
+    if not lines or lines[-1] != line:
+        raise ToolError(f"the last line is not {line!r} any more")
+    effect_file(path).write_text("".join(f"{each}\n" for each in lines[:-1]), encoding="utf-8")
+    return "taken"

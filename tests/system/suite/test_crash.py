@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
+from typing import Any, Final, TypeAlias
 
+import grpc
 import pytest
 
 from pawl.client import AsyncClient
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from tests import servers
-from tests.system.suite import scenes
+from tests.poll import until
 from tests.system.suite.client import Agent, kill
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene) -> None:
+async def survive(disaster: Callable[[], Awaitable[None]], *played: Scene) -> None:
     async with AsyncExitStack() as stack:
         for scene in played:
             await stack.enter_async_context(aclosing(scene))
@@ -37,8 +42,8 @@ async def test_another_agent_loop_finishes_a_killed_ones_runs(
     """OPS-5: both replicas are killed while they drive runs."""
     await survive(
         partial(kill, suite, "agent-loop"),
-        scenes.a_tool_is_not_repeated(agent, tmp_path / "once"),
-        scenes.stream_is_complete_without_repeats(agent, pawl),
+        a_tool_is_not_repeated(agent, tmp_path / "once"),
+        stream_is_complete_without_repeats(agent, pawl),
     )
 
 
@@ -48,8 +53,8 @@ async def test_runs_continue_after_postgres_restart_and_killed_job_store(suite: 
     async def one_killed() -> None:
         suite.kill("job-store", 1)
 
-    await survive(partial(servers.restart, suite, "postgres"), scenes.stream_continues(agent))
-    await survive(one_killed, scenes.stream_continues(agent))
+    await survive(partial(servers.restart, suite, "postgres"), stream_continues(agent))
+    await survive(one_killed, stream_continues(agent))
     await suite.wait_ready("job-store", 1)
 
 
@@ -58,6 +63,117 @@ async def test_killing_everything_loses_no_acknowledged_data(suite: Suite, agent
     everything = ("job-store", "tool-registry", "notifier", "agent-loop", "gateway")
     await survive(
         partial(kill, suite, *everything),
-        scenes.stream_continues(agent),
-        scenes.acknowledged_starts_are_kept(agent),
+        stream_continues(agent),
+        acknowledged_starts_are_kept(agent),
     )
+
+
+Scene: TypeAlias = AsyncGenerator[None, None]
+
+COMPLETED: Final = run_pb2.RUN_STATE_COMPLETED
+
+
+async def start_held(agent: Agent, tool: str, path: Path, **options: Any) -> str:
+    run = await agent.start(f"call {tool} with {json.dumps({'path': str(path)})}", **options)
+    await is_held(path)
+    return run.run_id
+
+
+async def is_held(path: Path) -> None:
+    await until(path.with_suffix(".held").exists)
+
+
+def release(path: Path) -> None:
+    path.with_suffix(".go").touch()
+
+
+def shown(events: Sequence[event_pb2.RunEvent]) -> str:
+    """Return the text on the screen of a watcher that drops voided output."""
+    pieces: list[tuple[int, str]] = []
+    for event in events:
+        void_from = event.round_retrying.void_from_seq
+        if void_from:
+            pieces = [piece for piece in pieces if piece[0] < void_from]
+        if event.output_delta.text:
+            pieces.append((event.seq, event.output_delta.text))
+    return "".join(text for _, text in pieces)
+
+
+async def _seen(agent: Agent, run_id: str, text: str) -> None:
+    async for event in agent.watch(run_id):
+        if text in event.output_delta.text:
+            return
+    raise AssertionError("the run ended first")
+
+
+async def stream_is_complete_without_repeats(agent: Agent, pawl: AsyncClient) -> Scene:
+    """I1, I3, EVT-1, EVT-2, OPS-4: this holds for a watcher, a text client and a front end that reconnects."""
+    lost = asyncio.Event()
+    async with pawl.session(on_lost=lost.set) as session:
+        run_id = await session.start("count to 60 slowly")
+
+        async def read_text() -> str:
+            text = ""
+            async for piece in pawl.text(run_id):
+                text = text[: len(text) - piece.takes_back] + piece
+            return text
+
+        async def read_frames() -> list[int]:
+            seqs = []
+            async for frame in session:
+                if frame.HasField("end"):
+                    break
+                seqs.append(frame.event.seq)
+            return seqs
+
+        text, frames = asyncio.create_task(read_text()), asyncio.create_task(read_frames())
+        await _seen(agent, run_id, "3")
+        yield
+        events = await agent.whole_log(run_id)
+        ended = await agent.get(run_id)
+        assert (ended.state, ended.epoch > 1) == (COMPLETED, True)
+        assert [event.round_retrying.reason for event in events if event.HasField("round_retrying")] == ["TAKEOVER"]
+        assert shown(events) == await text == ended.output_text
+        assert ended.output_text.split()[-1].startswith("60")
+        assert lost.is_set()
+        assert await frames == [event.seq for event in events]
+
+
+async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
+    """I5: the registry finishes the call it started, and the next owner gets that result."""
+    run_id = await start_held(agent, "hold_once", path)
+    yield
+    release(path)
+    await agent.whole_log(run_id)
+    (call,) = await agent.calls(run_id)
+    assert (call.state, call.result.content_json) == (call_pb2.CALL_STATE_SUCCEEDED, b'"finished"')
+    assert path.read_text() == "done\n"
+
+
+async def acknowledged_starts_are_kept(agent: Agent) -> Scene:
+    """I1, I2: each start is repeated with its id until it is acknowledged; each id creates one run."""
+
+    async def start(number: int) -> str:
+        while True:
+            try:
+                return (await agent.start(f"what is {number} * 2?", request_id=f"survivor-{number}")).run_id
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                    raise
+                await asyncio.sleep(0.1)
+
+    starting = [asyncio.create_task(start(number)) for number in range(1, 11)]
+    yield
+    run_ids = await asyncio.gather(*starting)
+    assert len(set(run_ids)) == len(run_ids)
+    for number, run_id in enumerate(run_ids, start=1):
+        assert str(number * 2) in (await agent.until_ended(run_id)).output_text
+        assert await start(number) == run_id
+
+
+async def stream_continues(agent: Agent) -> Scene:
+    run = await agent.start("count to 30 slowly, then what is 6 * 7")
+    await _seen(agent, run.run_id, "2")
+    yield
+    assert (await agent.whole_log(run.run_id))[-1].type == "run.completed"
+    assert "42" in (await agent.get(run.run_id)).output_text

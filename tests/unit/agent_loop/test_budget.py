@@ -19,8 +19,7 @@ from pawl.agent_loop.loop.rules.state import MODEL
 from pawl.agent_loop.model.request import UsageReport
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.values import RunState, Usage, WaitKind
-from tests.fakes.ledger import STORE
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import STORE, World
 from tests.fakes.model import says
 from tests.unit.agent_loop.scenario import VERDICTS, present
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer, run_state

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.drive import DriveEnd
+from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules import options, proposals
 from pawl.agent_loop.loop.rules.call import Call
@@ -29,8 +29,7 @@ from pawl.errors import (
     RunEnded,
 )
 from pawl.values import ENDED, CallState, DecisionKind, Disposition, Execution, RunState, StopCause, WaitKind
-from tests.fakes.ledger import transient
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import World, transient
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
 from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, at_each, check_whole, everything, present
@@ -184,6 +183,28 @@ def test_a_claimed_call_that_ends_without_a_result_is_recorded(
         return position < len(world.ledger.steps) - first
 
     at_each(main, more_than=0)
+
+
+async def test_a_call_claimed_just_before_its_withdrawal_is_recorded() -> None:
+    """Its client leases it after the worker has read the run and before the step that withdraws it."""
+    scripts = [calls('look {"n":1}', 'show {"n":1}'), says("Done.")]
+    world = with_registry(World(VERDICTS, scripts), FakeRegistry(VERDICTS))
+    world.registry.seconds = 60.0
+    key = world.ledger.submit("hello")
+    drive = Drive(await world.claim(), world.dependencies)
+    driving = asyncio.create_task(drive.run())
+    await asyncio.sleep(10.0)
+
+    async def claim_before_the_step(name: str, done: bool) -> None:
+        if name == "CommitRun" and not done:
+            world.ledger.fault = None
+            await held(world, key)
+
+    world.ledger.fault = claim_before_the_step
+    await world.ledger.send(key, Steer(text="in blue, please"))
+    drive.wake()
+    await driving
+    assert [(note.tool_name, note.state) for note in world.registry.returned] == [("show", CallState.CANCELLED)]
 
 
 # Approvals by several people, and requests and questions that time out (HITL-1, HITL-4).

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from pawl.agent_loop.loop.drive import Drive, DriveEnd
+from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.ports import Claim
-from pawl.agent_loop.loop.rules.fact import TAKEOVER, Cancel, OutputDelta, RoundRetrying, Steer
+from pawl.agent_loop.loop.rules.fact import TAKEOVER, OutputDelta, RoundRetrying
 from pawl.agent_loop.loop.rules.limits import Limits
-from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions
 from pawl.agent_loop.loop.rules.step import Step
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
 from pawl.job.v1.ledger_pb2 import CommitRunResponse
-from pawl.values import RunState, StopCause
-from tests.fakes.ledger import transient
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import World, transient
 from tests.fakes.model import says
 from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, everything, present, shown_text
 
@@ -41,63 +37,6 @@ def test_any_commit_may_fail_before_or_after_it_is_applied(error: type[PawlError
         await world.finish(key)
         check_whole(world, key)
         return position < len(world.ledger.steps)
-
-    at_each(main, more_than=8)
-
-
-def before_commit(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
-    count = -1
-
-    async def fault(name: str, done: bool) -> None:
-        nonlocal count
-        if name == "CommitRun" and not done:
-            count += 1
-            if count == position:
-                await act()
-
-    world.ledger.fault = fault
-
-
-def test_a_cancel_may_arrive_right_before_any_commit() -> None:
-    """I12, C5: open calls are settled, nothing new starts, and the history stays valid."""
-
-    async def main(position: int) -> bool:
-        world = everything()
-        key = world.ledger.submit("hello")
-        before_commit(world, position, lambda: world.ledger.send(key, Cancel(cause=StopCause.USER)))
-        await world.finish(key)
-        state = world.ledger.run(key).state
-        check_whole(world, key, state=state)
-        if state is RunState.CANCELLED:
-            # The provider accepts the next run of the conversation.
-            world.model.by_round = False
-            world.model.scripts = [says("Hello again.")]
-            world.ledger.fault = None
-            later = world.ledger.submit("and now?", conversation_id=world.ledger.run(key).conversation_id)
-            await world.finish(later)
-            assert world.ledger.run(later).state is RunState.COMPLETED
-        return state is RunState.CANCELLED
-
-    at_each(main, more_than=8)
-
-
-def test_a_message_may_arrive_right_before_any_commit() -> None:
-    """LOOP-13, C15: the message is never lost, and enters at a closed batch."""
-
-    async def main(position: int) -> bool:
-        world = everything()
-        key = world.ledger.submit("hello")
-        receipts = []
-
-        async def steer() -> None:
-            receipts.append(await world.ledger.send(key, Steer(text="in blue, please")))
-
-        before_commit(world, position, steer)
-        await world.finish(key)
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        texts = [message.text for message in world.ledger.messages(key) if message.role is Role.USER]
-        assert texts == (["hello", "in blue, please"] if receipts else ["hello"])
-        return bool(receipts)
 
     at_each(main, more_than=8)
 
@@ -141,50 +80,6 @@ def test_a_late_step_from_a_dropped_drive_is_harmless() -> None:
         return bool(on_its_way)
 
     at_each(main, more_than=5)
-
-
-def dying(work: Coroutine[Any, Any, DriveEnd], dies: Iterator[bool]) -> Awaitable[DriveEnd]:
-    """Step through `work` from one await to the next, and cancel it where `dies` is true."""
-
-    @types.coroutine
-    def stepping() -> Generator[Any, Any, DriveEnd]:
-        steps = work.__await__()
-        try:
-            waited = next(steps)
-            while True:
-                try:
-                    answer = yield waited
-                except BaseException as error:  # noqa: BLE001  # given on to the work
-                    waited = steps.throw(error)
-                    continue
-                waited = steps.throw(asyncio.CancelledError()) if next(dies) else steps.send(answer)
-        except StopIteration as end:
-            left: DriveEnd = end.value
-            return left
-
-    return stepping()
-
-
-def test_a_worker_may_die_at_any_moment() -> None:
-    """I5, I6, C9: another worker continues; nothing runs twice or is shown twice."""
-
-    async def main(moment: int) -> bool:
-        world = everything()
-        key = world.ledger.submit("hello")
-        dies = (step == moment for step in itertools.count())
-        died = False
-        while not died and world.ledger.run(key).state is not RunState.COMPLETED:
-            try:
-                await dying(Drive(await world.claim("first"), world.dependencies).run(), dies)
-            except asyncio.CancelledError:
-                died = True
-            await world.respond(key)
-        await world.finish(key)
-        check_whole(world, key)
-        assert shown_text(world, key, 3) == "All is done."
-        return died
-
-    at_each(main, more_than=30)
 
 
 async def test_a_takeover_in_mid_stream_voids_the_output_shown_so_far() -> None:

@@ -19,8 +19,7 @@ from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloade
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
 from pawl.values import CallState, Execution, RunState, StopCause
 from tests.fakes import virtual_time
-from tests.fakes.ledger import logged_states
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import World, logged_states
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS
 

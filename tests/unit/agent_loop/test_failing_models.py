@@ -12,7 +12,7 @@ from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.loop.rules.run import FailureClass, RunOptions
-from pawl.agent_loop.model.connection import Breaker
+from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.request import (
     ROUND_TIMEOUT,
     CallPiece,

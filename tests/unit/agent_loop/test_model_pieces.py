@@ -26,7 +26,7 @@ from pawl.agent_loop.model.request import (
     RefusalPiece,
     TextPiece,
 )
-from pawl.agent_loop.model.response import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
+from pawl.agent_loop.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
 
 LINES = st.sampled_from(
     [b"data: one", b"data:two", b"data:  three", b"data", b": a comment", b":", b"event: x", b"id: 7", b"", b"", b"x"]

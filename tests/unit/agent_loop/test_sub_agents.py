@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
-from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.delegation import OUTPUT_BYTES_MAX
 from pawl.agent_loop.loop.rules.fact import Cancel
@@ -22,8 +21,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
 from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
-from tests.fakes.ledger import STORE, USER, logged_states
-from tests.fakes.loop_world import LEASE_SECONDS, World
+from tests.fakes.loop_world import LEASE_SECONDS, STORE, USER, World, logged_states
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import present
@@ -158,41 +156,6 @@ async def test_a_failed_sub_agent_gives_the_model_an_error_result() -> None:
     assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
     assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "AGENT_FAILED")
     assert "The model server failed." in present(call.result).content_json.decode()
-
-
-async def test_worker_deaths_at_any_step_neither_lose_nor_repeat_work() -> None:
-    """The worker dies after each request in turn, whether or not it was applied."""
-
-    async def play(number: int, *, done: bool) -> bool:
-        world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("Yes.")])
-        key = world.ledger.submit("top")
-        count, died = 0, False
-
-        async def fault(name: str, carried_out: bool) -> None:
-            nonlocal count, died
-            if name == "CommitRun" and carried_out is done:
-                count += 1
-                if count == number:
-                    died = True
-                    raise asyncio.CancelledError
-
-        world.ledger.fault = fault
-        for _ in range(60):
-            if world.ledger.run(key).state in ENDED:
-                break
-            task = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
-            await asyncio.wait([task])
-        run, call = world.ledger.run(key), the_call(world, key)
-        assert (run.state, run.output_text) == (RunState.COMPLETED, "Done."), number
-        assert call.state is CallState.SUCCEEDED
-        assert len(world.ledger.tables.runs) == 2
-        return died
-
-    for done in (False, True):
-        number = 1
-        while await play(number, done=done):
-            number += 1
-        assert number > 6
 
 
 @pytest.mark.parametrize("busy_with", ["a tool", "its model", "a run of its own"])

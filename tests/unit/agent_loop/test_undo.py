@@ -22,8 +22,7 @@ from pawl.agent_loop.undo.rules import CallUndo, UndoSource, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import RunNotFound
 from pawl.values import ENDED, CallState, DecisionKind, EffectClass, ExecutionContext, Question, RunState, StopCause
-from tests.fakes.ledger import STORE, USER
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import structlog
 
@@ -176,6 +177,22 @@ async def test_a_service_without_a_database_url_reports_it() -> None:
     async with Service("test", ServiceSettings()) as service:
         with pytest.raises(StartError, match="PAWL_DATABASE_URL is required"):
             await service.open_database()
+
+
+async def test_a_service_waits_for_peers_that_are_still_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"unix:{tmp_path}/peer"
+    for seconds, is_there in ((120.0, True), (0.1, False)):
+        monkeypatch.setattr("pawl.chassis.process.service._PEERS_SECONDS", seconds)
+        peer = Service("peer", ServiceSettings(listen=address)).rpc_server()
+        async with Service("test", ServiceSettings()) as service:
+            opening = asyncio.create_task(service.open_channel("peer", address))
+            await asyncio.sleep(0)
+            assert not opening.done()
+            async with peer if is_there else contextlib.nullcontext():
+                channel = await opening
+                assert (channel.get_state() == grpc.ChannelConnectivity.READY) == is_there
 
 
 def test_a_service_loads_only_the_libraries_it_needs() -> None:

@@ -94,6 +94,16 @@ def test_a_stopped_run_does_not_accept_decisions(world: World) -> None:
     assert world.steer(run_id).outcome is LATE
 
 
+def test_a_call_waits_since_its_state_changed_however_often_it_is_written(world: World, run_id: str) -> None:
+    waits = CallState.AWAITING_APPROVAL
+    begin, times = world.now, []
+    for state, escalated in ((waits, False), (waits, True), (CallState.CANCELLED, False)):
+        world.commit(run_id, calls=(change("call", state, digest=DIGEST, escalated=escalated),))
+        times.append(world.call("call").state_time - begin)
+        world.advance(60)
+    assert times == [timedelta(), timedelta(), timedelta(seconds=120)]
+
+
 def test_progress_renews_the_lease_and_is_rate_limited(world: World) -> None:
     """TOOL-8: skipped reports leave no trace."""
     run_id = waiting(world, CallState.OFFERED)

@@ -1,7 +1,8 @@
 """An empty service for tests of the launcher: it answers 503, writes its address file, and stops on a signal.
 
 It writes its environment next to the address file. STAND_IN selects a fault: `usage` ends with exit code 2, `mute`
-never becomes ready, `stubborn` ignores SIGTERM, `broken` logs a module of tools that cannot be loaded.
+never becomes ready, `waiting` becomes ready once the process `second` runs, `stubborn` ignores SIGTERM, `broken` logs a
+module of tools that cannot be loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from pathlib import Path
 
 
@@ -26,6 +28,8 @@ def main(address_file: Path, fault: str | None) -> None:
     host, _, port = os.environ["PAWL_LISTEN"].rpartition(":")
     server = socket.create_server((host, int(port)))
     address_file.with_suffix(".environment").write_text(json.dumps(dict(os.environ)))
+    while fault == "waiting" and not address_file.with_name("second.environment").exists():
+        time.sleep(0.01)
     if fault != "mute":
         address = f"{host}:{server.getsockname()[1]}"
         draft = address_file.with_suffix(".draft")

@@ -1,4 +1,4 @@
-"""Each process gets only the environment it reads, and no secret of another one."""
+"""Options of a suite. Each process gets only the environment it reads, and no secret of another one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc.replicas import DEFAULT_PORTS
 from pawl.launcher.folder import DataFolder, SecretFiles
-from pawl.launcher.options import SuiteOptions, read_options
+from pawl.launcher.options import SuiteOptions, read_options, unknown_of
 from pawl.launcher.plan import SuiteContext, model_process, service_process
 from pawl.launcher.services import STAGES, ServiceSpec
 
@@ -48,7 +50,7 @@ def context(folder: Path, chosen: SuiteOptions) -> SuiteContext:
 
 
 def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Mapping[str, str]:
-    return service_process(spec, 0, context(folder, chosen)).command(None).environment
+    return service_process(spec, 0, context(folder, chosen)).command().environment
 
 
 def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,7 @@ def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeyp
         needed = {name for name in SECRETS if spec.name in SECRETS[name]}
         assert {name for name in SECRETS if name in found} == needed, spec.name
         assert (found["PATH"], found["LC_ALL"], found["PAWL_LOG_LEVEL"]) == ("/bin", "C", "debug")
-    found = model_process(context(tmp_path, options(tmp_path))).command(None).environment
+    found = model_process(context(tmp_path, options(tmp_path))).command().environment
     assert "hush" not in found.values()
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
@@ -86,8 +88,7 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def has_port(environment: Mapping[str, str]) -> bool:
-    return re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]+", environment["PAWL_INTERNAL_LISTEN"]) is not None
+LISTENS_INTERNALLY = {"job-store", "tool-registry", "agent-loop"}
 
 
 def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path) -> None:
@@ -98,26 +99,30 @@ def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path) ->
             chosen = read_options(given | {"PAWL_INTERNAL_LISTEN": "x:1"}, data=folder)
             found = environment_of(spec, folder, chosen)
             assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
-            if "PAWL_INTERNAL_LISTEN" in found:
-                socket = f"unix:{folder}/run/{spec.name}.sock"
-                assert has_port(found) if certificate else found["PAWL_INTERNAL_LISTEN"] == socket
+            internal = found.get("PAWL_INTERNAL_LISTEN", "")
+            if spec.name not in LISTENS_INTERNALLY:
+                assert not internal
+            elif certificate:
+                assert re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]+", internal)
+            else:
+                assert internal == f"unix:{folder}/run/{spec.name}.sock"
 
 
-def test_services_use_ports_if_the_folder_cannot_hold_sockets(tmp_path: Path) -> None:
+def test_services_share_the_public_port_if_the_folder_cannot_hold_sockets(tmp_path: Path) -> None:
     for name in ("a" * 100, "a,b", "a#b", "a?b", "a%20b"):
         folder = tmp_path / name
         folder.mkdir()
-        assert has_port(environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))), name
+        assert not environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))["PAWL_INTERNAL_LISTEN"], name
 
 
-def test_replicas_use_ports_if_any_socket_path_is_too_long(folder: Path) -> None:
+def test_replicas_share_public_ports_if_any_socket_path_is_too_long(folder: Path) -> None:
     """The first socket path would just fit into the limit, and the second would not."""
     room = 100 - len(f"{folder}//run/job-store.sock")
     folder = folder / ("a" * room)
     folder.mkdir()
     chosen = context(folder, SuiteOptions(data=folder, replicas={"job-store": 2}))
-    found = [service_process(STAGES[0][0], number, chosen).command(None).environment for number in range(2)]
-    assert all(has_port(environment) for environment in found)
+    found = [service_process(STAGES[0][0], number, chosen).command().environment for number in range(2)]
+    assert [environment["PAWL_INTERNAL_LISTEN"] for environment in found] == ["", ""]
 
 
 def test_each_service_has_its_own_database_url(tmp_path: Path) -> None:
@@ -145,3 +150,89 @@ def test_notifications_link_to_the_suites_gateway_by_default(tmp_path: Path) -> 
         found = {spec.name: environment_of(spec, tmp_path, chosen) for spec in SPECS}
         links = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
         assert links == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)
+
+
+def test_the_documented_ports_are_the_default() -> None:
+    options = read_options({})
+    assert options.ports == DEFAULT_PORTS
+    assert options.data == Path(".pawl").resolve()
+    assert options.scripted_model
+
+
+def test_a_flag_overrides_its_variable() -> None:
+    environment = {"PAWL_DATA": "elsewhere"}
+    options = read_options(environment, data=Path("here"), ports=["nats=3"], replicas=["agent-loop=4"])
+    assert (options.port("nats"), options.port("agent-loop")) == (3, 7601)
+    assert options.replicas == {"agent-loop": 4}
+    assert options.data == Path("here").resolve()
+    assert read_options(environment).data == Path("elsewhere").resolve()
+
+
+def test_all_sets_every_port_that_is_not_set_individually() -> None:
+    options = read_options({}, ports=["all=0", "nats=5"])
+    assert set(options.ports) == set(DEFAULT_PORTS)
+    assert {name: port for name, port in options.ports.items() if port} == {"nats": 5}
+
+
+def test_only_the_first_replica_gets_the_chosen_port() -> None:
+    assert read_options({}).port("agent-loop", 1) == 0
+    assert SuiteOptions(data=Path("x")).port("agent-loop") == 0
+
+
+def test_a_real_model_replaces_the_scripted_one() -> None:
+    assert not any(read_options({name: "x"}).scripted_model for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
+
+
+def test_servers_can_be_replaced_by_variable_or_file(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("nats://n\n")
+    options = read_options({"PAWL_DATABASE_URL": "postgresql://p", "PAWL_NATS_URL_FILE": str(tmp_path / "url")})
+    assert (options.database_url, options.nats_url) == ("postgresql://p", "nats://n")
+
+
+MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
+    ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL requires PAWL_DATABASE_URL"),
+    ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE requires PAWL_TLS_CA_FILE"),
+    ({}, ["agentloop=1"], [], "--port: unknown name 'agentloop'; choose from gateway, agent-loop,"),
+    ({}, ["nats=70000"], [], "--port: nats must be a number between 0 and 65535, got '70000'"),
+    ({}, ["nats"], [], "--port: nats must be a number"),
+    ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number between 1 and 16, got '0'"),
+    ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: set either"),
+    ({"PAWL_EGRES_FILE": "x"}, [], [], "unknown setting: PAWL_EGRES_FILE (did you mean PAWL_EGRESS_FILE?)"),
+    (
+        {"PAWL_OF_NOBODY": "x", "PAWL_ALSO": "y"},
+        [],
+        [],
+        "unknown setting: PAWL_ALSO, PAWL_OF_NOBODY",
+    ),
+    ({"PAWL_ROUNDS_MAX": "9"}, [], [], "unknown setting: PAWL_ROUNDS_MAX (did you mean PAWL_LIMITS_FILE?)"),
+    ({"PAWL_PORT": "7600"}, [], [], "unknown setting: PAWL_PORT"),
+    ({"PAWL_NATS_URL_FILE": "/absent"}, [], [], "PAWL_NATS_URL_FILE: cannot read /absent: No such file"),
+]
+
+
+KUBERNETES = {
+    f"PAWL_{name}": value
+    for service in ("", "AGENT_LOOP_")
+    for name, value in {
+        f"{service}SERVICE_HOST": "10.0.0.1",
+        f"{service}SERVICE_PORT": "7600",
+        f"{service}SERVICE_PORT_GRPC": "7600",
+        f"{service}PORT": "tcp://10.0.0.1:7600",
+        f"{service}PORT_7600_TCP": "tcp://10.0.0.1:7600",
+        f"{service}PORT_7600_TCP_ADDR": "10.0.0.1",
+    }.items()
+}
+
+
+def test_settings_tool_and_kubernetes_variables_are_accepted() -> None:
+    names = re.findall(r"^#(PAWL_\w+)=", (Path(__file__).parents[3] / ".env.example").read_text(), re.MULTILINE)
+    assert names
+    of_tools = {"PAWL_TOOL_ENVIRONMENT": "PAWL_OF_A_TOOL", "PAWL_OF_A_TOOL": "x"}
+    assert unknown_of(dict.fromkeys([*names, "HOME"], "") | KUBERNETES | of_tools) == {}
+
+
+def test_a_mistake_gives_one_clear_error() -> None:
+    for environment, ports, replicas, sentence in MISTAKES:
+        with pytest.raises(StartError) as caught:
+            read_options(environment, ports=ports, replicas=replicas)
+        assert str(caught.value).startswith(sentence)

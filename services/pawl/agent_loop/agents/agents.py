@@ -72,10 +72,10 @@ class AgentLedger:
         return VERSION.read(response.agent), response.created
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return an agent's version; 0 means the newest version, which a deleted agent does not have.
+        """Return one version of an agent. Version 0 means the newest version.
 
         Raises:
-            AgentNotFound
+            AgentNotFound: there is no such version. A deleted agent has no newest version.
         """
         request = pb.GetAgentRequest(store_id=store_id, name=name, version=version)
         response = await translated(self._stub.GetAgent(request))
@@ -123,7 +123,7 @@ _log = logs.get_logger(__name__)
 
 
 class Agents:
-    """Creates and finds agents. An agent that the caller may not use is reported as not found."""
+    """Creates and finds agents. An agent that the caller may not see or use is reported as not found."""
 
     def __init__(
         self,
@@ -142,9 +142,9 @@ class Agents:
     async def update(
         self, caller: Principal, definition: AgentDefinition, *, draft: bool, validate_only: bool
     ) -> dict[str, Any]:
-        """Save an agent or a draft with the tools it currently selects, unless it is unchanged.
+        """Save an agent or a draft with the tools that it currently selects, unless it is unchanged.
 
-        Return the response fields.
+        Return the fields of the response.
 
         Raises:
             InvalidField, InvalidId, TooLarge: the definition is invalid.
@@ -178,7 +178,7 @@ class Agents:
             raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return an agent's version; 0 means the newest version. Names of drafts have the draft prefix.
+        """Return one version of an agent; 0 means the newest version. A draft's name starts with the draft prefix.
 
         Raises:
             AgentNotFound
@@ -218,7 +218,7 @@ class Agents:
         return [agent for agent in found if has_all(agent.definition.labels, wanted)], token
 
     async def of_run(self, caller: Principal, name: str) -> AgentVersion | None:
-        """Return the agent version for a new run; None for the deployment's `default`.
+        """Return the agent version for a new run, or None for the deployment's `default`.
 
         An empty name selects the store's `default`, which may be up to DEFAULT_SECONDS_MAX out of date.
 

@@ -80,7 +80,7 @@ class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved definition and the tools it selected at that time. Immutable.
+    """A saved definition, and the tools that it selected when it was saved. Immutable.
 
     Version 0 is the deployment's `default`.
     """
@@ -118,7 +118,7 @@ class Selected(NamedTuple):
 
 
 def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
-    """Validate a definition and return it without duplicate entries.
+    """Validate the definition and return it without duplicate entries.
 
     Raises:
         InvalidField, InvalidId, TooLarge: the error names the field.
@@ -133,7 +133,7 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     _check_card(definition.card)
     check_labels(definition.labels, "definition.labels")
     if definition.daily_tokens_max > TOKENS_MAX:
-        raise InvalidField(f"daily_tokens_max: must be at most {TOKENS_MAX}", field="definition.daily_tokens_max")
+        raise InvalidField(f"daily_tokens_max must be at most {TOKENS_MAX}", field="definition.daily_tokens_max")
     _check_count(definition.delegates_to, "delegates_to", DELEGATES_MAX)
     for name in definition.delegates_to:
         check_id(name, "definition.delegates_to")
@@ -206,7 +206,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
         unmatched += [] if names else [pattern]
         found |= names
     if len(found) > TOOL_NAMES_MAX:
-        raise InvalidField(f"tools: must select at most {TOOL_NAMES_MAX}, got {len(found)}", field="definition.tools")
+        raise InvalidField(f"tools must select at most {TOOL_NAMES_MAX}, got {len(found)}", field="definition.tools")
     chosen = definition.options.tool_choice.tool_name
     if chosen and chosen not in found:
         raise InvalidField("options.tool_choice names a tool that `tools` does not select", field="definition.options")
@@ -214,7 +214,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name matches a pattern; `*` matches any characters.
+    """Return whether `name` matches `pattern`; `*` matches any characters.
 
     The cost is at most proportional to the product of both lengths.
     """
@@ -260,8 +260,8 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
 def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
     """Return the options for a run delegated to this agent.
 
-    `own` holds the delegating run's options. They replace unset options and cap the limits. If `tool_names` is empty
-    and `without_tools` is not set, the run has the delegating run's tools.
+    `own` holds the delegating run's options. They replace unset options and cap the limits. If the returned
+    `tool_names` is empty and `without_tools` is not set, the run has the delegating run's tools.
     """
     preset = _agent_options(agent, own.limits)
     given = {name: value for name, value in _set_options(preset).items() if name not in {"limits", "tool_names"}}
@@ -333,7 +333,7 @@ def _check_selection(selection: ToolSelection) -> None:
         _check_count(values, f"tools.{name}", most)
         for value in values:
             if not value or len(value) > NAME_CHARACTERS_MAX or not value.isprintable():
-                message = f"tools.{name}: each must be printable and have 1 to {NAME_CHARACTERS_MAX} characters"
+                message = f"each entry of tools.{name} must have 1 to {NAME_CHARACTERS_MAX} printable characters"
                 raise InvalidField(message, field=f"definition.tools.{name}")
 
 
@@ -367,4 +367,4 @@ def _is_web_address(url: str) -> bool:
 
 def _check_count(values: Sequence[str], name: str, most: int) -> None:
     if len(values) > most:
-        raise InvalidField(f"{name}: must have at most {most} entries", field=f"definition.{name}")
+        raise InvalidField(f"{name} must have at most {most} entries", field=f"definition.{name}")

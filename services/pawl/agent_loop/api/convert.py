@@ -42,7 +42,7 @@ def _check_known(kind: Any, values: Sequence[int], field: str) -> None:
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
-    """Return a run with as many open calls as fit into a response, at least one. Pending calls come first."""
+    """Return `run` with as many open calls as fit into a response, but at least one. Pending calls come first."""
     size_bytes, pending = 0, len(run.pending_calls)
     for count, call in enumerate((*run.pending_calls, *run.active_calls)):
         size_bytes += call.ByteSize()
@@ -56,10 +56,10 @@ def run_message(run: run_pb2.Run) -> run_pb2.Run:
 
 
 def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> Sequence[types_pb2.ToolResult]:
-    """Validate the results in a request about one run. A result's own run id must be empty or the same.
+    """Validate the results in a request about one run, and fill in missing run ids.
 
     Raises:
-        InvalidId, InvalidField: a result is invalid, or there are none or more than 64.
+        InvalidId, InvalidField: a result is invalid or names another run, or the number of results is not 1 to 64.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"results must have between 1 and {RESULTS_MAX} entries", field="results")
@@ -70,7 +70,8 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
     """Validate a request's decisions.
 
     Raises:
-        InvalidId, InvalidField: a decision is invalid, there are none or more than 64, or two are about the same call.
+        InvalidId, InvalidField: a decision is invalid, the number of decisions is not 1 to 64, or two decisions are
+            about the same call.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"decisions must have between 1 and {RESULTS_MAX} entries", field="decisions")
@@ -110,17 +111,17 @@ def pending_filter(
 
 
 def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> types_pb2.CallDecision:
-    """Validate a decision. If the request has a `run_id`, the decision's own must be empty or the same.
+    """Validate a decision. If `run_id` is set, use it as the decision's run id.
 
     Raises:
-        InvalidId, InvalidField
+        InvalidId, InvalidField: the decision is invalid, or names another run than `run_id`.
     """
     check_kind(message)
     return _with_ids(message, "decision", run_id)
 
 
 def check_kind(decision: types_pb2.CallDecision) -> None:
-    """Raise InvalidField if a decision's kind is unknown."""
+    """Raise InvalidField if the decision's kind is unknown."""
     if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
         raise InvalidField("decision.kind has an unknown value", field="decision.kind")
 

@@ -128,6 +128,8 @@ class Feed:
         self._reader: asyncio.Task[None] | None = None
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
+        # The number and bytes of the events in the tail that arrived together.
+        self._batches: deque[tuple[int, int]] = deque()
         self._last_seq: int | None = None
         # Seq of the event that ends the run, once it is known.
         self._end_seq: int | None = None
@@ -213,22 +215,35 @@ class Feed:
             self._take_ahead()
 
     def _take_ahead(self) -> None:
-        seq = self._last_seq or 0
+        events, seq = list[bytes](), self._last_seq or 0
         while (event := self._ahead.pop(seq + 1, None)) is not None:
-            self._append(event)
+            events.append(event)
             seq += 1
-        self._ahead = {seq: event for seq, event in self._ahead.items() if seq > (self._last_seq or 0)}
+        self._ahead = {early: event for early, event in self._ahead.items() if early > seq}
+        self._append(events)
         if self._ahead:
             self._due.set()
 
-    def _append(self, event: bytes) -> None:
-        self._tail.append(event)
-        self._tail_bytes += len(event)
-        self._last_seq = (self._last_seq or 0) + 1
-        while len(self._tail) > BEHIND_EVENTS_MAX or (self._tail_bytes > BEHIND_BYTES_MAX and len(self._tail) > 1):
-            self._tail_bytes -= len(self._tail.popleft())
+    def _append(self, events: Sequence[bytes]) -> None:
+        """Append events that arrived together."""
+        if not events:
+            return
+        # The limits apply between the batch that a watcher is reading and this one, so that a large batch alone does
+        # not disconnect a watcher.
+        while self._batches:
+            count, size = self._batches[0]
+            if len(self._tail) - count <= BEHIND_EVENTS_MAX and self._tail_bytes - size <= BEHIND_BYTES_MAX:
+                break
+            self._batches.popleft()
+            self._tail_bytes -= size
+            for _ in range(count):
+                self._tail.popleft()
         for watcher in self.watchers:
             watcher.check_not_behind(self._first_seq())
+        self._batches.append((len(events), sum(map(len, events))))
+        self._tail_bytes += self._batches[-1][1]
+        self._tail.extend(events)
+        self._last_seq = (self._last_seq or 0) + len(events)
         self._wake()
 
     def _wake(self) -> None:
@@ -258,9 +273,8 @@ class Feed:
             if page.HasField("gap"):
                 self._skip_to(page.gap.to_seq)
             end = _end(page, after_seq)
-            for seq, event in enumerate(page.events, end + 1 - len(page.events)):
-                if seq == (self._last_seq or 0) + 1:
-                    self._append(event)
+            # Live events may have arrived during the read.
+            self._append(page.events[(self._last_seq or 0) - end + len(page.events) :])
             self._see_end(page)
             self._take_ahead()
             if not page.events or end >= page.last_seq:
@@ -274,6 +288,7 @@ class Feed:
     def _skip_to(self, seq: int) -> None:
         """Restart the tail after `seq`. Watchers read the skipped part from the ledger."""
         self._tail.clear()
+        self._batches.clear()
         self._tail_bytes = 0
         self._last_seq = seq
         for watcher in self.watchers:

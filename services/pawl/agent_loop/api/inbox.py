@@ -1,6 +1,7 @@
 """Sends users' commands to runs: results, decisions, cancellations and resolutions.
 
-The inbox checks a command's contents. The ledger checks it against the run's state, and accepts or refuses it.
+The inbox checks the contents of a command. The ledger checks the command against the run's state, and accepts or
+refuses it.
 """
 
 from __future__ import annotations
@@ -120,9 +121,10 @@ class Inbox:
     async def submit_result(
         self, caller: Principal, request_id: RequestId, result: types_pb2.ToolResult, client: ClientSession = NO_CLIENT
     ) -> Reply:
-        """Submit one result. A client's result must name its current lease.
+        """Submit one result.
 
-        If the client has a session id, that session must hold the call.
+        If `client` has a client id, the result must name that client's current lease. If `client` also has a session
+        id, that session must hold the call.
 
         Raises:
             InvalidJson, TooLarge: the content is invalid.
@@ -265,7 +267,7 @@ class Inbox:
         resolution: pb.CallResolution.ValueType,
         content_json: bytes,
     ) -> Reply:
-        """Resolve a call with an unknown outcome, in any user's run in the store.
+        """Resolve a call whose outcome is unknown. The call can be in any user's run in the store.
 
         Raises:
             PermissionDenied: the caller is a delegate that may not decide.

@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools, up to one more than the maximum, which is enough for the check to refuse them."""
+    """Serialize a run's tools, but at most one more than allowed, which is enough for the check to refuse them."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -50,10 +50,10 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
 async def unless_refused(
     message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
 ) -> T:
-    """Send a message. If `refusal` is set, the ledger accepts the message only if it repeats an earlier request.
+    """Send the message. If `refusal` is set, the ledger accepts it only if it repeats an earlier request.
 
-    The same request may have been accepted earlier, before an agent changed, a document was removed or a tool with that
-    name was created. Only the ledger knows.
+    The same request may have been accepted earlier, before an agent changed, a document was removed, or a tool with
+    the name of a supplied tool was created. Only the ledger knows.
     """
     message.only_repeat = refusal is not None
     try:
@@ -91,7 +91,7 @@ class Messages:
             AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused
         """
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
-            raise InvalidField("policy: STEER cannot start a run; use SendMessage", field="policy")
+            raise InvalidField("policy STEER cannot start a run: use SendMessage", field="policy")
         checked, refusal = await self.checked(caller, request_id, message, must_exist=bool(message.conversation_id))
         if asked := _own_tools(message, session, without_tools=checked.options.without_tools):
             tools: tuple[Tool, ...] = ()
@@ -117,7 +117,7 @@ class Messages:
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Validate a message. Return the request for the ledger and, if it cannot be accepted now, the reason.
+        """Validate the message. Return the ledger's request, and the reason to refuse it if it is new, or None.
 
         Raises:
             PawlError: any error of `start` about the message itself.
@@ -160,7 +160,7 @@ class Messages:
         if not message.parts:
             return checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX), ()
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
-            raise InvalidField("policy: STEER accepts only text; send parts with QUEUE or INTERRUPT", field="policy")
+            raise InvalidField("policy STEER accepts only text: send parts with QUEUE or INTERRUPT", field="policy")
         return "", parts.checked(
             message.text, tuple(map(wire.PART.read, message.parts)), takes_images=self._takes_images
         )
@@ -188,7 +188,7 @@ def _digest(definitions: Sequence[bytes]) -> bytes:
 
 
 def _key(message: Message) -> str:
-    """Return the validated conversation key of a message, which may be empty."""
+    """Return the validated conversation key of the message, which may be empty."""
     if not isinstance(message, Start):
         return ""
     if message.conversation_key and message.conversation_id:

@@ -40,8 +40,8 @@ class _Candidate:
 class Offers:
     """Tracks the offered calls that one session knows about, and leases some of them to its client.
 
-    It leases up to `calls_max` calls of attached runs at a time. The client must be able to run the call's tool, or
-    must have supplied it. `show` sends a frame; `replaced` is called when a newer session of the client exists.
+    It leases up to `calls_max` calls of attached runs at a time, and only calls whose tools the client can run or has
+    supplied. `show` sends a frame; `replaced` is called when a newer session of the client exists.
 
     `run` needs its own task. Other tasks call the other methods.
     """
@@ -195,7 +195,7 @@ class Offers:
         return seconds(call.offer.expire_time) + _EXPIRY_MARGIN_SECONDS
 
     def _next(self) -> _Candidate | None:
-        """Return the first call that can be requested now, if the client has a free slot."""
+        """Return the first call that can be requested now; None if there is none or the client has no free slot."""
         if len(self._held) >= self._calls_max:
             return None
         now = self._clock.now()

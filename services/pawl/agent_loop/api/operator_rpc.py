@@ -1,4 +1,4 @@
-"""Serves pawl.agent.v1.OperatorService, operator actions on a store's runs. ListRuns is forwarded to job-store."""
+"""Serves pawl.agent.v1.OperatorService: operators' actions on a store's runs. ListRuns is forwarded to job-store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Streams pending calls and runs: first a snapshot, then changes.
 
-Pending items are calls that wait for a user and runs that have no tokens left. All streams of one view share its reads.
-After its snapshot, a stream reads at most one page per second, so a large inbox delays only its own streams.
+Pending items are calls that wait for a user and runs that have no tokens left. All streams with the
+same user, rights and filter share a *view* and its reads. After its snapshot, a stream reads at most one page per
+second, so a large inbox delays only its own streams.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
 second. A caller only shares a read that has not started, so its page is never older than its request. Each view has at
@@ -208,7 +209,7 @@ class Pending:
     async def watch(
         self, caller: Principal, wanted: ListPendingCallsRequest, *, silence_seconds: float
     ) -> AsyncGenerator[WatchPendingResponse, None]:
-        """Yield new, changed and removed items indefinitely. Yields an empty part after `silence_seconds` of silence.
+        """Yield new, changed and removed items indefinitely, and an empty part after `silence_seconds` of silence.
 
         Raises:
             PermissionDenied: the caller asks for the whole store but is neither an approver nor an admin.
@@ -294,7 +295,7 @@ def _key(item: Item) -> tuple[bool, str]:
 
 
 def _shown(item: Item) -> Hashable:
-    """Return the fields of an item that can change. A renewed lease is not a change."""
+    """Return the fields of the item that can change. A renewed lease is not a change."""
     if isinstance(item, Run):
         return item.token_budget, item.usage.input_tokens + item.usage.output_tokens
     return (

@@ -36,7 +36,7 @@ WRITE_SECONDS_MAX: Final = 60.0
 
 
 class AgentServicer:
-    """Implements AgentService. The credential determines store and user. Methods not defined here go to job-store."""
+    """Implements AgentService. The credential determines store and user. Other methods are forwarded to job-store."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ async def _write(
     | steps_pb2.WatchStepsResponse
     | bytes,
 ) -> None:
-    """Write a response, which may already be encoded. Disconnect a client that does not read.
+    """Write the response, which may already be encoded. Disconnect a client that does not read.
 
     Raises:
         SlowConsumer

@@ -18,11 +18,11 @@ from pawl.errors import DeadlineExceeded, HelloRequired
 
 
 class Sessions:
-    """All sessions on this replica.
+    """Serves all sessions on this replica.
 
     Each client has one stream. When a client opens another stream under the same id, the earlier stream ends with
-    CANCELLED and its leases move to the new stream. If that is on another replica, the earlier stream ends at its next
-    lease request or call update.
+    CANCELLED and its leases move to the new stream. If the new stream is on another replica, the earlier stream ends at
+    its next lease request or call update.
     """
 
     def __init__(self, ids: IdSource, parts: Parts) -> None:

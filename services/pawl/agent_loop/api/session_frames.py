@@ -25,7 +25,7 @@ _IDS: Final = {
 
 
 def check(frame: session_pb2.SessionRequest) -> None:
-    """Validate a frame.
+    """Validate the frame.
 
     Raises:
         InvalidField, InvalidId, TooLarge: the frame is invalid; the receipt reports this error.

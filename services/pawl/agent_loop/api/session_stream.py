@@ -67,7 +67,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames waiting for the client, limited in number and in total event size. An event can be 1 MiB."""
+    """Frames that wait for the client, limited in number and in total event size. An event can be up to 1 MiB."""
 
     _events_bytes = 0
 
@@ -174,7 +174,7 @@ class Stream:
             raise Cancelled("the client opened another stream; use a different client_id for each program")
 
     async def _handle(self, frame: SessionRequest) -> None:
-        """Handle one frame. Every frame except a heartbeat gets one receipt.
+        """Handle the frame. Every frame except a heartbeat gets one receipt.
 
         Raises:
             PawlError: no receipt is possible. The stream ends, and the client can send the frame again.
@@ -202,7 +202,7 @@ class Stream:
         await self._outgoing.put(SessionResponse(receipt=receipt))
 
     async def _receipt(self, frame: SessionRequest) -> Receipt | None:
-        """Execute a frame. Return None if the receipt was already sent."""
+        """Execute the frame and return its receipt, or None if the receipt was already sent."""
         request_id = derived_id(self._client_id, frame.frame_id)
         caller, inbox, messages = self._caller, self._parts.inbox, self._parts.messages
         match frame.WhichOneof("frame"):

@@ -47,7 +47,7 @@ REST_SECONDS_MAX: Final = 50.0
 
 
 class Watches:
-    """All watchers on this replica. An async context manager that stops the feeds on exit."""
+    """Serves all watchers on this replica. Use it as an async context manager, which stops the feeds on exit."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Watches:
                     return
 
     async def _stop(self, feed: Feed) -> None:
-        """Stop a feed completely, even if the client disconnects in the meantime."""
+        """Stop the feed completely, even if the client disconnects in the meantime."""
         await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
@@ -181,7 +181,7 @@ _PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 class RunSteps:
-    """Derives steps from logs. Stateless."""
+    """Derives the steps of runs from their logs. Stateless."""
 
     def __init__(self, *, ledger: PublicLedger, watches: Watches) -> None:
         self._ledger = ledger

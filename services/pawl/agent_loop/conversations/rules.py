@@ -45,7 +45,7 @@ class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a history. Assistant messages have `calls`; a tool message answers the call `call_id`."""
+    """A message in a history. An assistant message may have `calls`; a tool message answers the call `call_id`."""
 
     role: HistoryRole
     text: str = ""
@@ -62,7 +62,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield everything that a strict model server would refuse, and a final user message."""
+    """Yield a fault for everything that a strict model server would refuse, and for a final user message."""
     if not history:
         yield Fault(message=0, text="the history has no messages")
     elif history[0].role is not HistoryRole.USER:
@@ -81,7 +81,7 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
 
 
 def check(history: Sequence[HistoryMessage]) -> None:
-    """Validate a history.
+    """Validate the history.
 
     Raises:
         InvalidHistory: the message lists up to 20 faults with the positions of their messages.
@@ -230,7 +230,7 @@ def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
 
 
 def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield missing and misplaced results. Each call needs exactly one result, right after the call's message."""
+    """Yield a fault for each missing or misplaced result. A call needs one result, right after the call's message."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()
     asked_at = 0

@@ -164,7 +164,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs_pb2.StopJobsResponse(jobs=map(convert_jobs.job, stopped))
 
     async def _named(self, request: Any) -> tuple[Principal, RunId]:
-        """Return the caller and the job named in a request.
+        """Return the caller and the id of the job that the request names.
 
         Raises:
             RunNotFound: the job does not exist.
@@ -180,14 +180,14 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return run
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
-        """Return the open jobs that a run started, newest first."""
+        """Return the open jobs that the run started, newest first."""
         wanted = pb.ListJobsRequest(parent_run_id=run.run_id, states=_OPEN)
         return (await self._ledger.list_jobs(caller, wanted)).runs
 
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
     ) -> Sequence[run_pb2.Run]:
-        """Stop the open jobs that a run started, as StopJobs does.
+        """Stop the open jobs that the run started, as StopJobs does. Return the stopped jobs.
 
         Raises:
             RequestIdReused, TooLarge, InvalidField

@@ -1,8 +1,8 @@
 """Drives one claimed run until it is parked, has ended, or belongs to another worker.
 
-The ledger is authoritative; `base` is a local copy of it. Facts and events record what has happened since. Each turn
-plans from both and commits the changes before it starts new work. If the ledger refuses a step, the drive plans again
-from a fresh copy with the same facts.
+The ledger is authoritative; `base` is a local copy of it. Facts and events record what has happened since then. Each
+cycle plans from the base and the facts, and commits the changes before it starts new work. If the ledger refuses a
+step, the drive plans again from a fresh copy with the same facts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Drive:
     """Drives one claimed run. `run` can be cancelled at any time and then makes no more writes."""
 
     def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
-        """If `failure` is set, `run` ends the run with it: it stops the run's work and settles its open calls."""
+        """If `failure` is set, `run` stops the run's work, settles its open calls and ends it with this failure."""
         self.claim = claim
         self._dependencies = dependencies
         # Ending a crashed run has already been retried: report an internal error immediately.
@@ -173,7 +173,7 @@ class Drive:
         return await self._rest(plan.rest, started - now)
 
     def _early_model_call(self, plan: Plan) -> StartModel | None:
-        """Return the model call that may start while the step that announces it is being written.
+        """Return the model call that may start while the step that announces it is being written, or None.
 
         Its output is not used until the step is durable. If the step is refused, everything but its cost is discarded.
         The call therefore starts early only if a refusal is unlikely, that is, without commands or recent refusals.
@@ -185,7 +185,7 @@ class Drive:
         return next(calls, None)
 
     async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> DriveEnd | None:
-        """Wait, park or finish. `from_database` converts database time to the monotonic clock."""
+        """Wait, park or finish. Adding `from_database` to a database time gives a time of the monotonic clock."""
         match rest:
             case Finish():
                 return DriveEnd.ENDED

@@ -40,7 +40,7 @@ class LoadedHistory(NamedTuple):
 
 
 def history_of(response: pb.LoadRunResponse) -> LoadedHistory:
-    """Return the history in a response. It is complete unless the response continues a cached history."""
+    """Return the history in the response. It is complete unless the response continues a cached history."""
     return LoadedHistory(
         messages=tuple(map(wire.MESSAGE.read, response.messages)),
         calls={call.call_id: call for call in map(wire.CALL.read, response.calls)},
@@ -69,7 +69,7 @@ class Histories:
         return self._kept.get(self._conversations.get(run, ("", "")))
 
     def taken(self, response: pb.LoadRunResponse, known: KeptHistory | None) -> LoadedHistory:
-        """Return the complete history for a response to a request that sent `known`. Cache the permitted part."""
+        """Return the complete history, given the response to a request that sent `known`. Cache the permitted part."""
         before = known if response.continues_known else None
         history = history_of(response)
         if before:

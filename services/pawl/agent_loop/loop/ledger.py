@@ -71,7 +71,7 @@ class WorkerLedgerClient:
         background_runs_max: int = 64,
         is_idle: bool = False,
     ) -> tuple[dict[Claim, Loaded | None], float | None]:
-        """Claim due runs. A claim's value is the run's state; None means that `load` must fetch the state.
+        """Claim due runs. Map each claim to the run's state, or to None if `load` must fetch the state.
 
         The worker holds at most `background_runs_max` jobs and runs that jobs started. If `is_idle` and no run was
         claimed, the second value is `ClaimRunsResponse.wait_seconds`, or None if it is absent.

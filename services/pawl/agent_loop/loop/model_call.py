@@ -177,7 +177,7 @@ def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
 
 @lru_cache(maxsize=1024)
 def _function(tool: Tool) -> dict[str, Any]:
-    """Return a tool in the form that the model server expects. The result is shared, so do not change it."""
+    """Return the tool in the form that the model server expects. The result is shared, so do not change it."""
     parameters = msgspec.json.decode(tool.arguments_schema_json or _NO_ARGUMENTS)
     return {
         "type": "function",
@@ -215,14 +215,14 @@ _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """Tokens that an agent's runs may use before its quota is read again, and the time until which they may."""
+    """The tokens that an agent's runs may use, and the time until which they may, before its quota is read again."""
 
     tokens: float
     until: float
 
 
 class AgentQuotas:
-    """Caches which agents have no quota or have enough of it left, so that most model calls need not read the quota."""
+    """Remembers which agents have no quota or enough tokens left, so that most model calls need not read the quota."""
 
     def __init__(self) -> None:
         self._allowances: dict[tuple[StoreId, str], _Allowance] = {}

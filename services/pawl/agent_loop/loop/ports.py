@@ -54,10 +54,10 @@ class AgentReader(Protocol):
     """Reads agents from the ledger. Methods may raise DependencyUnavailable and can be retried."""
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Return an agent's version; 0 means the newest version, which a deleted agent does not have.
+        """Return one version of an agent. Version 0 means the newest version.
 
         Raises:
-            AgentNotFound
+            AgentNotFound: there is no such version. A deleted agent has no newest version.
         """
         ...
 
@@ -104,7 +104,7 @@ class Registry(Protocol):
         most: int = 0,
         skip_missing: bool = False,
     ) -> Resolved:
-        """Return the named tools, or all that the user may call. Pinned tools keep their version.
+        """Return the named tools or, without names, all that the user may call. Pinned tools keep their version.
 
         `most` limits the number of tools; 0 means no limit. With `skip_missing`, tools that do not exist for this user
         are omitted.

@@ -201,7 +201,7 @@ class RegistryClient:
         return (await translated(self._stub.ReadDocument(request))).text
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Check an answer against a response format's schema. If the answer is None, only check the schema.
+        """Check an answer against a response format's schema. If `output` is None, only check the schema.
 
         Raises:
             InvalidSchema: the schema cannot be used.
@@ -214,7 +214,7 @@ class RegistryClient:
     async def check_edit(
         self, read: GetRunResponse, call: call_pb2.Call, arguments_json: bytes, series: Series | None = None
     ) -> Verdict:
-        """Return the verdict on a call's edited arguments. The run's user must be allowed to make the call.
+        """Return the verdict on the call's edited arguments. The run's user must be allowed to make the call.
 
         With a `series`, the verdict has the digest for granting the series with these arguments.
 

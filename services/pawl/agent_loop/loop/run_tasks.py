@@ -1,4 +1,4 @@
-"""Runs the tasks that work alongside a run's drive."""
+"""Performs the work that a run's plans request, in tasks alongside the run's drive."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Tasks:
         """Return and clear the facts collected so far.
 
         Raises:
-            Exception: the exception that a task raised, which is a bug.
+            Exception: a task raised this exception, which is a bug.
         """
         if self._failure is not None:
             raise self._failure

@@ -68,7 +68,9 @@ class ToolCalls:
     async def resolve(
         self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
     ) -> Resolved:
-        """Return tools. A `most` of 0 means no limit; `skip_missing` omits tools that do not exist for this user.
+        """Return the named tools or, without names, all that the user may call, retrying until the registry responds.
+
+        A `most` of 0 means no limit. `skip_missing` omits tools that do not exist for this user.
 
         Raises:
             ToolNotFound: a tool does not exist for this user.
@@ -140,7 +142,7 @@ class ToolCalls:
         answers: Sequence[Answer] = (),
         series: Series | None = None,
     ) -> ExecutionResult:
-        """Run a call, under a series' grant if given, and return how it ended.
+        """Run the call and return how it ended. If `series` is given, the call runs under its grant.
 
         Errors from the tool or the registry are not raised; they are part of the result.
         """
@@ -169,7 +171,7 @@ class ToolCalls:
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop a call. Return its result, if known, and whether it has stopped, which is False without a response."""
+        """Stop the call. Return its result, if known, and whether it has stopped (False if the registry is silent)."""
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
@@ -181,7 +183,7 @@ class ToolCalls:
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
     ) -> ExecutionResult | PawlError:
-        """Request a call once. Return how it ended, or an error after which to request it again with the same id."""
+        """Request the call once. Return how it ended, or an error after which to request it again with the same id."""
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:

@@ -13,7 +13,7 @@ from pawl.agent_loop.model.request import (
     Problem,
     UsageReport,
 )
-from pawl.agent_loop.model.response import EventTooLargeError, SseDecoder
+from pawl.agent_loop.model.sse import EventTooLargeError, SseDecoder
 
 # Limit per answer.
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024

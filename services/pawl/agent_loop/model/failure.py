@@ -61,7 +61,7 @@ def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
 
 
 def error_of(body: str) -> Any:
-    """Return the error in a response body: its JSON, or the text of HTML or plain text."""
+    """Return the error in a response body: parsed JSON, or text without markup; empty for broken JSON."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -91,7 +91,7 @@ def _status(code: Any) -> int | None:
 
 
 def on_one_line(texts: str) -> str:
-    """Return ": " and the text on one line, shortened, without a final period; an empty string if it is empty."""
+    """Return ": " and the text on one line, shortened, without a final period. Empty text gives an empty string."""
     seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
@@ -191,7 +191,7 @@ def idle_timeout(seconds: float) -> Problem:
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
     """Return the wait requested by a response, from `retry-after-ms`, or from Retry-After in seconds or as a date.
 
-    `now` is in seconds since 1970. None if neither header has a valid value (RFC 9110, 10.2.3).
+    `now` is in seconds since 1970. Return None if neither header has a valid value (RFC 9110, 10.2.3).
     """
     milliseconds = asked_seconds(headers.get("retry-after-ms", ""))
     return asked_seconds(headers.get("retry-after", ""), now=now) if milliseconds is None else milliseconds / 1000

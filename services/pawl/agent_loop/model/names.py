@@ -40,7 +40,7 @@ class Names:
 
 
 def _forms(name: str) -> Iterator[str]:
-    """Yield possible names for a name with a dot, in order of preference."""
+    """Yield possible names for `name`, which has a dot, in order of preference."""
     plain = _NOT_ALLOWED.sub("_", name.replace(".", _DOT))
     if len(plain) <= _CHARACTERS_MAX:
         yield plain

@@ -62,7 +62,7 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReport(Usage, frozen=True, kw_only=True):
-    """Usage of this call so far. A later report replaces an earlier one.
+    """A model call's usage so far. A later report replaces an earlier one.
 
     `prompt_bytes` is the prompt's size if the model server reported its tokens; otherwise 0.
     """

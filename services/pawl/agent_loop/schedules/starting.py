@@ -85,7 +85,10 @@ class ClaimPause:
 
 
 class Starting:
-    """Prepares messages. `credential_is_gone` returns whether a principal's API key is no longer valid."""
+    """Prepares the messages of new runs.
+
+    `credential_is_gone` returns whether a principal's API key is no longer valid.
+    """
 
     def __init__(self, messages: Messages, credential_is_gone: Callable[[Principal], bool]) -> None:
         self._messages = messages
@@ -110,7 +113,7 @@ class Starting:
         """
         try:
             if self._credential_is_gone(caller):
-                raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
+                raise PermissionDenied("the API key of the last save or resumption was revoked or has lost a role")
             return await self._message(caller, definition, request_id), ""
         except RETRYABLE:
             raise

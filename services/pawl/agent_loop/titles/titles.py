@@ -30,7 +30,7 @@ _INSTRUCTIONS: Final = (
 
 
 def request_of(task: pb.TitleTask, default_model: str) -> ModelRequest:
-    """Return the model request for a title. It contains only the first message and its answer."""
+    """Return the model request for a title. It contains only the conversation's first message and answer."""
     conversation = f"User: {task.user_text}\n\nAssistant: {task.answer_text}"
     return ModelRequest(
         model=task.model or default_model,

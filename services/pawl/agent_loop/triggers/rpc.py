@@ -102,7 +102,7 @@ class TriggerServicer:
     async def deliver_webhook(
         self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: RequestId
     ) -> FireTriggerResponse:
-        """Fire one of the triggers in the caller's store with a webhook. A repeated delivery does not fire it again.
+        """Fire a trigger of the caller's store for a webhook. A repeated delivery does not fire the trigger again.
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
@@ -124,7 +124,7 @@ class TriggerServicer:
         raise DependencyUnavailable("the trigger is being changed: try again")
 
     async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
-        """Fire a trigger with an e-mail, unless an e-mail at or after its position has already been delivered.
+        """Fire a trigger for an e-mail, unless an e-mail at the same or a later position has already been delivered.
 
         Raises:
             TriggerNotFound

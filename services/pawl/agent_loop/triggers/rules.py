@@ -29,7 +29,7 @@ _CUT_BYTES: Final = 512
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """Return a body's data: parsed JSON, text, or base64."""
+    """Return the body's data: parsed JSON, text, or base64."""
     try:
         return {"data": strict_json.loads(body, bytes_max=len(body))}
     except (InvalidJson, TooLarge):
@@ -61,7 +61,7 @@ def _truncated(text: str, bytes_max: int) -> str:
 
 
 def put_into(template: str, event: bytes) -> str:
-    """Insert an event into a template at its placeholder, or append it."""
+    """Insert the event into the template at the placeholder, or append it if there is none."""
     shown = event.decode()
     if PLACEHOLDER in template:
         before, _, after = template.partition(PLACEHOLDER)

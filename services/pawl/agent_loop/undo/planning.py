@@ -1,4 +1,4 @@
-"""Reads an undo's calls from the ledger and plans the undo."""
+"""Reads a run's calls from the ledger and plans their undo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    A job's rounds that are no longer stored share one source, which has their number.
+    All rounds of a job that are no longer stored share one source, which has their count.
 
     Raises:
         RunNotFound: the user does not have this run.

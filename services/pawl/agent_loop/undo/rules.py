@@ -40,7 +40,7 @@ class UndoState(StrEnum):
 
 
 class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """An undo's expected or actual effect on one call. `undo_call_id` is the last call that ran its inverse."""
+    """An undo's expected or actual effect on one call. `undo_call_id` is the last call that ran the inverse."""
 
     call_id: CallId
     tool_name: str
@@ -82,7 +82,7 @@ def undo_call_id(call_id: CallId, attempt: int) -> CallId:
 
 
 def inverse_of(call: Call) -> Inverse | None:
-    """Return a call's inverse, if the call had an effect that can be reversed."""
+    """Return the call's inverse; None if the call did not succeed or cannot be reversed."""
     return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
 
 

@@ -17,10 +17,12 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 _RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
 # A loop that ran this long before it crashed restarts after the shortest pause.
 _HEALTHY_SECONDS: Final = 30.0
+# How long a process that has just started waits for services that it calls.
+_PEERS_SECONDS: Final = 3.0
 _EXIT_USAGE: Final = 2
 _REPORT_SECONDS: Final = 60.0
 
@@ -71,6 +75,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     restart without changes will fail again. A StartError or DependencyUnavailable is logged as one sentence without a
     traceback.
     """
+    gc.freeze()  # What was imported stays until the end, so collections need not visit it.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run(main))
     sys.exit(code)
@@ -170,6 +175,7 @@ class Service:
         self.background = Background()
         self.key_rows: KeyRows | None = None
         self._settings = settings
+        self._peers_end = time.monotonic() + _PEERS_SECONDS
         self._stack = AsyncExitStack()
         logs.configure(service=name, instance_id=self.instance_id, level=settings.log_level, log_format="auto")
         self.tls = tls.of_service(
@@ -270,6 +276,8 @@ class Service:
     ) -> grpc.aio.Channel:
         """Return a channel to another service. This service's health depends on whether it answers, unless `optional`.
 
+        Waits until that service answers, but not after the first three seconds of this process.
+
         By default, the channel sends the service key. A `public` channel is for methods that users also call: each call
         has its own key, and errors are raised as the PawlError that the peer reported. With a certificate authority,
         the channel uses TLS, and the peer's certificate must name the service.
@@ -286,6 +294,8 @@ class Service:
             )
         )
         self.health.add(peer, lambda: ping(channel), optional=optional)
+        # Services that start together find each other without failed calls.
+        await tasks.within(max(0.0, self._peers_end - time.monotonic()), channel.channel_ready())
         return channel
 
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:

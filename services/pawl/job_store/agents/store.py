@@ -127,18 +127,18 @@ class PostgresAgents:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
-        """Return a version of an agent, or None. Version 0 means the newest version, unless the agent is deleted."""
+        """Return a version of an agent; None if it does not exist. Version 0 is a live agent's newest version."""
         if version:
             return await _version(self._database, store_id, name, version)
         row = await self._database.fetchrow(_LIVE, store_id, name)
         return None if row is None else _read(row)
 
     async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
-        """Return the newest versions of agents that are not deleted, by name, starting after `after`."""
+        """Return the newest versions of agents that are not deleted, sorted by name, starting after `after`."""
         return await run_lists.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
-        """Return the versions of an agent below `before`, newest first."""
+        """Return an agent's versions below `before`, newest first."""
         return await run_lists.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
 
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:

@@ -63,7 +63,7 @@ class JetStreamErasures:
     async def open(self) -> bool | None:
         """Create the list if needed. Return whether it is empty, or None if it was already applied on this connection.
 
-        Each new connection may be to a different server, so the list is then applied again.
+        A new connection may be to a different server, so the list is applied again after each reconnection.
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:

@@ -145,7 +145,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
 
 
 def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
-    """Return a key revoked by the caller; unchanged if it was already revoked.
+    """Return the key, revoked by the caller; unchanged if it was already revoked.
 
     Raises:
         KeyNotFound: The caller does not manage such a key.
@@ -168,10 +168,10 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
     if not rights(asked.roles):
         raise InvalidField(f"roles: {OWN_ROLES_GO_BESIDE}", field="key.roles")
     if Role.DEPLOYMENT in asked.roles and len(asked.roles) > 1:
-        raise InvalidField("roles: deployment cannot be combined with other roles", field="key.roles")
+        raise InvalidField("the deployment role cannot be combined with other roles", field="key.roles")
     if (Role.DEPLOYMENT in asked.roles) != (store_id == DEPLOYMENT_STORE):
         wrong = (
-            "roles: deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
+            "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
             if Role.DEPLOYMENT in asked.roles
             else "store_id is required: name the key's store (`pawl keys create --in-store`)"
         )
@@ -217,7 +217,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on a key. `governor` is None for someone with access to the database."""
+    """Return the event for an action on `key`. `governor` is None if the action used direct database access."""
     event = KeyEvent(
         time=time,
         kind=kind,

@@ -75,7 +75,7 @@ class Ledger:
         return changed
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release a run that its worker can neither run nor end; return whether the run is now quarantined.
+        """Release the run, which its worker can neither run nor end; return whether it is now quarantined.
 
         See `ReportCrash`.
         """

@@ -48,7 +48,7 @@ def next_token(method: str, selection: tuple[object, ...], page: Page[R], positi
 
 
 def read_token(token: str, method: str, selection: tuple[object, ...], position: type[T]) -> T | None:
-    """Return the position in a token; None for an empty token.
+    """Return the position in the token; None for an empty token.
 
     Raises:
         InvalidPageToken: The token was made for another method or filter, or is malformed.

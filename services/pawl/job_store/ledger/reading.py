@@ -129,7 +129,7 @@ NOTICES_MAX: Final = 20
 class PendingNotices:
     """The first `NOTICES_MAX` pending notices for a run's user, each with its job and occasion.
 
-    `open_jobs` is the number of the user's open jobs in that conversation.
+    `open_jobs` is the number of the user's open jobs that report to the run's conversation.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
@@ -141,8 +141,8 @@ class Loaded:
     """Everything that a run's owner needs, from one snapshot.
 
     `user_id` is the user of the conversation. `omitted_bytes` has the size of each call result that is omitted because
-    the results are too large in total; 0 for the others. For other users' runs, it has only messages of the newest runs
-    that fit completely, without calls or summaries. `failures` has the failures of FAILED runs with messages.
+    the results are too large in total; 0 for the others. Of other users' runs, only the newest that fit completely are
+    included, as messages without calls or summaries. `failures` has the failures of FAILED runs with messages.
     `shared_tokens_left` is the rest of the run's token budget; 0 if the run that owns the budget was removed, None if
     there is no budget. If `known` is set, the messages and calls only continue that prefix, which is still valid.
     """
@@ -165,9 +165,9 @@ class Loaded:
 class LogGap:
     """The removed events from `from_seq` to `to_seq`, replaced by a snapshot of their run.
 
-    An ended run has its newest messages and calls, and the counts of the others. An open job with a trimmed log has no
-    calls; `omitted_calls` counts the removed calls. `omitted_bytes` has the size of each result that is omitted because
-    it is large; 0 for the others.
+    For an ended run, the snapshot has the newest messages and calls, and the counts of the others. For an open job with
+    a trimmed log, it has no calls, and `omitted_calls` counts the removed calls. `omitted_bytes` has the size of each
+    result that is omitted because it is large; 0 for the others.
     """
 
     from_seq: int
@@ -222,17 +222,16 @@ class DueTimes(Protocol):
     """The times from which runs may be claimed, by the database's clock."""
 
     async def times(self) -> tuple[datetime, datetime]:
-        """Return the database's time, and a time that its clock has shown before.
+        """Return the database's time, and the latest time that its clock has shown, to within five seconds.
 
-        The second is later than the first if the clock went back and no replica has made the runs claimable earlier
-        since. The second may lag by up to five seconds.
+        If the second time is later, the clock went back, and no replica has called `bring_forward` since then.
         """
 
     async def bring_forward(self, seconds: float) -> int:
         """Make runs claimable earlier by this many seconds, because the clock went back; return the number of runs.
 
-        Runs that were due are due again, and leases expire soon. Leases of up to 30 s given or renewed since then stay
-        unchanged. Safe to repeat: a run that is claimed too early waits again.
+        Runs that were due are due again, and leases expire soon. Leases of up to 30 s that were given or renewed after
+        the clock went back stay unchanged. Safe to repeat: a run that is claimed too early waits again.
         """
 
 
@@ -251,7 +250,7 @@ class Leases(DueTimes, Protocol):
         """
 
     async def wait_seconds(self) -> float | None:
-        """Return the seconds until the first run or lease is due; None if there is none.
+        """Return the seconds until the first run or lease is due; None if none will be.
 
         Zero or less means that a run is due, or that too many stores have runs to compute the time.
         """
@@ -342,7 +341,7 @@ class Reads(Protocol):
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> MessagePage:
-        """Return the messages of a conversation after number `after`.
+        """Return a conversation's messages after number `after`.
 
         Raises:
             ConversationNotFound: The user has no such conversation.
@@ -371,7 +370,7 @@ class ConversationReads(Protocol):
         """
 
     async def by_key(self, key: ClientKey) -> ConversationRow:
-        """Return the conversation with a client-chosen key.
+        """Return the conversation that has this client-chosen key.
 
         Raises:
             ConversationNotFound: The user has no such conversation.
@@ -395,4 +394,4 @@ class ConversationReads(Protocol):
         """Return the segments of a fork's past, in order; empty if the conversation is not a fork."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
-        """Return the earlier request with this key, if any."""
+        """Return the earlier request with this key; None if there is none."""

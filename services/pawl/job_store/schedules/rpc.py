@@ -38,7 +38,7 @@ OWNER: Final = _WIRE.struct(Owner, ledger.ScheduleOwner)
 
 
 class ScheduleServicer:
-    """The schedule methods. agent-loop calls them on behalf of a user, after validating the runs' settings."""
+    """Implements the schedule methods. agent-loop validates the runs' settings, then calls them on behalf of a user."""
 
     def __init__(self, schedules: Schedules) -> None:
         self._schedules = schedules

@@ -217,7 +217,7 @@ def put(
 
 
 def check_note(note: str) -> str:
-    """Return the note for a pause, if it is valid.
+    """Check and return the note for a pause.
 
     Raises:
         TooLarge: The note is longer than 1000 bytes.
@@ -282,7 +282,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Return a schedule or trigger after counting its last run, if it has ended or was removed (`state` is None)."""
+    """Count the last run of a schedule or trigger once the run has ended or was removed (`state` is None)."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures

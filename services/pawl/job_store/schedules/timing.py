@@ -50,7 +50,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(timing: Timing) -> None:
-    """Validate a timing.
+    """Validate the timing.
 
     Raises:
         InvalidField: The timing is invalid. The metadata names the field. For a cron expression, the message names the
@@ -137,7 +137,7 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
     """Return the scheduled time to fire after `due`; None if there is none.
 
-    Times that are too late or too many to catch up are skipped.
+    Missed times that are too old to catch up, and all but the newest `CAUGHT_UP_MAX`, are skipped.
     """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))

@@ -48,7 +48,7 @@ _POSITION: Final = _WIRE.struct(MailPosition, trigger_pb2.MailPosition)
 
 
 class TriggerServicer:
-    """The trigger methods. agent-loop calls them on behalf of a user, after validating the runs' settings."""
+    """Implements the trigger methods. agent-loop validates the runs' settings, then calls them on behalf of a user."""
 
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers

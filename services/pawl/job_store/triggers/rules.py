@@ -127,8 +127,8 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
     Changes that affect how events are handled increment `generation`; firing does not.
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
-    `last_uid` is the last message that was delivered. `unreachable_report_time` is the time of the last report that the
-    mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old signature.
+    `last_uid` is the UID of the last delivered message. `unreachable_report_time` is the time of the last report that
+    the mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old signature.
     """
 
     trigger_id: str
@@ -185,7 +185,8 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. With `awaits_run`, the event waits for that run to end; otherwise it waits
-    for a time. `first_time` is its arrival time or, if it has replaced other events, that of the first of them.
+    for a time. `first_time` is when the waiting event arrived or, if it has replaced others, when the first of these
+    arrived.
     """
 
     store_id: StoreId

@@ -15,7 +15,7 @@ import trustme
 
 from pawl.agent_loop.loop.rules import retry
 from pawl.agent_loop.loop.rules.run import FailureClass
-from pawl.agent_loop.model import direct
+from pawl.agent_loop.model import client
 from pawl.agent_loop.model.client import OpenAiModel
 from pawl.agent_loop.model.request import ModelRequest
 from tests.rpc.agent_loop.model.model_http import (
@@ -190,7 +190,7 @@ async def test_lost_connection_is_an_error_unless_the_answer_was_complete() -> N
 
 
 async def test_incomplete_refusal_is_still_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_ERROR_BYTES_MAX", 100_000)
+    monkeypatch.setattr(client, "_ERROR_BYTES_MAX", 100_000)
     head = "HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 99999999\r\n\r\n"
     for then, size in ((Exchange.close, 10), (Exchange.client_left, 100_010)):
         error = await failed(sends(head, b"x" * size, then=then))

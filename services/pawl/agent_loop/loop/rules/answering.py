@@ -57,7 +57,7 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
-    """Return the call that shows that the run is stuck, if any. `loop` already counts `calls`, the last round."""
+    """Return the call that shows that the run is stuck; None if it is not. `loop` already counts the new `calls`."""
     calls = list(calls)
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
@@ -69,7 +69,7 @@ def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Ca
 def may_be_stuck(loop: LoopState, calls: Sequence[Call], identical_max: int) -> bool:
     """Return whether the run could be stuck once these calls are counted.
 
-    They have not been checked yet, so their canonical arguments are unknown.
+    The calls have not been checked yet, so their canonical arguments are unknown.
     """
     of_one_tool = max(Counter(call.tool_name for call in calls).values(), default=0)
     if max(loop.call_counts.values(), default=0) + of_one_tool >= identical_max:
@@ -142,7 +142,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
     """Retry a failed model call, hold it (for tokens, a quota or the model server), or fail the run.
 
-    A turn started by notices does not wait for the server, because no user is waiting for it.
+    A turn that notices started does not wait for the server, because no user is waiting for the turn.
     """
     opened = state.loop.model_call
     if opened is None:
@@ -249,7 +249,7 @@ def cut(state: State, fact: ModelCut) -> State:
 def with_partial(state: State, shown: Shown) -> State:
     """Add the last attempt's output as an interrupted message.
 
-    `shown` is the position of its output in the log; empty if that output is void.
+    `shown` is the position of this output in the log; empty if the output is void.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call

@@ -144,7 +144,7 @@ class AskedJob(JobTerms, frozen=True, kw_only=True):
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """A call's arguments without the background parameters, and the terms that those parameters request.
 
-    `fault` explains why they are invalid. A call with neither `terms` nor a `fault` runs in the foreground.
+    `fault` explains why these parameters are invalid. A call with neither `terms` nor a `fault` runs in the foreground.
     """
 
     arguments: str
@@ -358,7 +358,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
 
 
 def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Return the parameters without `on_failure` in their conditions, and the value of `on_failure`, 0 if unset."""
+    """Return the parameters without `on_failure` in their conditions, and the value of `on_failure` (0 if unset)."""
     counts = []
     for name in (_UNTIL, _WHEN):
         written = params.get(name)

@@ -46,7 +46,7 @@ def left(state: State) -> int | None:
 
 
 def used(state: State) -> int:
-    """Return how many tokens of the run's budget have been used, including by runs that share it."""
+    """Return how many tokens of the run's budget have been used, including by runs that share the budget."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
     return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
 
@@ -112,9 +112,9 @@ def quota_used_up(quota: AgentQuota) -> Problem:
 def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
     """Decide whether a run fails or waits for the next day after its agent has used up its daily quota.
 
-    A waiting run checks again after 5 minutes, then after 20, and so on: the ledger wakes waiting runs when the quota
-    is raised, but may do so just before this run parks. A minimum pause guards against a local clock that is ahead
-    of the ledger's.
+    A waiting run checks again after 5 minutes, then after 20, and so on, but at the latest when the day ends. The
+    ledger wakes waiting runs when the quota is raised, but it may do so just before this run parks. A minimum pause
+    guards against a local clock that is ahead of the ledger's.
     """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
         message = "This agent's runs have used up its daily token quota (UTC)."
@@ -151,7 +151,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem with an answer that the budget cut short. Such a partial answer is not used."""
+    """Return the problem if the budget cut the answer short; otherwise None. Such a partial answer is not used."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None

@@ -149,7 +149,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def granted_series(self) -> Series | None:
-        """The series, granted with this or an earlier call, that covers a call that may start; None if none does."""
+        """The series whose grant covers this call; None if there is none. Only valid for a call that may start."""
         if self.approval is None:
             return None
         decision = self.approval.decision

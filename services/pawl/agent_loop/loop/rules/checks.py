@@ -28,11 +28,11 @@ CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
-    """Check and return text of 1 to `bytes_max` bytes.
+    """Check and return text.
 
     Raises:
-        TooLarge: the text is longer.
-        InvalidField: the text is empty or has control characters.
+        TooLarge: the text is longer than `bytes_max` bytes.
+        InvalidField: the text has control characters, or is empty although `may_be_empty` is false.
     """
     if not value and not may_be_empty:
         raise InvalidField(f"{field} is empty", field=field)

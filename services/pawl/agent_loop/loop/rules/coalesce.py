@@ -37,7 +37,7 @@ class Coalescer:
     """
 
     def __init__(self, head: OutputDelta) -> None:
-        """Outputs are copies of `head`, which has no content."""
+        """Each output is a copy of `head`, which has no content itself, filled with pieces."""
         self._head = head
         self._pieces: list[DisplayPiece] = []
         self._oldest_at = 0.0
@@ -67,9 +67,9 @@ class Coalescer:
         return min(self._oldest_at + HELD_SECONDS_MAX, paused_until)
 
     def take(self, now: float) -> tuple[OutputDelta, ...]:
-        """Return all held pieces as one output, whether or not they are due. Call `shown` once it is committed.
+        """Return all held pieces, whether or not they are due. Call `shown` once they are committed.
 
-        Returns several outputs only if one would be too large.
+        They are one output, or several if one would be too large.
         """
         due = self.due_at()
         if due is None:
@@ -80,7 +80,7 @@ class Coalescer:
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
     def shown(self, now: float) -> None:
-        """Record that everything taken is visible, and adapt the pause to its delay."""
+        """Record that everything taken is visible, and adapt the pause to the delay."""
         if self._taken_due_at is not None:
             self._pause_from = now
             self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * (now - self._taken_due_at))

@@ -68,7 +68,7 @@ def apply_command(state: State, command: Command, now: float) -> State:
 
 
 def decisions(state: State) -> tuple[RecordedDecision, ...]:
-    """Return the decisions on gated calls that a state's unconsumed commands contain."""
+    """Return the decisions on gated calls that the state's unconsumed commands contain."""
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -91,7 +91,7 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the front-end calls' results that a state's unconsumed commands contain."""
+    """Return the front-end calls' results that the state's unconsumed commands contain."""
     return tuple(
         replace(
             _result_note(state, _with_result(call, command.kind, command.time), command.user_id),
@@ -106,7 +106,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the front-end calls of the last two rounds that ended while leased and without the client's result."""
+    """Return the leased front-end calls of the last two rounds that ended without the client's result."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()

@@ -63,7 +63,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
 
     def seen(self, content: Any) -> Seen | None:
-        """Return the part of a parsed result to keep for the next iteration, if any."""
+        """Return the part of a parsed result to keep for the next iteration; None if the condition needs none."""
         names_previous = bool(self.expression) and expression.names_previous(self.expression)
         if not self.changed and not names_previous:
             return None
@@ -81,7 +81,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kind(value: Any) -> type:
-    """Return a value's JSON type: 20 and 20.0 have the same type, and true is not a number."""
+    """Return the value's JSON type: 20 and 20.0 have the same type, and true is not a number."""
     return float if type(value) is int else type(value)
 
 
@@ -116,7 +116,7 @@ def find(data: Any, pointer: str) -> Any:
 
 
 def written(condition: Condition) -> dict[str, Any]:
-    """Return a condition in the form that `read` parses. An ambiguous or empty condition remains invalid."""
+    """Return the condition in the form that `read` parses. An ambiguous or empty condition remains invalid."""
     kinds = {
         "below": condition.below,
         "above": condition.above,
@@ -129,7 +129,7 @@ def written(condition: Condition) -> dict[str, Any]:
 
 
 def _value(data: bytes) -> Any:
-    """Decode JSON. For invalid JSON, return a list, which is also invalid in a condition."""
+    """Decode JSON. For invalid JSON, return an empty list, which is not valid in a condition either."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Delegates calls to child runs (TOOL-7): sets a child run's options and settles the call when it ends.
+"""Delegates calls to child runs (TOOL-7): sets a child run's options, and settles the call when the child ends.
 
 The child's run id is derived from the call id. It is therefore known before the run exists, and no call runs twice.
 """
@@ -50,7 +50,7 @@ def may_delegate(run: Run) -> bool:
 
 
 def named(call: Call) -> str:
-    """Return the agent that a call delegates to; empty if it names none."""
+    """Return the agent that the call delegates to; empty if the call names none."""
     try:
         return msgspec.json.decode(call.arguments_json, type=Task).agent
     except msgspec.DecodeError:
@@ -62,7 +62,7 @@ def child_run_id(call: Call) -> RunId:
 
 
 def start(state: State, call: Call, now: float) -> State:
-    """Delegate a call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
+    """Delegate the call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
     try:
         run = _delegation(state, call)
     except _Refused as refusal:

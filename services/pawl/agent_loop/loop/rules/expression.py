@@ -142,7 +142,7 @@ def _steps(source: str, values: list[Any]) -> int:
 def _measured(values: list[Any]) -> tuple[int, int, int]:
     """Return the length of the longest list or object and the number of values and characters.
 
-    Stops once there are too many.
+    Stops counting once the values alone would take too many steps.
     """
     longest, nodes, characters, rest = 0, 0, 0, list(values)
     while rest and nodes * _CONVERSION_STEPS <= _STEPS_MAX:

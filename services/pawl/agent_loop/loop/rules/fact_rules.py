@@ -43,7 +43,7 @@ def asked(state: State, call: Call, question: Question, now: float) -> State:
 
 
 def answered(state: State, call: Call, answer: str | None) -> State:
-    """Make the call runnable again with the answer, or without one if it is None."""
+    """Make the call runnable again with `answer`, or without an answer if `answer` is None."""
     asked_last = call.question.question if call.question else ""
     given = Answer(question=asked_last, answer=answer or "", declined=answer is None)
     answers = {**state.loop.answers, call.call_id: (*state.loop.answers.get(call.call_id, ()), given)}
@@ -67,7 +67,7 @@ def times(state: State, now: float) -> list[float]:
 
 
 def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Record that a call waits for its completion. If it has already been completed, the run asks again immediately."""
+    """Record that the call waits for its completion. If it is already complete, ask the registry again immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}

@@ -107,7 +107,10 @@ class ReasoningEcho(StrEnum):
 def of_run(
     state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True, more_instructions: str = ""
 ) -> tuple[ProviderMessage, ...]:
-    """Return the history for the next answer, instructions first. Unless `takes_images`, images become placeholders."""
+    """Return the history for the next answer, instructions first.
+
+    If `takes_images` is false, placeholders replace images.
+    """
     instructions = "\n\n".join(filter(None, (state.run.options.instructions, more_instructions)))
     head = [_message("system", instructions)] if instructions else []
     shown = groups(state, echo, takes_images=takes_images)
@@ -124,7 +127,8 @@ class Group(NamedTuple):
 class _Form(NamedTuple):
     """The inputs that determine groups, in addition to their messages and calls.
 
-    `corrected_run_id` is the run if any of its answers need corrections, which depend on its response format.
+    `corrected_run_id` is the run's id if any of its answers need corrections, which depend on its response format;
+    otherwise None.
     """
 
     corrected_run_id: RunId | None
@@ -219,8 +223,8 @@ def shown_messages(state: State) -> tuple[Message, ...]:
 def summarise_to(state: State) -> int:
     """Return the number of the last message that a summary should replace; 0 if no summary is needed or possible.
 
-    The newest messages are kept: at least one, and as many as fit into half of the budget. A message is never separated
-    from its results.
+    The newest messages are kept: at least one, and as many as fit into half of `context_bytes_max`. A message is never
+    separated from its results.
     """
     budget = state.run.options.limits.context_bytes_max
     sizes = [group.size_bytes for group in groups(state)]
@@ -316,7 +320,7 @@ def _from_another_user(message: Message) -> list[ProviderMessage]:
 
 
 def _is_no_question(message: Message, state: State) -> bool:
-    """Return whether a message needs no answer, because it is an interrupted answer or is hidden from the model."""
+    """Return whether the message needs no answer, because it is an interrupted answer or is hidden from the model."""
     if not state.is_own(message):
         return not _from_another_user(message)
     return message.interrupted and not message.call_ids

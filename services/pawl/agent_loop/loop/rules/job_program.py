@@ -150,7 +150,7 @@ def missed(job: Job, last: Call) -> int:
 
 
 def _denial(call: Call) -> str:
-    """Return the message of the rule that denies a call; empty if none does."""
+    """Return the message of the rule that denied the call; empty if none did."""
     is_denied = call.state is CallState.FAILED and call.result is not None and call.result.error_reason in _DENIED
     return _message(call) if is_denied else ""
 
@@ -167,7 +167,7 @@ def _message(call: Call) -> str:
 
 
 def _reports_failure(call: Call) -> bool:
-    """Return whether a tool reports failure in its result with `"success": false`."""
+    """Return whether the tool reports failure in its result with `"success": false`."""
     try:
         return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Success).success
     except msgspec.DecodeError:

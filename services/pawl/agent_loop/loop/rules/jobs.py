@@ -58,7 +58,7 @@ WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND
 
 
 def background_denial(run: Run) -> str:
-    """Return why a run may not start background calls; empty if it may."""
+    """Return why the run may not start background calls; empty if it may."""
     if run.options.without_background:
         return "background calls are switched off"
     if run.depth or run.job is not None:

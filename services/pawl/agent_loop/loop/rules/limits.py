@@ -67,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     provider_wait_seconds: float = 0.0
 
     def with_asked(self, asked: Mapping[str, float], ceilings: Limits) -> Limits:
-        """Return these limits with the requested values, by name. A value may not exceed its ceiling in `ceilings`.
+        """Return these limits with the values in `asked`. No value may exceed its ceiling in `ceilings`.
 
         Raises:
             InvalidField: a value is above its ceiling or too small.
@@ -86,11 +86,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return a call's timeout. `own` is the tool's own timeout; 0 means that it has none."""
+        """Return a call's timeout: the tool's `own` timeout, or the default if that is 0, but at most the maximum."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return a question's timeout. `own` is the question's own timeout; 0 means that it has none."""
+        """Return a question's timeout: its `own` timeout, or the default if that is 0, but at most the maximum."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 
@@ -118,7 +118,7 @@ CEILINGS: Final = Limits(
 
 
 class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a deployment, read from PAWL_LIMITS_FILE."""
+    """The deployment's limits, as read from PAWL_LIMITS_FILE."""
 
     # Limits of a run that does not request any.
     defaults: Limits = Limits(provider_wait_seconds=900.0)
@@ -140,7 +140,7 @@ def read_limits(document: object) -> DeploymentLimits:
     money, the ceiling for a token budget equals its default unless the ceiling is set.
 
     Raises:
-        ValueError: names or values are invalid; the message lists all problems.
+        ValueError: the structure, a name or a value is invalid. The message lists all invalid names and values.
     """
     file, usual = msgspec.convert(document, _File), DeploymentLimits()
     if problems := [*_problems(file, asdict(usual.defaults))]:

@@ -103,12 +103,12 @@ def job_output(
 
 
 def is_over(job: Job, cursor: JobCursor) -> bool:
-    """Return whether a job met its `until` condition, or reported its `when` condition as often as requested."""
+    """Return whether the job met its `until` condition, or reported its `when` condition as often as requested."""
     return cursor.met or (job.when is not None and cursor.fired >= job.when.firings_max)
 
 
 def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) -> JobCursor:
-    """Apply a result to a monitor, which fires when its condition becomes true, but not while it remains true.
+    """Apply a result to the monitor, which fires when its condition becomes true, but not while it remains true.
 
     If the condition becomes true during the pause and is still true afterwards, the monitor fires at the end of the
     pause. If there is a hold time, the monitor fires once the condition has been true for that long; for a change,

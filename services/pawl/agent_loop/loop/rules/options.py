@@ -95,7 +95,7 @@ def _check_names(asked: AskedOptions) -> None:
     fields = {"model": filter(None, (asked.model,)), "model_fallbacks": asked.model_fallbacks}
     for option, names in {**fields, "tool_names": asked.tool_names}.items():
         if not all(0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable() for name in names):
-            message = f"{option}: a name must have 1 to {NAME_CHARACTERS_MAX} printable characters"
+            message = f"each name in {option} must have 1 to {NAME_CHARACTERS_MAX} printable characters"
             raise InvalidField(message, field=f"options.{option}")
 
 

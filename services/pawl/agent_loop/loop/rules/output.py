@@ -53,7 +53,7 @@ def may_be_tried_again(state: State) -> bool:
 
 
 def correction(answer: Message, form: ResponseFormat | None) -> str:
-    """Return the correction for the model after an answer that does not fit. With `form`, it includes the schema."""
+    """Return the correction for the model after `answer`, which does not fit. With `form`, it includes the schema."""
     faults = "\n".join(f"- {fault}" for fault in answer.misfit.splitlines())
     head = f"[This answer does not have the requested format:\n{faults}"
     if form is None:

@@ -58,7 +58,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Part, ...]:
-    """Validate the parts of a message. Return the text first, then images with their types, and documents without text.
+    """Validate the parts of a message and return them, preceded by `text` as a part.
+
+    Images get their media types. Documents do not have their text yet.
 
     Raises:
         InvalidField, TooLarge: a part is invalid; the error names the field.

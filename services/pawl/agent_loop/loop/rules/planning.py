@@ -90,7 +90,7 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
     """Apply the unconsumed commands and these facts. Return the state and the events that report the facts.
 
-    This includes the program's records of settled calls, because later decisions may depend on them.
+    The state includes the program's records of settled calls, because later decisions may depend on these records.
     """
     state = _apply_commands(base, sorted(base.commands, key=_priority), now)
     events: list[OwnerEvent] = []
@@ -138,7 +138,7 @@ def _priority(command: Command) -> int:
 
 
 def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: RunState) -> Plan:
-    """Return the plan that follows from a state. `written` is the run's state in the ledger."""
+    """Return the plan that follows from `state`. `written` is the run's state in the ledger."""
     produced = list(events)
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):

@@ -1,7 +1,8 @@
 """Defines the interface to a run's program, which is a model, a job or an undo.
 
 The loop treats all programs alike in checks, approvals, questions, executions, takeovers, cancellation, limits, the
-inbox and the log. A program is a module with these functions. They are pure and cheap, and see only the state.
+inbox and the log. A program is a module with the functions of `Program`. They are pure and cheap, and see only the
+state.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pawl.agent_loop.undo import program as undo_program
 
 
 class Program(Protocol):
-    """The program that drives a run. It remembers through the messages, the calls and `LoopState.cursor`."""
+    """The program that drives a run. Its state is in the messages, the calls and `LoopState.cursor`."""
 
     def follows(self, state: State, now: float) -> Decision:
         """Return the program's next decision.

@@ -75,7 +75,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
 
 
 def _near_match(name: str, run: Run) -> str:
-    """Return the tool that the model means by a name with extra characters, spelled as for the model; empty if none."""
+    """Return the tool name that `name` contains with decorations (see `bare_name`); empty if it is exact or unknown."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""
@@ -156,7 +156,7 @@ def with_offer(call: Call, verdict: Verdict) -> Call:
 
 
 def released(call: Call, limits: Limits, now: float) -> Call:
-    """Offer, ask or make RUNNABLE a call that needs no further approval, depending on its context."""
+    """Make a call that needs no further approval OFFERED, ASKED or RUNNABLE, depending on its context."""
     match call.context:
         case ExecutionContext.FRONTEND:
             deadline = now + limits.offer_deadline_seconds

@@ -67,7 +67,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The constraint on the first model call. `tool_name` requires TOOL."""
+    """The constraint on the first model call. `tool_name` requires the mode TOOL."""
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     tool_name: str = ""
@@ -104,7 +104,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
 
 
 class FailureClass(StrEnum):
-    """Classes of failures that clients can branch on."""
+    """The class of a run's failure, on which clients can branch."""
 
     AUTH = "AUTH"
     RATE = "RATE"
@@ -187,7 +187,7 @@ class Job(JobTerms, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval of a job's iterations, given with a call. Once `ended`, it no longer covers any."""
+    """An approval of a job's iterations, given with a call. Once `ended`, it covers no more iterations."""
 
     series: Series
     call_id: CallId

@@ -1,4 +1,4 @@
-"""Settles calls: gives each call its only result."""
+"""Settles calls: each call gets exactly one result."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
     """Settle a running call after the registry was asked to cancel it.
 
-    If it may still be running, its result has the reason NOT_STOPPED, and its state is CANCELLED if it is repeatable,
-    otherwise OUTCOME_UNKNOWN.
+    If the call may still be running, its result has the reason NOT_STOPPED. Its state is CANCELLED if the call is
+    repeatable, otherwise OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
         return executed(call, answer.result, now, note)
@@ -73,7 +73,7 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 
 
 def expired(call: Call, options: RunOptions, now: float) -> Call:
-    """Handle a call that was not decided on, answered or run in time.
+    """Handle the call, which was not decided on, answered or run in time.
 
     The call becomes EXPIRED, with three exceptions. An approval request that can be escalated gets a second deadline, a
     question with a default answer gets that answer, and a front-end call can become a question with a new deadline.

@@ -85,7 +85,10 @@ class PostgresTitles(DatabaseAdapter):
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Claim conversations that need a title, each for two minutes."""
+        """Claim conversations that need a title, each for two minutes.
+
+        If the agent's daily quota is used up, put off the title until the day ends.
+        """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
         tasks = []

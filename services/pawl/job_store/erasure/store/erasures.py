@@ -197,7 +197,7 @@ _RUNS_AT_ONCE_MAX: Final = 50
 
 
 class PostgresErasures(DatabaseAdapter):
-    """Conversations that are being or were erased. Each step is durable on return and idempotent."""
+    """Carries out erasures and stores their progress. Each step is durable on return and idempotent."""
 
     async def start(self, key: ErasureKey) -> None:
         """Start erasing a conversation. Has no effect if the conversation does not belong to the user."""
@@ -315,7 +315,7 @@ class PostgresErasures(DatabaseAdapter):
             await _done(connection, key, part)
 
     async def items(self, key: ErasureKey, *, after: tuple[str, str], items_max: int) -> ItemPart:
-        """Return ids of runs and calls in order, starting after `after`."""
+        """Return the ids of an erased conversation's runs and calls, in order, starting after `after`."""
         records = await self._database.fetch(_ITEMS, key.store_id, key.conversation_id, *after, items_max + 1)
         taken = records[:items_max]
         return ItemPart(
@@ -327,7 +327,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data to keep about a call. The tool's name is kept only if the call reached a tool or a client."""
+    """Return the data to keep about the call. The tool's name is kept only if the call reached a tool or a client."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

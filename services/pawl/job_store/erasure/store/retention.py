@@ -247,11 +247,11 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove life-cycle events sent at least this long ago; return their number. They can no longer be resent."""
+        """Remove life-cycle events sent at least this long ago, so that they cannot be resent; return their number."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all commands and all but the last event of runs that ended this long ago; return the number of runs.
+        """Remove all commands and all but the last event of runs that ended long ago; return how many runs.
 
         Trims whole runs, oldest first, until they have had about `events_max` events in total. Runs with unsent
         life-cycle events are skipped.

@@ -33,7 +33,7 @@ _FIRED: Final = _WIRE.struct(StarterFired, event_pb2.StarterFired, Exceptions(of
 
 
 def encode_event(event: Event) -> bytes:
-    """Return the bytes of an event, which are the same for every watcher."""
+    """Return the bytes of the event, which are the same for every watcher."""
     body, entry, rest = event.body, _EVENT.write(event), b""
     match body:
         case OwnerEvent():

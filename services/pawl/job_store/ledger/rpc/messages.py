@@ -337,7 +337,7 @@ def leave_out(part: message_pb2.Part) -> None:
 
 
 def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
-    """Return a message of `user_id`'s conversation. Runs of users other than the author get only its public fields."""
+    """Return a message of `user_id`'s conversation. Other users' runs get only the message's public fields."""
     entry = _message(row, user_id)
     if entry.user_id != run_user_id:
         _for_others(entry).ClearField("call_ids")

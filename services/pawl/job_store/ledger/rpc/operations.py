@@ -155,7 +155,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the conversation key in a request; empty if the request has no key."""
+    """Return the hash of the conversation key in the request; empty if the request has no key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
@@ -166,7 +166,7 @@ def key_hash_of(
 
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
-    """Return the operation for a CommitRun request. Consumes the request."""
+    """Return the operation for a CommitRun request. Modifies the request, which must not be used again."""
     if len(request.events) > EVENTS_PER_COMMIT_MAX:
         raise InvalidField(
             f"a step may have at most {EVENTS_PER_COMMIT_MAX} events, got {len(request.events)}", field="events"
@@ -219,7 +219,7 @@ def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
 
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
-    """Return the operation for a SendCommand request. Consumes the request."""
+    """Return the operation for a SendCommand request. Modifies the request, which must not be used again."""
     entry = request.command
     command_id = CommandId(check_id(entry.command_id, "command.command_id"))
     for field in ("command_id", "user_id", "time", "credential_id", "delegate_user_id"):
@@ -285,7 +285,7 @@ def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
 
 
 def new_message(message: message_pb2.Message) -> NewMessage:
-    """Return a message to append. Consumes the request's message."""
+    """Return the message to append. Modifies `message`, which must not be used again."""
     if message.role == message_pb2.ROLE_UNSPECIFIED:
         raise InvalidField("a message needs a role", field="messages.role")
     if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
@@ -332,7 +332,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
 
 
 def call_change(call: call_pb2.Call) -> CallChange:
-    """Return a requested change of a call. Consumes the message."""
+    """Return the requested change of a call. Modifies `call`, which must not be used again."""
     digest = call.approval.digest
     values = {
         "call_id": check_id(call.call_id, "calls.call_id"),

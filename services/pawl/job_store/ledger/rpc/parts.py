@@ -29,7 +29,7 @@ _PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
 
 
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
-    """Yield a loaded run in parts. Only the first part has fields other than messages, calls and commands."""
+    """Yield the loaded run in parts. Only the first part has fields other than messages, calls and commands."""
     first = ledger_pb2.LoadRunResponse(
         run=messages.run(loaded.run),
         loop_state=loaded.loop_state,
@@ -64,7 +64,7 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
 
 
 def _prefix(loaded: Loaded, history: Sequence[message_pb2.Message]) -> HistoryPrefix | None:
-    """Return the prefix that a worker may cache, or None. See `rules.prefix`."""
+    """Return the prefix that a worker may cache; None if it may cache nothing. See `rules.prefix`."""
     run = loaded.run
     # A job is loaded only with the calls of its last iteration.
     if run.reports_to or any(loaded.omitted_bytes.values()):
@@ -97,8 +97,8 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
     """Remove images that the provider refused, because it would refuse all later requests with them too.
 
-    A run was refused if it failed with PROVIDER_REFUSED and has no answer. This removes the images of its own message
-    or, if that has none, all earlier images.
+    A run was refused if it failed with PROVIDER_REFUSED and has no answer. For such a run, remove the images of its own
+    message or, if that message has none, all earlier images.
     """
     answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
     refused = {

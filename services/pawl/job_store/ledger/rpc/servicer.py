@@ -373,7 +373,7 @@ async def _list_runs(
 
 
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:
-    """Return the operation for an ImportConversation request. Consumes the request."""
+    """Return the operation for an ImportConversation request. Modifies the request, which must not be used again."""
     if not request.messages:
         raise InvalidField("messages must not be empty", field="messages")
     unnamed = pb.ImportConversationRequest()

@@ -34,7 +34,9 @@ _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Tracks since when every poll has found each run doomed, using a monotonic clock.
+    """The doomed runs, each with the monotonic time since which every poll has found it doomed.
+
+    A run is doomed if the lease of its last allowed worker has expired.
 
     If the database's clock jumps or the database fails, healthy workers lose their leases too, but renew them within
     seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.

@@ -13,10 +13,10 @@ from pawl.chassis.ids import RunId, UserId
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A reference to a report of `user_id`'s job `run_id`: the iteration `occasion`, or the job's end if it is 0.
+    """A reference to a report of the job `run_id`, about the iteration `occasion` or, if that is 0, the job's end.
 
-    `entered_by` is the run of that user whose model received the notice and has not answered yet; empty if there is
-    none. `tries` counts the failed turns that contained it.
+    `user_id` is the user who started the job. `entered_by` is the run of that user whose model received the notice and
+    has not answered yet; empty if there is none. `tries` counts the failed turns that contained the notice.
     """
 
     run_id: RunId

@@ -1,4 +1,4 @@
-"""Validates the changes that the owner of a run makes to its calls.
+"""Validates the changes that a run's owner makes to the run's calls.
 
 A gated call has a digest of the store, run, call, tool and arguments. It may only start exactly as it was shown, and
 only after enough people have approved it, each with a different credential (I9, I10).
@@ -108,7 +108,9 @@ def implied_start(change: CallChange) -> CallChange | None:
 
 
 def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
-    """Return a call after its owner has applied `change` in a step that consumes the commands `consumed`.
+    """Apply an owner's `change` to the call and return the new row.
+
+    `consumed` lists the commands that the step consumes.
 
     Raises:
         InboxChanged: The step does not consume the command that settles or decides on the call.
@@ -229,7 +231,7 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
 
 
 def _start_time(call: CallRow, state: CallState) -> datetime | None:
-    """Return the start time of a call that moves to `state`; None if an offer ends without settling the call."""
+    """Return the start time of the call when it moves to `state`; None if an offer ends without settling the call."""
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
 

@@ -1,7 +1,7 @@
 """Handles commands to a run, and their receipts, which are final.
 
-A command that settles or decides on a call reserves the call in the same transaction. From then on only a step of the
-owner that consumes the command can move the call.
+A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step
+that consumes the command can move the call.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def check_title(title: str) -> str:
 
 
 def made_title(text: str) -> str:
-    """Return the first line of a message that has text, at most 80 characters; empty if there is none."""
+    """Return a title made from a message: its first non-blank line, cut to 80 characters; empty if there is none."""
     for line in text[:_SEARCHED_CHARACTERS_MAX].splitlines():
         title = " ".join("".join(each if each.isprintable() else " " for each in line).split())
         if title:
@@ -78,7 +78,7 @@ def absent(conversation: ConversationRow | None, user_id: UserId) -> Conversatio
 
 
 def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
-    """Return the earlier request with the same id, if any.
+    """Return `earlier`, the previous request with the same id, after checking that it had the same payload.
 
     Raises:
         RequestIdReused: The earlier request had a different payload.
@@ -101,7 +101,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
         return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
 
     def earlier(self, unit: UnitOfWork) -> RequestRow | None:
-        """Return the same request, if it was made before.
+        """Return the stored request with this id; None if this request was not made before.
 
         Raises:
             RequestIdReused: The earlier request had a different payload.
@@ -213,7 +213,7 @@ _THOUGHT: Final = "</think>"
 
 
 def ask(unit: UnitOfWork, run: RunRow) -> None:
-    """Request a title for the conversation of a run that has answered.
+    """Request a title for the conversation of `run`, which has answered.
 
     A title is requested once per conversation, unless the user has set a title. None is requested for conversations of
     delegated runs, or after runs of other users, which contain those writers' text.

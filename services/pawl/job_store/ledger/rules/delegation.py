@@ -24,8 +24,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     `message` and `options` are opaque.
 
-    Its agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after the
-    parent run ends and reports to its conversation. If `is_silent`, it reports nothing, not even its end.
+    The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
+    the parent run ends and reports to the parent's conversation. If `is_silent`, it reports nothing, not even its end.
     """
 
     call_id: CallId

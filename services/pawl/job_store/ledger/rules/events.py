@@ -86,7 +86,7 @@ class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event from the owner of the run: output, rounds, progress, warnings."""
+    """An event from the owner of the run, about output, a round, progress or a warning."""
 
     type: str
     body: bytes
@@ -103,7 +103,7 @@ class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StarterFired(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule or a trigger (see `starter`) has fired. It belongs to no run's log."""
+    """A schedule or a trigger (see `starter`) has fired. This event belongs to no run's log."""
 
     starter: str
     name: str

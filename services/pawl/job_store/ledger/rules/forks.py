@@ -63,7 +63,7 @@ def open_point(number: int, points: Collection[int]) -> ForkPointOpen:
 
 
 def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: int) -> tuple[Segment, ...]:
-    """Return the segments that hold the messages of a conversation up to a number.
+    """Return the segments that hold the conversation's messages up to `number`.
 
     Raises:
         PastTooLong: There are too many segments.
@@ -91,7 +91,7 @@ def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: 
 def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
     """Return whether all messages after the newest summary exist, not counting erased ones.
 
-    `end_number` is the last message that the summary covers. `kept` is the number of existing messages after it.
+    `end_number` is the number of the last message that the summary covers. `kept` counts the messages after it.
     """
     first = end_number + 1
     erased = sum(
@@ -101,7 +101,7 @@ def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
 
 
 class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Create a conversation that shares the past of another up to the fork point `number`. See `path_to`."""
+    """Create a conversation that shares another conversation's past up to the fork point `number`. See `path_to`."""
 
     conversation_id: ConversationId
     number: int
@@ -159,7 +159,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         return fork
 
     def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
-        """Return the source of a segment; empty if it has been erased since the path was read."""
+        """Return the source of the segment; empty if that has been erased since the path was read."""
         if not segment.source_conversation_id:
             return segment.source_conversation_id
         try:

@@ -6,8 +6,7 @@ twice. The model gets the job's state at the time of the model call.
 A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
 without a message, with the notices as its only new input. A message from the same user takes precedence over a turn
-that has not started. A user who may no longer write to the conversation gets no notices there; each job keeps its
-result.
+that has not started. A user who may no longer write to the conversation gets no notices; each job keeps its result.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId,
     """Add a new job that reports to `conversation`; return the conversation.
 
     Raises:
-        IllegalTransition: The user has too many open jobs there.
+        IllegalTransition: The user has too many open jobs in the conversation.
     """
     background = conversation.background
     if background.open_jobs_of(user_id) >= OPEN_MAX:
@@ -156,7 +155,7 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that are left after a run in their conversation has ended. Other users' notices are kept."""
+    """Return the notices that are left after `run` in their conversation has ended. Other users' notices are kept."""
     entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)

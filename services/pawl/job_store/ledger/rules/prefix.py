@@ -41,7 +41,7 @@ class HistoryPrefix(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a history's messages up to the last message of a prefix.
 
-    `end_number` is the last number that the newest summary covers, and `own_count` counts the run's user's messages.
+    `end_number` is the last number that the newest summary covers. `own_count` counts the messages of the run's user.
     `last_message_id` is None if the prefix's last message does not exist.
     """
 

@@ -124,11 +124,11 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return ConversationKey(self.store_id, self.conversation_id)
 
     def is_shown_to(self, user_id: UserId) -> bool:
-        """Return whether a user of its store may read the conversation: the owner always, others while it is shared."""
+        """Return whether a user of the store may read the conversation: the owner always, others while it is shared."""
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
-        """Return whether a user of its store may write to it: the owner always, others while sharing allows writing."""
+        """Return whether a user of the store may write to it: the owner always, others while sharing allows writing."""
         return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
 
     def author(self, user_id: UserId) -> UserId:
@@ -157,7 +157,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a fork's past: a range of messages that belong to another conversation.
 
-    The messages have the same numbers there. If the source is empty, it was erased and the messages no longer exist.
+    The messages have the same numbers in both conversations. If the source is empty, it was erased and its messages no
+    longer exist.
     """
 
     first_number: int
@@ -204,7 +205,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
     `claim_at` drives scheduling: None if there is nothing to do; otherwise a worker may claim the run from that time
     on, because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id` is the worker
     that holds the lease; None while the run is parked or free. `queued_message` is the first message of a run that has
-    not had its turn yet. `crashes` counts the workers that died with the run since it last made progress.
+    not been active yet. `crashes` counts the workers that died with the run since it last made progress.
 
     `budget_run_id` is the root of the tree of runs that shares a token budget; empty if this run is the root or has no
     budget. `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself. `grant` is
@@ -308,7 +309,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a queue. Background runs and all others have separate slots."""
+    """Key of a queue. A store has one queue for background runs and one for all other runs."""
 
     store_id: StoreId
     in_background: bool

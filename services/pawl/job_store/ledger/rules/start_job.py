@@ -41,7 +41,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
         """Create the run and count it as an open job of the conversation.
 
         Raises:
-            TooManyJobs: The user has too many open jobs there.
+            TooManyJobs: The user has too many open jobs in the conversation.
             QueueFull: Too many jobs wait in the store.
             RequestIdReused: The run exists, but its request is no longer remembered.
         """

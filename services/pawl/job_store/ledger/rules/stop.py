@@ -62,7 +62,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop a run, then each run that becomes active as a result: an interrupting message supersedes them all."""
+    """Stop `run`, then each run that becomes active as a result: an interrupting message supersedes them all."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 

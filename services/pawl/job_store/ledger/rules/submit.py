@@ -51,8 +51,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     """Submit `message` to a conversation.
 
     `conversation_id` is empty for a new conversation; `new_conversation_id` is then its id, if set. `key_hash` is the
-    hash of the client's conversation key, if it is used instead. A new conversation gets the title `made_title`. An
-    archived one is restored.
+    hash of the client's conversation key, if the request has a key instead of an id. A new conversation gets the title
+    `made_title`. An archived conversation is restored.
 
     These are opaque: `message`, which enters the conversation; `steer` and `interrupt`, which are commands for the
     owner of the active run; and `options` of the new run. `text_bytes` is the size of the message's text.

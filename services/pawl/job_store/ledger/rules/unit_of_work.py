@@ -116,8 +116,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - A conversation comes with its active run, the call that this run executes, the first queued runs, and the jobs
       that have notices for it.
     - A request that created a conversation comes with that conversation.
-    - `ends` names runs that may end. They come with their conversation, the next queued run, and the call that they
-      execute with its run.
+    - `ends` names runs that may end. They come with their conversation, the next queued run, the call that they
+      execute, and the run that made this call.
     - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
       runs.
     - `stopped` adds all queued runs of conversations that `conversations` also names, if they belong to the given user.

@@ -86,7 +86,7 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
 async def _gap(connection: Connection, key: RunKey, from_seq: int, to_seq: int, *, with_calls: bool) -> LogGap:
     """Return a gap with its run.
 
-    An ended run may be removed concurrently, so it is read last.
+    An ended run may be removed concurrently, so the run is read last.
 
     An open job with a trimmed log has no calls: those of the removed events were removed too, and the following events
     report all others.

@@ -32,7 +32,9 @@ class Rows(Protocol):
 
 
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
-    """Return a statement for a page. $1 is the row limit plus one and $2 is the byte limit; `where` uses the others.
+    """Return a statement for a page.
+
+    $1 is the row limit plus one and $2 is the byte limit; `where` uses the other arguments.
 
     All parts must be constants in the caller. If `source` is given, it is searched instead of the whole table.
     """
@@ -49,7 +51,7 @@ def statement(rows: Rows, *, where: str, order: str, size: str, source: str = ""
 async def fetch(
     database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
-    """Return a page, using a statement from `statement`, with at least one row if there is any.
+    """Run `sql`, which `statement` built, and return a page. It has at least one row if any row matches.
 
     Records have the additional column `found`.
     """
@@ -85,7 +87,7 @@ _ALONG: Final = {
 def _running_or_stopped(cause: StopCause) -> str:
     """Return the SQL condition for open runs that are not being stopped, and for runs that command $16 stopped.
 
-    The command is looked up per run, because many commands may have that id.
+    The command is looked up per run, because many commands may have this id.
     """
     return f"""(state < 10 AND stop_cause IS NULL OR stop_cause = {cause} AND EXISTS (
         SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id

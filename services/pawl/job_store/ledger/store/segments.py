@@ -33,7 +33,7 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
 
 
 def visible(source: str, author: str) -> str:
-    """Return a statement for the messages that a run sees: all of its user's, and the newest of other users.
+    """Return a statement for the messages that a run sees: all by `author`, and the newest by other users.
 
     Other users' messages are limited to the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no
     summary that covers them.
@@ -101,7 +101,7 @@ SELECT s.end_number, (
 
 
 class AuthorView(NamedTuple):
-    """A conversation as seen by runs of one of its users. `past_number` is 0 unless the conversation is a fork."""
+    """A conversation as the runs of one of its users see it. `past_number` is 0 unless the conversation is a fork."""
 
     store_id: StoreId
     conversation_id: ConversationId
@@ -139,7 +139,7 @@ async def counts(connection: Connection, view: AuthorView, *, last_number: int) 
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-    """Return the last number that the user's newest summary on a path covers, and the number of later messages."""
+    """Return the last number that the user's newest summary on a path covers, and the count of later messages."""
     columns = zip(*((each.source_conversation_id, each.first_number, each.last_number) for each in path), strict=True)
     record = await connection.fetchrow(_KEPT, store_id, *map(list, columns))
     return (0, 0) if record is None else (record[0], record[1])

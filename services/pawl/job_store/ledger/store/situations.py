@@ -1,4 +1,4 @@
-"""Reads from PostgreSQL why runs make no progress: two statements for any number of runs."""
+"""Reads from PostgreSQL why runs make no progress, with two statements for any number of runs."""
 
 from __future__ import annotations
 

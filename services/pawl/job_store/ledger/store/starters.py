@@ -80,7 +80,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime] | None:
-        """Return a row, the states of its runs that still exist, and the time."""
+        """Return a row, the states of its runs that still exist, and the time; None if there is no such row."""
         record = await self._database.fetchrow(self._get, store_id, user_id, name)
         if record is None:
             return None
@@ -91,7 +91,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return row, states, found[0]["now"]
 
     def _readable(self, record: Record | Mapping[str, Any]) -> StarterT:
-        """Return the row of a record.
+        """Return the row in the record.
 
         Raises:
             Unreadable: The stored row is damaged.

@@ -1,4 +1,4 @@
-"""Reads the bodies of successful responses in the same way over both transports, and decodes server-sent events.
+"""Decodes server-sent events.
 
 The decoder follows "Parsing an event stream" of the HTML standard as far as model servers need it. It ignores event
 names, ids and comments. `Answer` removes a byte order mark.
@@ -6,76 +6,8 @@ names, ids and comments. `Answer` removes a byte order mark.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
-from typing import Final, Protocol
-
-import httpx2
-
-from pawl.agent_loop.model import failure
-from pawl.agent_loop.model.connection import Connection, Pool
-from pawl.agent_loop.model.request import ModelError
-
-
-class Response(Protocol):
-    """A response whose head has arrived."""
-
-    async def read(self, *, until: float) -> bytes | None:
-        """Return the body bytes that have arrived, or None at the end. `until` is by the event loop's clock.
-
-        Raises:
-            TimeoutError: nothing arrived before `until`.
-            ModelError: STREAM_TRUNCATED, STREAM_GARBLED or NETWORK
-        """
-
-    async def close(self) -> None:
-        """Release the connection for reuse if the body was read to its end; otherwise close it."""
-
-
-class DirectResponse:
-    def __init__(self, connection: Connection, pool: Pool) -> None:
-        self.read = connection.read
-        self._connection = connection
-        self._pool = pool
-
-    async def close(self) -> None:
-        self._pool.give(self._connection)
-
-
-class HttpxResponse:
-    def __init__(self, response: httpx2.Response) -> None:
-        self._response = response
-        self._chunks = response.aiter_bytes()
-
-    async def read(self, *, until: float) -> bytes | None:
-        try:
-            async with asyncio.timeout_at(until):
-                return await anext(self._chunks, None)
-        except httpx2.RemoteProtocolError:
-            raise ModelError(failure.TRUNCATED) from None
-        except httpx2.DecodingError:
-            raise ModelError(failure.garbled()) from None
-        except httpx2.HTTPError:
-            raise ModelError(failure.NETWORK) from None
-
-    async def close(self) -> None:
-        await self._chunks.aclose()
-        await self._response.aclose()
-
-
-class DirectStream(httpx2.AsyncByteStream):
-    def __init__(self, connection: Connection, pool: Pool) -> None:
-        self._connection = connection
-        self._pool = pool
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while (data := await self._connection.read()) is not None:
-            yield data
-
-    async def aclose(self) -> None:
-        self._pool.give(self._connection)
-
+from typing import Final
 
 # Limit per event and per line.
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
