@@ -66,5 +66,24 @@ def started(pid: int) -> str | None:
         except OSError:
             return None
         return None if fields[0] in "ZX" else fields[19]
-    found = subprocess.run(["/bin/ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    return _ps(pid, "lstart") or None
+
+
+def works_in(pid: int, folder: Path) -> bool:
+    """Return whether `folder` is the working directory of a process. Needs /proc."""
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve(strict=True) == folder.resolve()
+    except OSError:
+        return False
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of a process; empty if the process has ended."""
+    return _ps(pid, "command")
+
+
+def _ps(pid: int, field: str) -> str:
+    found = subprocess.run(
+        ["/bin/ps", "-ww", "-o", f"{field}=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()

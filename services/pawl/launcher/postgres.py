@@ -211,12 +211,10 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Return whether the working directory of a process is this folder. Also True on systems without /proc."""
-        try:
-            return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.folder.resolve()
-        except OSError:
-            # Without /proc, trust the pid file.
-            return not Path("/proc/self").exists()
+        """Return whether a process is a PostgreSQL server on this folder, and not another one with the same pid."""
+        if Path("/proc/self").exists():
+            return orphans.works_in(pid, self.folder)
+        return str(self.folder) in orphans.command_line(pid)
 
     async def _probe(self) -> Addresses | None:
         try:

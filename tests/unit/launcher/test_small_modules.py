@@ -107,6 +107,15 @@ def test_a_leftover_process_is_stopped_but_not_one_that_reused_its_pid(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_is_recognised_by_its_folder_or_command_line(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()", tmp_path], stdin=subprocess.PIPE, cwd=tmp_path) as process:
+        assert str(tmp_path) in orphans.command_line(process.pid)
+        assert not Path("/proc/self").exists() or orphans.works_in(process.pid, tmp_path)
+        assert not orphans.works_in(os.getpid(), tmp_path)
+        process.kill()
+    assert orphans.command_line(process.pid) == ""
+
+
 def endpoints(data: Path) -> Endpoints:
     replica = Replica(grpc="127.0.0.1:7601", metrics="127.0.0.1:7611", pid=5, ready=True)
     return Endpoints(
