@@ -128,7 +128,7 @@ class InvalidSchema(InvalidArgument):
 
 
 class InvalidArguments(InvalidArgument):
-    """Edited arguments do not match the tool's schema. The message lists every violation."""
+    """Edited arguments do not match the tool's schema. The message lists up to 20 violations."""
 
 
 class InvalidPageToken(InvalidArgument):
@@ -144,7 +144,7 @@ class HelloRequired(InvalidArgument):
 
 
 class InvalidHistory(InvalidArgument):
-    """A history cannot be imported. The message lists every problem with the position of its message."""
+    """A history cannot be imported. The message lists up to 20 problems, each with the position of its message."""
 
 
 class UnsupportedPart(InvalidArgument):

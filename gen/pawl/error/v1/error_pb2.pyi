@@ -51,7 +51,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_SCHEMA: _ErrorReason.ValueType  # 5
     """INVALID_ARGUMENT. A JSON Schema is not valid under draft 2020-12, or has remote references."""
     ERROR_REASON_INVALID_ARGUMENTS: _ErrorReason.ValueType  # 6
-    """INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists every violation."""
+    """INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists up to 20 violations."""
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 7
     """INVALID_ARGUMENT. The page token was not issued by this method for this filter."""
     ERROR_REASON_DIGEST_REQUIRED: _ErrorReason.ValueType  # 8
@@ -240,7 +240,7 @@ duplicate keys, NUL, lone surrogates, integers beyond 64 bits or trailing bytes.
 ERROR_REASON_INVALID_SCHEMA: ErrorReason.ValueType  # 5
 """INVALID_ARGUMENT. A JSON Schema is not valid under draft 2020-12, or has remote references."""
 ERROR_REASON_INVALID_ARGUMENTS: ErrorReason.ValueType  # 6
-"""INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists every violation."""
+"""INVALID_ARGUMENT. Arguments or an answer do not match their schema; the message lists up to 20 violations."""
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 7
 """INVALID_ARGUMENT. The page token was not issued by this method for this filter."""
 ERROR_REASON_DIGEST_REQUIRED: ErrorReason.ValueType  # 8

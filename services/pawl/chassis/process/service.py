@@ -206,7 +206,7 @@ class Service:
         from pawl.chassis.db.durability import require_durable
 
         if self._settings.database_url is None:
-            raise StartError("PAWL_DATABASE_URL: is required")
+            raise StartError("PAWL_DATABASE_URL is required")
         database = await self.enter(
             Database(
                 self._settings.database_url.get_secret_value(),

@@ -137,7 +137,7 @@ def _channel_event_message(event: ChannelEvent) -> tuple[str, bytes, dict[str, s
 
 
 async def forget_old(store: PostgresStore, clock: Clock) -> None:
-    """Delete notifications older than 30 days, every hour, until cancelled."""
+    """Every hour until cancelled, delete notifications older than 30 days."""
     while True:
         try:
             while await store.forget(older_than_seconds=_KEEP_SECONDS, limit=_FORGET_BATCH) == _FORGET_BATCH:

@@ -383,7 +383,7 @@ class PostgresStore(DatabaseAdapter):
                 await connection.execute(_DELETE_CHANNEL_EVENTS, [row["event_id"] for row in rows])
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete notifications older than this; return their number. Also deletes other old rows, such as approvers."""
+        """Delete at most `limit` old notifications; return their number. Also delete old rows of other kinds."""
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(FORGET_CODES)
