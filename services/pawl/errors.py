@@ -31,6 +31,7 @@ The first sentence of a class docstring is the default message of the error.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Mapping
@@ -84,7 +85,7 @@ class PawlError(Exception):
             cls.reason = name
 
     def __init__(self, message: str = "", /, **metadata: str | int) -> None:
-        self.message = message or _first_sentence(type(self))
+        self.message = message or _first_sentence(type(self))  # type: ignore[arg-type]  # classes are hashable
         self.metadata = MappingProxyType({key: str(value) for key, value in metadata.items()})
         super().__init__(self.message)
 
@@ -96,6 +97,7 @@ class PawlError(Exception):
         return error
 
 
+@functools.cache
 def _first_sentence(error: type[PawlError]) -> str:
     text = " ".join((inspect.getdoc(error) or error.reason).split())
     return text.partition(". ")[0].removesuffix(".")
@@ -126,7 +128,7 @@ class InvalidSchema(InvalidArgument):
 
 
 class InvalidArguments(InvalidArgument):
-    """Edited arguments do not match the tool's schema. The message lists every violation."""
+    """Edited arguments do not match the tool's schema. The message lists up to 20 violations."""
 
 
 class InvalidPageToken(InvalidArgument):
@@ -142,7 +144,7 @@ class HelloRequired(InvalidArgument):
 
 
 class InvalidHistory(InvalidArgument):
-    """A history cannot be imported. The message lists every problem with the position of its message."""
+    """A history cannot be imported. The message lists up to 20 problems, each with the position of its message."""
 
 
 class UnsupportedPart(InvalidArgument):

@@ -142,10 +142,10 @@ class FakeRegistry:
         try:
             value = json.loads(output or "")
         except ValueError:
-            return OutputChecked(faults=("answer: is not JSON",))
+            return OutputChecked(faults=("the answer is not JSON",))
         least = json.loads(schema_json).get("minProperties", 0)
         if not isinstance(value, dict) or len(value) < least:
-            return OutputChecked(faults=(f"answer: has fewer than {least} members",))
+            return OutputChecked(faults=(f"the answer has fewer than {least} members",))
         return OutputChecked(output_json=json.dumps(value).encode())
 
     def _verdict(self, call: ProposedCall) -> Verdict:

@@ -24,11 +24,11 @@ def check_labels(labels: Mapping[str, str], field: str = "labels") -> dict[str, 
     """Return a copy of the labels if all of them are valid.
 
     Raises:
-        InvalidField: A label is invalid, or there are too many. The message names the label and the problem, and the
-            metadata the `field`.
+        InvalidField: A label is invalid, or there are too many. The message gives the problem and names the invalid
+            label; the metadata names the `field`.
     """
     if len(labels) > LABELS_MAX:
-        raise InvalidField(f"{field}: at most {LABELS_MAX} labels, got {len(labels)}", field=field)
+        raise InvalidField(f"{field} must have at most {LABELS_MAX} labels, got {len(labels)}", field=field)
     for key, value in labels.items():
         problem = _problem(key, value)
         if problem:

@@ -38,7 +38,10 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """Return at most `bytes_max` bytes of `text`, shortened with "...". Splits no character or mark like <U+202E>."""
+    """Return at most `bytes_max` bytes of `text`, shortened with "...".
+
+    Characters and marks like <U+202E> are never split.
+    """
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return text

@@ -1,4 +1,4 @@
-"""Implements the `pawl` command line. It is built on `pawl.client` and the public API, as any program could be."""
+"""Implements the `pawl` command line. Except for a few commands, it uses only `pawl.client` and the public API."""
 
 from __future__ import annotations
 

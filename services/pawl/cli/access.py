@@ -33,7 +33,7 @@ def _scope(scope: rule_pb2.RuleScope.ValueType) -> Callable[[rule_pb2.Rule, str]
         if rule.scope != rule_pb2.RULE_SCOPE_USER:
             raise CommandError("Specify only one of --run, --conversation, --agent and --all-users.")
         if not scope_id:
-            raise CommandError("must not be empty. Omit it to include all.", parameter="scope_id")
+            raise CommandError("the value must not be empty. Omit it to include all.", parameter="scope_id")
         rule.scope, rule.scope_id = scope, scope_id
 
     return put

@@ -213,7 +213,7 @@ def read(paths: Sequence[Path]) -> list[agent_pb2.AgentDefinition]:
     """Read agents from files and folders.
 
     Raises:
-        CommandError: A file cannot be read or parsed, or two agents have the same name.
+        CommandError: A file cannot be read or parsed, two agents have the same name, or there are no agents.
     """
     found: dict[str, agent_pb2.AgentDefinition] = {}
     for path in paths:

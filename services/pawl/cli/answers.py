@@ -1,4 +1,4 @@
-"""Turns what users type into decisions on calls and results of calls."""
+"""Turns what users type into decisions on calls and into call results."""
 
 from __future__ import annotations
 

@@ -232,7 +232,10 @@ class Chat:
             await self._session.attach(self._unattached.pop())
 
     async def _next_line(self) -> str | None:
-        """Return the next line. Users can type at any time; lines from a file wait until they are needed."""
+        """Return the next line, or None at the end of input.
+
+        Users can type at any time; lines from a file wait until they are needed.
+        """
         if self._input_over or not (sys.stdin.isatty() or self._wants_line()):
             await asyncio.Event().wait()
         return await self._keyboard.line()

@@ -239,7 +239,7 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
         if value is None or value == [] or (option.constant is not None and not value):
             continue
         if narrows and value == "":
-            raise CommandError("must not be empty. Omit it to include all.", parameter=name)
+            raise CommandError("the value must not be empty. Omit it to include all.", parameter=name)
         if option.excludes in seen:
             raise CommandError(f"{typed} cannot be combined with {option.excludes}.")
         seen |= {typed} if value != "" else set()

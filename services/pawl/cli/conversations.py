@@ -283,7 +283,7 @@ async def erase(
 ) -> int:
     """Erase a conversation permanently.
 
-    Lists the calls whose tools received data. Run it again to see the progress.
+    Once it is erased, lists the calls whose tools received data. Until then, repeat the command to see the progress.
     """
     conversation_id, _ = await _resolve(target, key, conversation_id)
     if not confirm(f"Erase {conversation_id} permanently? Its runs are cancelled.", yes=yes):
@@ -332,7 +332,10 @@ async def _calls_of_run(target: AsyncClient, run_id: str) -> dict[str, call_pb2.
 
 
 def call_lines(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call], *, is_mine: bool) -> list[str]:
-    """Describe a message's calls. Without details, return only their number and, in own runs, how to show them."""
+    """Describe a message's calls.
+
+    Without details, return only their number and, in the user's own runs, how to show them.
+    """
     shown = [calls[call_id] for call_id in message.call_ids if call_id in calls]
     if shown:
         return [

@@ -127,7 +127,7 @@ async def _play(folder: Path, screen: Transcript) -> int:
 
 
 class Story:
-    """Plays the conversation once. `target` contains every replica's address."""
+    """Plays the demo's conversation once. `target` contains every replica's address."""
 
     def __init__(self, suite: Suite, target: AsyncClient, screen: Transcript) -> None:
         self.evidence = Evidence()

@@ -159,7 +159,10 @@ class Reviewer:
         return answers.done(decision, call)
 
     async def _always(self, call: call_pb2.Call) -> str:
-        """Approve a call, and its tool for the rest of the conversation. Either both take effect or neither does."""
+        """Approve a call, and its tool for the rest of the conversation.
+
+        If the call cannot be approved, the tool's approval is revoked.
+        """
         decision = approve(call)
         async with remembered(self._target, call, "conversation") as rule:
             await self._target.decide(decision)

@@ -220,7 +220,7 @@ async def resend(
     if dead is bool(delivery_id):
         raise CommandError("Specify delivery ids or --dead.")
     if channel == "":
-        raise CommandError("must not be empty. Omit it to include all.", parameter="channel")
+        raise CommandError("the value must not be empty. Omit it to include all.", parameter="channel")
     ids = list(delivery_id or [])
     if dead:
         of_dead = pb.ListDeliveriesRequest(channel_id=channel or "", states=[pb.CHANNEL_DELIVERY_STATE_DEAD])

@@ -49,7 +49,7 @@ async def attention(
     the operator or admin role.
     """
     if run_id == "":
-        raise CommandError("must not be empty. Omit it to include all.", parameter="run_id")
+        raise CommandError("the value must not be empty. Omit it to include all.", parameter="run_id")
     found = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id or ""))
     if json:
         say(console, map(json_line, found))

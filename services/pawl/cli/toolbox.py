@@ -87,7 +87,7 @@ def policy_of(given: str) -> source_pb2.SourceToolPolicy:
         try:
             _add_word(policy, *word.partition("=")[::2], has_value="=" in word)
         except ValueError as error:
-            raise CommandError(f"--policy {given!r}: {word!r}: {error}.") from None
+            raise CommandError(f"--policy {given!r}: {word!r} {error}.") from None
     if not name or policy == source_pb2.SourceToolPolicy(tool_name=name):
         raise CommandError(f"--policy {given!r} must be of the form TOOL=WORD,WORD.")
     return policy

@@ -33,7 +33,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Run `work` in the loop and return its result. Interrupts such as Ctrl-C cancel it.
+        """Run `work` in the loop and return its result. Interrupts such as Ctrl-C cancel the work.
 
         Raises:
             RuntimeError: The client is closed, or this is the loop's thread.
@@ -52,7 +52,7 @@ class LoopThread:
             raise
 
     def begin(self, work: Callable[[], Awaitable[R]]) -> Future[R] | None:
-        """Start `work` in the loop; None if the loop is closed."""
+        """Start `work` in the loop and return its future; None if the loop is closed."""
         with self._lock:
             return None if self._is_closed else asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 

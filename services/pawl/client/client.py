@@ -299,7 +299,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         """Create a conversation from a chat-completions history and return it. See `history`.
 
         Raises:
-            InvalidHistory: A strict model server would refuse the history; the message lists the faults.
+            InvalidHistory: A strict model server would refuse the history; the message lists up to 20 faults.
         """
         request = requests_pb2.ImportConversationRequest(
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id

@@ -229,7 +229,10 @@ class AsyncSession:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> NoReturn:
-        """Connect to the replicas in turn. Raise an error once one refuses permanently or none responds in time."""
+        """Connect to the replicas in turn.
+
+        Raise an error once a replica refuses permanently or none responds in time.
+        """
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
         addresses = itertools.cycle(self._addresses)

@@ -80,23 +80,23 @@ def _stub(kind: Callable[[grpc.aio.Channel], Stub], service: Service) -> cached_
 class Target:
     """A suite's public services and the credentials for them. A context manager that closes its channels.
 
-    The suite is the one at `address` (one address, or those of all agent-loop replicas), otherwise the one running on
+    The suite is the one at `address` (one address, or those of all agent-loop replicas), otherwise the one running in
     the folder `data`, otherwise one at this machine's default ports. If neither is given, PAWL_ADDRESS and PAWL_DATA
-    apply. If a folder is given explicitly, a suite must be running on it, because the default ports may belong to
+    apply. If a folder is given explicitly, a suite must be running in it, because the default ports may belong to
     another suite. For a remote suite, the other services are expected at their default ports on the same hosts, unless
     PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS is set.
 
     The key is `api_key`, otherwise PAWL_API_KEY, otherwise the local key of a suite on this machine. The local key is
-    read before each call and sent only to that suite, because another program may listen there later. `store` and
-    `user` name the identity to act for, if the key allows this. `authority` (or PAWL_TLS_CA_FILE) is a file with CA
-    certificates; a suite in a data folder provides its own. Without TLS, the key is sent to other machines only with
-    `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
+    read before each call and sent only to that suite, because another program may later listen on the same port.
+    `store` and `user` name the identity to act for, if the key allows this. `authority` (or PAWL_TLS_CA_FILE) is a file
+    with CA certificates; a suite in a data folder provides its own. Without TLS, the key is sent to other machines only
+    with `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
 
     Each connection is opened on its first call. Stubs raise the classes in pawl.errors. Methods, streams and sessions
     retry for `retry_seconds` while no service answers or a deadline is exceeded; None retries forever.
 
     Raises:
-        StartError: An address is malformed, no suite is running on `data`, the key is malformed, or the certificates
+        StartError: An address is malformed, no suite is running in `data`, the key is malformed, or the certificates
             cannot be used.
     """
 
@@ -255,7 +255,10 @@ def _check_key(name: str, key: str | None) -> None:
 
 
 def _running(folder: Path) -> Endpoints | None:
-    """Return the endpoints of a folder's suite, or None. Ignores other machines: anyone could write such a file."""
+    """Return the endpoints of a folder's suite; None if it has none.
+
+    Endpoints on other machines are ignored, because anyone could write such a file.
+    """
     found = read_endpoints(folder)
     try:
         is_here = found is None or all(is_loopback(each) for name in found.services for each in found.addresses(name))

@@ -38,7 +38,7 @@ class TriggerVerbs(ScheduleVerbs):
         return (await self.again(self.triggers.ResumeTrigger, pb.ResumeTriggerRequest(name=name))).trigger
 
     async def rotate_trigger_secret(self, name: str) -> str:
-        """Create and return a new secret. Earlier secrets stay valid for a day."""
+        """Rotate a trigger's webhook secret and return the new one. Earlier secrets stay valid for a day."""
         return (await self.triggers.RotateTriggerSecret(pb.RotateTriggerSecretRequest(name=name))).secret
 
     async def delete_trigger(self, name: str) -> None:

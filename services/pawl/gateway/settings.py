@@ -78,9 +78,7 @@ class GatewaySettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_public(self) -> Self:
         if not is_loopback(self.listen) and not self.hosts:
-            raise ValueError("PAWL_GATEWAY_HOSTS: is required if PAWL_LISTEN is not on loopback")
+            raise ValueError("PAWL_GATEWAY_HOSTS is required if PAWL_LISTEN is not on loopback")
         if self.gateway_oidc_file and (self.hosts or not is_loopback(self.listen)) and not self.public_url:
-            raise ValueError(
-                "PAWL_PUBLIC_URL: is required with PAWL_GATEWAY_OIDC_FILE, for redirects from the provider"
-            )
+            raise ValueError("PAWL_PUBLIC_URL is required with PAWL_GATEWAY_OIDC_FILE, for redirects from the provider")
         return self

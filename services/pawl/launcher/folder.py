@@ -150,7 +150,7 @@ class DataFolder:
 
 
 def write_endpoints(endpoints: Endpoints) -> None:
-    """Write the file atomically."""
+    """Write the endpoints file atomically."""
     write_private(Path(endpoints.data) / FILE_NAME, json.dumps(msgspec.to_builtins(endpoints), indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Reads the options of a suite from flags and the environment."""
+"""Reads a suite's options from flags and the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """Options of a suite. The defaults are embedded servers, the scripted model, one replica each, and free ports.
+    """A suite's options. The defaults are embedded servers, the scripted model, one replica each, and free ports.
 
     `ports` maps names in DEFAULT_PORTS to numbers. If a name is missing or has the number 0, a free port is used. Each
     service gets the variables in `environment` that it reads; the process that runs Python tools also gets those named
@@ -82,11 +82,11 @@ def read_options(
     database_url, owner_url = _secret(environment, "PAWL_DATABASE_URL"), _secret(environment, "PAWL_DATABASE_OWNER_URL")
     if owner_url and not database_url:
         raise StartError(
-            "PAWL_DATABASE_OWNER_URL: requires PAWL_DATABASE_URL; the embedded PostgreSQL has its own owner."
+            "PAWL_DATABASE_OWNER_URL requires PAWL_DATABASE_URL; the embedded PostgreSQL has its own owner."
         )
     if environment.get("PAWL_TLS_CERTIFICATE_FILE") and not environment.get("PAWL_TLS_CA_FILE"):
         raise StartError(
-            "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE, the CA that services use to verify each other."
+            "PAWL_TLS_CERTIFICATE_FILE requires PAWL_TLS_CA_FILE, the CA that services use to verify each other."
         )
     base = dict.fromkeys(DEFAULT_PORTS, chosen.pop("all")) if "all" in chosen else DEFAULT_PORTS
     return SuiteOptions(
@@ -107,7 +107,8 @@ def read_options(
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the unknown PAWL_ variables, each with a similar known name or an empty string.
 
-    For a limit of runs, the known name is PAWL_LIMITS_FILE. Variables named in PAWL_TOOL_ENVIRONMENT count as known.
+    For the name of a run limit, the known name is PAWL_LIMITS_FILE. Variables named in PAWL_TOOL_ENVIRONMENT count as
+    known.
     """
     ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS
     known = {each for name in ours for each in (name, f"{name}_FILE")} | {*_of_tools(environment)}

@@ -293,6 +293,6 @@ def _key(mailbox: LeasedMailbox) -> _Key:
 
 
 def _folder_id(source: MailboxSource) -> str:
-    """Return an id of a folder, which is needed because different folders can contain the same UIDs."""
+    """Return a folder's id, which is needed because different folders can contain the same UIDs."""
     named = json.dumps([source.host, source.port, source.plaintext, source.username, source.folder])
     return hashlib.sha256(named.encode()).hexdigest()[:8]

@@ -193,7 +193,10 @@ class ChatRequest(msgspec.Struct, kw_only=True):
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
 
     def tool(self, name: str) -> Tool | None:
-        """Return an offered tool by name, or None. A name that ends in `*` matches the first tool with that prefix."""
+        """Return an offered tool by name, or None if it is not offered.
+
+        A name that ends in `*` matches the first tool with that prefix.
+        """
         if name.endswith("*"):
             return next((tool for tool in self.offered if tool.name.startswith(name[:-1])), None)
         return next((tool for tool in self.offered if tool.name == name), None)

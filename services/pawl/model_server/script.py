@@ -24,7 +24,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool call of the model.
+    """A tool call by the model.
 
     `arguments` is either a JSON object, sent as compact JSON, or a string, sent unchanged. A string can be invalid JSON
     or empty.
@@ -51,7 +51,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One answer of the model.
+    """One answer from the model.
 
     Its parts are sent in this order: role, reasoning, text, tool calls, finish reason, usage, `[DONE]`. By default,
     `finish_reason` depends on the content. Text and arguments are sent in pieces of `chunk_characters`.

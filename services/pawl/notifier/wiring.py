@@ -19,7 +19,7 @@ from pawl.notifier.deliveries.store import PostgresDeliveries
 from pawl.notifier.inbox.bus import Publication, forget_old
 from pawl.notifier.inbox.intake import Intake
 from pawl.notifier.inbox.rpc import HEARTBEAT_SECONDS, Notify
-from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.inbox.store import Added, PostgresStore
 from pawl.notifier.inbox.subscription import Subscriptions
 from pawl.notifier.metrics import PrometheusCounters
 from pawl.notifier.preferences.rpc import PreferenceServicer
@@ -62,8 +62,13 @@ def wire(
     publication = Publication(store, bus, counters)
     subscriptions = Subscriptions(store, counters)
 
-    def on_new() -> None:
+    def on_new(added: Added) -> None:
         publication.wake()
+        if added.deliveries:
+            deliveries.wake()
+
+    def on_notice() -> None:
+        publication.wake(channels_changed=True)
         deliveries.wake()
 
     def add_to(server: RpcServer) -> None:
@@ -73,7 +78,7 @@ def wire(
         server.add(add_ChannelServiceServicer_to_server, of_users)
         server.add(add_PreferenceServiceServicer_to_server, PreferenceServicer(preferences, on_change=deliveries.wake))
 
-    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new, key_is_gone=key_is_gone)
+    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_notice, key_is_gone=key_is_gone)
     return Notifier(
         intake=Intake(store, counters, on_new=on_new),
         subscriptions=subscriptions,

@@ -175,7 +175,8 @@ def _mcp(
 ) -> McpConnector:
     """Return the connector for MCP servers. The egress rules apply to HTTP servers.
 
-    A deployment of one person has no rules for programs, but confined programs cannot access private paths.
+    A personal deployment without a programs file may run any program, but confined programs cannot access private
+    paths.
     """
     rules = None if _is_personal(settings) else read_programs_file(settings.mcp_programs_file)
     private = settings.private_paths(os.environ)

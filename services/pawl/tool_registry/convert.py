@@ -84,7 +84,7 @@ _VERDICT: Final = WIRE.struct(
     execution_pb2.Verdict,
     Exceptions(
         of_struct=("definition", "accepted", "grant_call_id"),
-        # Set from the definition and the arguments, if any.
+        # Set by code, from the definition and the arguments where there are any.
         of_message=(*_OF_DEFINITION, *_OF_FRONT_END, "parallel", "arguments_json", "note", "result"),
     ),
 )
@@ -124,7 +124,7 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
     """
     own = DEFINITION.read(message.own_tool.definition) if message.HasField("own_tool") else None
     if own is not None and own.name != message.tool_name:
-        raise InvalidField("own_tool: must have the name of the call's tool", field="own_tool")
+        raise InvalidField("own_tool must have the name of the call's tool", field="own_tool")
     return ProposedCall(
         tool_name=message.tool_name,
         tool_version=message.tool_version,
@@ -242,14 +242,14 @@ def result_from(audit: AuditTrail, context: CallContext, message: execution_pb2.
     """
     if message.state not in ENDS:
         names = ", ".join(CallState(state).name for state in ENDS)
-        raise InvalidField(f"state: must be one of {names}", field="state")
+        raise InvalidField(f"state must be one of {names}", field="state")
     if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
         raise InvalidField(
-            f"duration_seconds: must be between 0 and {_DURATION_SECONDS_MAX:g}, got {message.duration_seconds:g}",
+            f"duration_seconds must be between 0 and {_DURATION_SECONDS_MAX:g}, got {message.duration_seconds:g}",
             field="duration_seconds",
         )
     if message.result_bytes > _RESULT_BYTES_MAX:
-        raise InvalidField(f"result_bytes: must be at most {_RESULT_BYTES_MAX}", field="result_bytes")
+        raise InvalidField(f"result_bytes must be at most {_RESULT_BYTES_MAX}", field="result_bytes")
     outcome, reason = ENDS[CallState(message.state)]
     return replace(
         _of_person(audit, context, AuditKind.RETURNED, message),
@@ -269,7 +269,7 @@ def _of_person(
     message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult,
 ) -> AuditDraft:
     if message.tool_version > VERSION_MAX:
-        raise InvalidField(f"tool_version: must be at most {VERSION_MAX}", field="tool_version")
+        raise InvalidField(f"tool_version must be at most {VERSION_MAX}", field="tool_version")
     return replace(
         audit.of_call(context, kind, _label(message), message.tool_version),
         by_user_id=check_id(message.user_id, "user_id"),
@@ -285,12 +285,12 @@ def _label(message: execution_pb2.RecordedDecision | execution_pb2.RecordedResul
 
 def _sha256(digest: str, field: str) -> str:
     if not _SHA256.fullmatch(digest):
-        raise InvalidField(f"{field}: must be 64 hex digits", field=field)
+        raise InvalidField(f"{field} must be 64 hex digits", field=field)
     return digest
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Read the timeouts for read-only calls; None if the request does not ask to run any."""
+    """Read the timeouts for read-only calls; None if the request does not ask to run such calls."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)

@@ -47,7 +47,7 @@ class LedgerReads:
         )
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
-        """Return the tool of a user's call that needed approval; None if the user has no such call."""
+        """Return the tool name of a user's call that needed approval; None if the user has no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 

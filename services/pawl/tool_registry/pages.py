@@ -22,12 +22,12 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
         InvalidField: The requested size exceeds `most`.
     """
     if asked > most:
-        raise InvalidField(f"page_size: must be between 0 and {most}, got {asked}", field="page_size")
+        raise InvalidField(f"page_size must be between 0 and {most}, got {asked}", field="page_size")
     return asked or default
 
 
 def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Sequence[T], str]:
-    """Return one page of results, and the token for the next page, which is empty after the last result."""
+    """Return one page of results, and the token for the next page, which is empty on the last page."""
     return found[:size], token_of(found[size - 1]) if len(found) > size else ""
 
 

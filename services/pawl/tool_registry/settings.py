@@ -58,7 +58,7 @@ class ToolRegistrySettings(ServiceSettings):
 
     @property
     def is_personal(self) -> bool:
-        """True if this deployment belongs to one person, which is the case if it has no keys except the local key."""
+        """True for a personal deployment, in which the local key is the only key."""
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
     def private_paths(self, environment: Mapping[str, str]) -> list[str]:

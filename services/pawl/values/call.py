@@ -47,8 +47,8 @@ class DecisionKind(IntEnum):
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """The series of job iterations that a call belongs to.
 
-    `digest` identifies the grant that covers the iterations, or the grant to request. `grant_call_id` is the call whose
-    approval gave the grant. Both are empty if there is no grant.
+    `digest` identifies the grant that covers the iterations, or the grant to request; empty if there is neither.
+    `grant_call_id` is the call whose approval gave the grant; empty if there is no grant.
     """
 
     digest: str = ""

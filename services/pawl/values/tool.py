@@ -114,7 +114,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = ""
     # The credential that started the run.
     credential_id: CredentialId = CredentialId("")
-    # The delegate that started the run for the user, if any.
+    # The delegate that started the run for the user. Empty if there is none.
     delegate_user_id: UserId = UserId("")
     # True if the run is a job.
     in_background: bool = False
@@ -135,12 +135,12 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     rule_id: str = ""
     # Answers so far to the tool's questions.
     answers: tuple[Answer, ...] = ()
-    # The series whose grant covers the call.
+    # The series whose grant covers the call; None if no grant does.
     series: Series | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool: a fraction from 0 to 1, if known, and a human-readable text."""
+    """Progress of a running tool: a fraction from 0 to 1, or None if unknown, and a human-readable text."""
 
     fraction: float | None = None
     message: str = ""

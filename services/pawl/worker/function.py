@@ -1,4 +1,4 @@
-"""Wraps a Python function as a tool, with its definition and its calls."""
+"""Wraps a Python function as a tool: builds its definition and binds its calls."""
 
 from __future__ import annotations
 

@@ -230,7 +230,10 @@ class Worker:
         _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail, **more)
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
-        """Return the key as metadata, looked up each time: the suite may start later, or another process may listen."""
+        """Return the key as metadata.
+
+        It is looked up each time, because the suite may start later, or another process may take over its port.
+        """
         addresses = [address.strip() for address in self._address.split(",")]
         key = self._api_key or find_key(addresses, environment=os.environ)
         self._has_key = key is not None

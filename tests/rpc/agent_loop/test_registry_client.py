@@ -102,7 +102,7 @@ class FakeService(execution_pb2_grpc.ExecutionServiceServicer):
         self.asked.append(request)
         if not request.HasField("output"):
             raise InvalidSchema("it must be an object")
-        return execution_pb2.CheckOutputResponse(faults=["answer: is not JSON"])
+        return execution_pb2.CheckOutputResponse(faults=["the answer is not JSON"])
 
     async def ReadDocument(self, request: Any, context: Any) -> execution_pb2.ReadDocumentResponse:
         raise MethodNotFound
@@ -278,7 +278,7 @@ async def test_registry_validates_answers(channel: grpc.aio.Channel, service: Fa
 async def test_output_schema_is_always_checked(channel: grpc.aio.Channel) -> None:
     checker = RegistryClient(channel)
     found = await checker.check_output(StoreId("acme"), b"{}", "many")
-    assert found == OutputChecked(faults=("answer: is not JSON",))
+    assert found == OutputChecked(faults=("the answer is not JSON",))
     with pytest.raises(InvalidSchema, match="it must be an object"):
         await checker.check_output(StoreId("acme"), b"{}", None)
 

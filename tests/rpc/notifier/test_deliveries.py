@@ -44,8 +44,8 @@ async def test_notification_is_delivered_once_with_a_signature(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     channel_id, secret = await desk.hook("/ann?x=1")
-    for _ in range(2):
-        await store.add([draft("a", body="It is 391."), draft("b", user="bob"), draft("c", store="other")])
+    told = [draft("a", body="It is 391."), draft("b", user="bob"), draft("c", store="other")]
+    assert [await store.add(told) for _ in range(2)] == [(3, 1), (0, 0)]
     delivery = await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
     body = verified_body(asked, secret)

@@ -89,7 +89,7 @@ async def test_registered_tool_keeps_its_name_unless_identical(registry: Registr
     root = registry.users["acme", "root"]
     await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
     why, said = await refused(registry, front_end_tool(description="Another."))
-    assert (why, "rename the tool of this run" in said) == ("TOOL_EXISTS", True)
+    assert (why, "rename the one sent with this run" in said) == ("TOOL_EXISTS", True)
     for_bob = front_end_tool("chart_of_bob", allowed_user_ids=["bob"])
     await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=for_bob))
     await checked(registry, front_end_tool(), front_end_tool("chart_of_bob"))

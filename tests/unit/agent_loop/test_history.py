@@ -407,7 +407,7 @@ def test_an_invalid_answer_is_retried_with_the_error_and_schema() -> None:
     assert (run.state, run.output_text, run.round) == (RunState.COMPLETED, GOOD, 3)
     last = world.model.requests[-1].messages
     assert [message["role"] for message in last] == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert "answer: is not JSON" in last[3]["content"]
+    assert "the answer is not JSON" in last[3]["content"]
     assert "fewer than 2 members" in last[5]["content"]
     assert FORM.schema_json.decode() in last[5]["content"]
     assert [bool(message.misfit) for message in world.ledger.messages(key)] == [False, True, True, False]

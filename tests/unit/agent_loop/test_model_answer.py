@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.run import FailureClass
+from pawl.agent_loop.model import chunk as parser
 from pawl.agent_loop.model.answer import ANSWER_BYTES_MAX, Answer
 from pawl.agent_loop.model.request import (
     CallPiece,
@@ -347,3 +349,61 @@ MIXTURE = b"".join(
 def test_chunk_boundaries_do_not_change_the_pieces(cuts: list[int]) -> None:
     bounds = [0, *sorted(cuts), len(MIXTURE)]
     assert feed(*(MIXTURE[start:end] for start, end in itertools.pairwise(bounds))) == feed(MIXTURE)
+
+
+_VALUES: Any = st.sampled_from(
+    [None, "", "a", "\0", "\uffff", "\uffffd83d", "\ud83d", 0, 1, {}, {"text": "b"}, [], ["c"], True]
+)
+_DELTAS: Any = st.dictionaries(
+    st.sampled_from(["role", "content", "refusal", "reasoning", "reasoning_content", "tool_calls", "other"]), _VALUES
+)
+_CHOICES: Any = st.fixed_dictionaries(
+    {"delta": st.one_of(_DELTAS, st.none())},
+    optional=dict.fromkeys(("index", "finish_reason", "usage", "logprobs"), _VALUES),
+)
+_CHUNKS: Any = st.fixed_dictionaries(
+    {"choices": st.lists(_CHOICES, min_size=0, max_size=2)},
+    optional=dict.fromkeys(("object", "usage", "error", "type", "id"), _VALUES),
+)
+
+
+@given(_CHUNKS)
+def test_the_fast_path_for_text_gives_the_same_pieces(content: dict[str, Any]) -> None:
+    data = json.dumps(content).encode()
+
+    def read() -> object:
+        try:
+            return parser.pieces(data)
+        except ModelError as error:
+            return error.problem
+
+    with mock.patch.object(parser, "_only_text", return_value=None):
+        expected = read()
+    assert read() == expected
+
+
+@given(st.lists(st.sampled_from(["text", "reasoning", "usage"]), max_size=12))
+def test_texts_that_arrive_together_are_one_piece(kinds: list[str]) -> None:
+    chunks = {
+        "text": {"choices": [{"delta": {"content": "a"}}]},
+        "reasoning": {"choices": [{"delta": {"reasoning": "b"}}]},
+        "usage": {"choices": [], "usage": {"prompt_tokens": 1}},
+    }
+    events = [b"data: %s\n\n" % json.dumps(chunks[kind]).encode() for kind in kinds]
+    apart, together = Answer(), Answer()
+    single = [piece for event in events for piece in apart.feed(event)]
+    joined = list(together.feed(b"".join(events)))
+    expected = [
+        [TextPiece(text="".join(each.text for each in group if isinstance(each, TextPiece)))]
+        if is_text
+        else list(group)
+        for is_text, group in itertools.groupby(single, key=lambda each: isinstance(each, TextPiece))
+    ]
+    assert joined == list(itertools.chain.from_iterable(expected))
+
+
+def test_text_before_a_fault_is_kept() -> None:
+    pieces = Answer().feed(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: nonsense\n\n')
+    assert next(pieces) == TextPiece(text="a")
+    with pytest.raises(ModelError):
+        next(pieces)

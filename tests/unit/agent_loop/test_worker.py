@@ -189,6 +189,28 @@ async def asked_of(world: World, worker: Worker, seconds: float) -> list[str]:
         return list(asked)
 
 
+async def test_the_claims_for_the_end_of_a_run_and_for_the_next_message_are_one() -> None:
+    world, asked = World(VERDICTS, [long(seconds=0.1) for _ in range(5)]), list[str]()
+    worker = world.worker()
+    await worker.listen(cast("Bus", Hints()))
+
+    async def count(name: str, done: bool) -> None:
+        asked.extend([] if done or name != "ClaimRuns" else [name])
+
+    async with at_work(worker):
+        await asyncio.sleep(0.1)
+        world.ledger.fault = count
+        for number in range(5):
+            world.ledger.submit(f"hello {number}")
+            worker.wake()
+            while len(world.meter.left) <= number:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.005)
+        assert len(asked) == 5
+        await asyncio.sleep(0.05)
+        assert len(asked) == 6, "the last end has no other claim"
+
+
 async def test_an_idle_worker_asks_rarely_only_while_it_would_hear_of_work() -> None:
     world = World(VERDICTS, [])
     worker = world.worker()

@@ -118,7 +118,7 @@ def test_a_certificate_for_another_service_is_reported_at_start(
     shown = certificates.tls_of(files, clock)()
     for is_called in (True, False):
         tls.check_own(shown, "job-store", is_called=is_called)
-        with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*`127.0.0.1`, `job-store`"):
+        with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE .*`notifier`.*`127.0.0.1`, `job-store`"):
             tls.check_own(shown, "notifier", is_called=is_called)
     expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
     tls.check_own(certificates.tls_of(expired, clock)(), "job-store", is_called=True)  # used as soon as its files exist
@@ -126,7 +126,7 @@ def test_a_certificate_for_another_service_is_reported_at_start(
     assert alone is not None
     tls.check_own(alone(), "notifier", is_called=False)  # Without an authority names are not compared.
     files.authority.write_bytes(trustme.CA().cert_pem.bytes())
-    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not signed by the authority in"):
+    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE is not signed by the authority in"):
         tls.check_own(certificates.tls_of(files, clock)(), "job-store", is_called=True)
     files.authority.write_bytes(files.authority.read_bytes() + authority.cert_pem.bytes())
     tls.check_own(certificates.tls_of(files, clock)(), "job-store", is_called=True)

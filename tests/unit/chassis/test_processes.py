@@ -175,7 +175,7 @@ async def test_a_reachable_service_without_tls_warns_once(monkeypatch: pytest.Mo
 
 async def test_a_service_without_a_database_url_reports_it() -> None:
     async with Service("test", ServiceSettings()) as service:
-        with pytest.raises(StartError, match="PAWL_DATABASE_URL: is required"):
+        with pytest.raises(StartError, match="PAWL_DATABASE_URL is required"):
             await service.open_database()
 
 

@@ -214,9 +214,9 @@ def test_an_invalid_policy_is_reported_clearly() -> None:
     rows = [
         ("look", "of the form TOOL=WORD,WORD"),
         ("=safe", "of the form TOOL=WORD,WORD"),
-        ("look=nice", "'nice': must be one of safe, sensitive, "),
-        ("look=timeout_seconds", "'timeout_seconds': must be one of"),
-        ("look=excluded=yes", "'excluded=yes': must be one of"),
+        ("look=nice", "'nice' must be one of safe, sensitive, "),
+        ("look=timeout_seconds", "'timeout_seconds' must be one of"),
+        ("look=excluded=yes", "'excluded=yes' must be one of"),
         ("look=timeout_seconds=soon", "must be a number of seconds"),
         ("look=reports=now", "reports must be every, every=10"),
         ("look=reports=every=ten", "reports must be every, every=10"),

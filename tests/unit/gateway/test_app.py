@@ -319,11 +319,11 @@ BAD = (
 async def test_insecure_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[dict[str, str], str]] = [
         *(({"PAWL_GATEWAY_SEAL_KEY": keys}, "PAWL_GATEWAY_SEAL_KEY") for keys in ("short", "," * 40, f"{SEAL}, short")),
-        ({"PAWL_LISTEN": "0.0.0.0:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
-        ({"PAWL_LISTEN": "[::]:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
+        ({"PAWL_LISTEN": "0.0.0.0:7600"}, "PAWL_GATEWAY_HOSTS is required"),
+        ({"PAWL_LISTEN": "[::]:7600"}, "PAWL_GATEWAY_HOSTS is required"),
         ({"PAWL_LISTEN": "0.0.0.0:7600", "PAWL_GATEWAY_HOSTS": HOST, "PAWL_LOCAL_KEY": "k" * 16}, "PAWL_LOCAL_KEY"),
         ({"PAWL_GATEWAY_HOSTS": "*.example.com"}, "PAWL_GATEWAY_HOSTS"),
-        ({"PAWL_GATEWAY_HOSTS": HOST, "PAWL_GATEWAY_OIDC_FILE": "logins.json"}, "PAWL_PUBLIC_URL: is required"),
+        ({"PAWL_GATEWAY_HOSTS": HOST, "PAWL_GATEWAY_OIDC_FILE": "logins.json"}, "PAWL_PUBLIC_URL is required"),
         *(({"PAWL_GATEWAY_ORIGINS": f"https://a.b, {origin}"}, "PAWL_GATEWAY_ORIGINS") for origin in BAD),
         ({"PAWL_GATEWAY_ORIGINS": "https://a.b:443"}, "PAWL_GATEWAY_ORIGINS"),
     ]

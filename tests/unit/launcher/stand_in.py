@@ -48,7 +48,7 @@ def main(address_file: Path, fault: str | None) -> None:
 if __name__ == "__main__":
     wanted = os.environ.get("STAND_IN")
     if wanted == "usage":
-        sys.stderr.write("PAWL_NONSENSE: is required\n")
+        sys.stderr.write("PAWL_NONSENSE is required\n")
         sys.exit(2)
     if wanted == "broken":
         line = {"event": "tool.module_broken", "tool_module": "shop", "error": "shop.py:1: SyntaxError"}

@@ -190,8 +190,8 @@ def test_servers_can_be_replaced_by_variable_or_file(tmp_path: Path) -> None:
 
 
 MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
-    ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: requires PAWL_DATABASE_URL"),
-    ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE"),
+    ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL requires PAWL_DATABASE_URL"),
+    ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE requires PAWL_TLS_CA_FILE"),
     ({}, ["agentloop=1"], [], "--port: unknown name 'agentloop'; choose from gateway, agent-loop,"),
     ({}, ["nats=70000"], [], "--port: nats must be a number between 0 and 65535, got '70000'"),
     ({}, ["nats"], [], "--port: nats must be a number"),

@@ -158,7 +158,7 @@ async def test_an_unresponsive_process_is_restarted(
 
 async def test_a_failed_start_gives_a_reason_and_leaves_no_process(options: Options) -> None:
     for fault, more, reason in (
-        ("usage", {}, r"^second cannot start: PAWL_NONSENSE: is required$"),
+        ("usage", {}, r"^second cannot start: PAWL_NONSENSE is required$"),
         (
             "mute",
             {"ready_seconds": 0.5, "stages": options().stages[1:]},

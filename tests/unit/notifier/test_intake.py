@@ -17,7 +17,7 @@ from pawl.event.v1 import event_pb2
 from pawl.notifier.inbox.announcement import need_resolved_by
 from pawl.notifier.inbox.intake import ATTEMPTS_MAX, Intake
 from pawl.notifier.inbox.rules import Draft, Inbox, PoisonEvent, ResolvedNeed
-from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.inbox.store import Added, PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
 from tests.unit.notifier.events import asked, ended_job, event, of
 
@@ -75,7 +75,7 @@ class BrittleStore(PostgresStore):
             raise DependencyUnavailable
         return {store_id: [UserId("bob"), UserId("eve")] for store_id in store_ids}
 
-    async def add(self, drafts: Sequence[Draft]) -> int:
+    async def add(self, drafts: Sequence[Draft]) -> Added:
         if self.unavailable:
             raise DependencyUnavailable
         if any(draft.run_id == "run_bad" for draft in drafts):
@@ -83,7 +83,7 @@ class BrittleStore(PostgresStore):
         if self.broken:
             raise RuntimeError("nothing can be stored")
         self.drafts += drafts
-        return len(drafts)
+        return Added(notifications=len(drafts), deliveries=0)
 
 
 class Scene:
@@ -96,7 +96,7 @@ class Scene:
     def count(self, outcome: str) -> float | None:
         return self.metrics.registry.get_sample_value("pawl_test_events_total", {"outcome": outcome})
 
-    def _wake(self) -> None:
+    def _wake(self, _added: Added) -> None:
         self.woken += 1
 
     def delivery(self, content: event_pb2.RunEvent | bytes, *, attempt: int = 1) -> ScriptedMessage:

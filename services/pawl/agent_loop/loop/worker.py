@@ -103,6 +103,8 @@ class Worker:
         self._wakeup = asyncio.Event()
         # A heap of the times when parked runs are due. No other worker polls that soon.
         self._due_times: list[float] = []
+        # Claims soon, unless another claim starts before.
+        self._soon: asyncio.TimerHandle | None = None
         self._claiming = asyncio.Lock()
         self._stopping = False
         self._bus: Bus | None = None
@@ -134,6 +136,7 @@ class Worker:
         while not self._stopping:
             self._work_may_be_there = False
             self._work_is_ours.clear()
+            self._cancel_soon()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
             started, poll_seconds = self._clock.monotonic(), self._limits.poll_seconds * self._jitter()
             count = 0
@@ -145,6 +148,16 @@ class Worker:
             if room <= 0 or count < room:
                 await self._wait_for_work(started, poll_seconds)
             await self._throttle(started + _CLAIM_SECONDS_MIN)
+
+    def _wake_soon(self) -> None:
+        """Claim runs shortly. A claim that starts before then, for example for the user's next message, replaces it."""
+        if self._soon is None and not self._stopping:
+            self._soon = asyncio.get_running_loop().call_later(_CLAIM_SECONDS_MIN, self.wake)
+
+    def _cancel_soon(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
 
     @property
     def _hears(self) -> bool:
@@ -216,6 +229,7 @@ class Worker:
     async def hand_over(self) -> None:
         """Stop all drives at their next commit point, or after a timeout, and release all runs. Settles nothing."""
         self._stopping = True
+        self._cancel_soon()
         tasks = [held.task for held in self._held.values()]
         for held in self._held.values():
             held.drive.hand_over()
@@ -332,8 +346,10 @@ class Worker:
         self._meter.run_left(how)
         # The conversation's next run may be due, or a run that waited for a slot. The ledger reports the latter when a
         # run parks, but if this worker was crowded, more runs may wait for it.
-        if how != DriveEnd.PARKED or len(self._held) >= self._limits.runs_max * _CROWDED_FRACTION:
+        if len(self._held) >= self._limits.runs_max * _CROWDED_FRACTION:
             self.wake()
+        elif how != DriveEnd.PARKED:
+            self._wake_soon()
 
     async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
         claim = drive.claim

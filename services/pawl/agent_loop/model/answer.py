@@ -11,6 +11,7 @@ from pawl.agent_loop.model.request import (
     ModelError,
     Piece,
     Problem,
+    TextPiece,
     UsageReport,
 )
 from pawl.agent_loop.model.sse import EventTooLargeError, SseDecoder
@@ -20,6 +21,26 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 
 # Line prefixes of an event stream that carry no data of their own.
 _OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data:")
+
+
+def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Join consecutive texts, because each piece costs more than its bytes. Nothing is lost before an error."""
+    texts: list[str] = []
+    try:
+        for piece in pieces:
+            if isinstance(piece, TextPiece):
+                texts.append(piece.text)
+                continue
+            if texts:
+                yield TextPiece(text="".join(texts))
+                texts.clear()
+            yield piece
+    except ModelError:
+        if texts:
+            yield TextPiece(text="".join(texts))
+        raise
+    if texts:
+        yield TextPiece(text="".join(texts))
 
 
 class Answer:
@@ -71,8 +92,7 @@ class Answer:
             events = self._events.feed(data)
         except EventTooLargeError:
             raise ModelError(failure.TOO_LARGE) from None
-        for event in events:
-            yield from self._take(event)
+        yield from _joined(piece for event in events for piece in self._take(event))
 
     def end(self) -> list[Piece]:
         """Return the remaining pieces at the end of the data. The last one is `Finished`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -48,6 +48,34 @@ class _Chunk(msgspec.Struct):
     type: Any = None
 
 
+class _TextDelta(msgspec.Struct, forbid_unknown_fields=True):
+    content: str
+    role: msgspec.Raw = _NULL
+    refusal: None = None
+    reasoning: None = None
+    reasoning_content: None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+class _TextChoice(msgspec.Struct):
+    delta: _TextDelta
+    index: Literal[0] = 0
+    finish_reason: None = None
+    usage: None = None
+
+
+class _TextChunk(msgspec.Struct):
+    """A chunk with nothing but text, as nearly all are. Reading it as a `_Chunk` gives the same piece but is slower."""
+
+    choices: tuple[_TextChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: None = None
+    error: None = None
+    type: None = None
+
+
+_text_chunks: Final = msgspec.json.Decoder(_TextChunk)
 _chunks: Final = msgspec.json.Decoder(_Chunk)
 _objects: Final = msgspec.json.Decoder(fields.RawObject | None)
 _lists: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
@@ -76,6 +104,8 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
     Raises:
         ModelError: STREAM_GARBLED, or the error that the server reports.
     """
+    if not whole and (text := _only_text(data)) is not None:
+        return [TextPiece(text=text)] if text else []
     try:
         chunk = _decoded(data)
         if _is_error(chunk):
@@ -86,8 +116,22 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
     return found + _usage(chunk.usage)
 
 
+def _only_text(data: bytes) -> str | None:
+    """Return the text of a `_TextChunk`; None if the chunk must be read as a `_Chunk`."""
+    if _may_have_surrogates(data):
+        return None
+    try:
+        return _text(_text_chunks.decode(data).choices[0].delta.content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _may_have_surrogates(data: bytes) -> bool:
+    return b"\\ud" in data or b"\\uD" in data
+
+
 def _decoded(data: bytes) -> _Chunk:
-    if b"\\ud" in data or b"\\uD" in data:
+    if _may_have_surrogates(data):
         # The decoder refuses lone surrogates, so replace each with a noncharacter and its digits.
         data = _ESCAPE.sub(lambda found: rb"\uffff" + found[1].lower() if found[1] else found[0], data)
     try:

@@ -6,13 +6,10 @@ names, ids and comments. `Answer` removes a byte order mark.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 # Limit per event and per line.
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
-
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLargeError(Exception):
@@ -63,25 +60,19 @@ class SseDecoder:
         return events[0] if events else None
 
     def _take_lines(self, events: list[bytes]) -> None:
-        start = 0
-        for line_end, next_start in [match.span() for match in _LINE_END.finditer(self._buffer, self._scanned)]:
-            self._take_line(bytes(self._buffer[start:line_end]), events)
-            start = next_start
+        end = 1 + max(self._buffer.rfind(b"\n", self._scanned), self._buffer.rfind(b"\r", self._scanned))
         # A CR ends its line immediately; an LF right after it belongs to it.
-        self._after_cr = start == len(self._buffer) and self._buffer.endswith(b"\r")
-        del self._buffer[:start]
+        self._after_cr = 0 < end == len(self._buffer) and self._buffer.endswith(b"\r")
+        lines = bytes(self._buffer[:end]).splitlines()
+        del self._buffer[:end]
         self._scanned = len(self._buffer)
-
-    def _take_line(self, line: bytes, events: list[bytes]) -> None:
-        if not line:
-            if self._data:
+        for line in lines:
+            if line.startswith(b"data:") or line == b"data":
+                self._data.append(line[5:].removeprefix(b" "))
+                self._data_bytes += len(line)
+                if self._data_bytes > EVENT_BYTES_MAX:
+                    raise EventTooLargeError
+            elif not line and self._data:
                 events.append(b"\n".join(self._data))
                 self._data = []
                 self._data_bytes = 0
-            return
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            self._data.append(value.removeprefix(b" "))
-            self._data_bytes += len(value)
-            if self._data_bytes > EVENT_BYTES_MAX:
-                raise EventTooLargeError

@@ -1,7 +1,7 @@
 """Connects to NATS, which may be unavailable.
 
 Nothing here waits for the server or fails because of it: NATS carries wake-ups and live events, never the record.
-Without it Pawl is slower, but still correct.
+Without it, Pawl is slower but still correct.
 
 nats-py's own reconnection is disabled. It does not cover the first connection, stops for good after one refused login
 (which a restarting server can cause), and dies silently after an unexpected error. Instead, a loop here creates a new
@@ -137,7 +137,7 @@ class Bus:
     async def publish(self, subject: str, data: bytes) -> None:
         """Publish a message at most once. Never waits for the server, and never raises because of it.
 
-        Messages are dropped, and counted, while not connected or when the outbox is full.
+        Messages are dropped and counted while the bus is not connected or the outbox is full.
         """
         if self.connected:
             self._outbox.put(subject, data)

@@ -158,7 +158,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
-        """Lend a connection inside a transaction: committed at the end, rolled back on any exception.
+        """Lend a connection inside a transaction, which is committed at the end or rolled back on any exception.
 
         Raises:
             DependencyUnavailable: Same as for `acquire`. If raised during the commit, the transaction may have been
@@ -179,12 +179,12 @@ class Database:
             return await connection.fetch(statement, *arguments)
 
     async def fetchrow(self, statement: str, *arguments: Any, urgent: bool = False) -> asyncpg.Record | None:
-        """Return the first row of one statement, or None. See `fetch`."""
+        """Return the first row of one statement, or None if it returns no rows. See `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetchrow(statement, *arguments)
 
     async def fetchval(self, statement: str, *arguments: Any, urgent: bool = False) -> Any:
-        """Return the first column of the first row of one statement, or None. See `fetch`."""
+        """Return the first column of the first row of one statement, or None if it returns no rows. See `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetchval(statement, *arguments)
 

@@ -30,11 +30,11 @@ _log = logs.get_logger(__name__)
 async def require_durable(database: Database, *, unsafe_allowed: bool) -> None:
     """Check that commits of this pool are durable before they are acknowledged.
 
-    Checks the values in effect in a session, including those set for the role, the database or in the URL. Later
+    Checks the values in effect in a session, including those set for the role or the database, or in the URL. Later
     changes are not noticed. With `unsafe_allowed`, a failed check only logs a warning.
 
     Raises:
-        StartError: Fsync, full_page_writes or synchronous_commit is off.
+        StartError: One of `fsync`, `full_page_writes` and `synchronous_commit` is off.
         DependencyUnavailable: The server cannot be reached.
     """
     async with database.acquire() as connection:

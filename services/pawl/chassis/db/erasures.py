@@ -25,7 +25,7 @@ ErasurePart: TypeAlias = pb.ListErasuresResponse
 
 
 class ErasureWork:
-    """Runs `erase` for each conversation to erase, and reports it as done to job-store. All steps are idempotent."""
+    """Runs `erase` for each conversation that job-store lists, then confirms the erasure. Idempotent."""
 
     def __init__(
         self, job_store: grpc.aio.Channel, erase: Callable[[ErasurePart], Awaitable[None]], clock: Clock

@@ -1,4 +1,4 @@
-"""Creates the schema of a service from its `schema.sql`.
+"""Creates a service's schema from its `schema.sql`.
 
 There are no migrations before release 0.1: a database that another version created is refused.
 """

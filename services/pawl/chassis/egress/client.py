@@ -37,7 +37,7 @@ class Unpacker:
     Even a decompression bomb yields at most `bytes_max` + 1 bytes.
 
     Raises:
-        CodingError: The coding is not gzip, or the body is corrupt.
+        CodingError: The coding is neither gzip nor identity, or the body is corrupt.
     """
 
     def __init__(self, coding: str, *, bytes_max: int) -> None:
@@ -176,7 +176,7 @@ class GuardedEgress:
     def transport(self, store_id: StoreId, *, with_secrets: bool = False) -> GuardedTransport:
         """Return a transport for clients that make their own requests on behalf of a store.
 
-        With `with_secrets` it allows only https, or hosts that the deployment allows explicitly.
+        With `with_secrets`, it allows only https, or hosts that the deployment allows explicitly.
         """
         rules = rules_of(self._rules, store_id)
         start_lookup = partial(self._lookups.start, store_id)

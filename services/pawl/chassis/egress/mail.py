@@ -58,7 +58,7 @@ class SmtpServer:
 
         Raises:
             aiosmtplib.SMTPException: The message was refused, or the connection broke, perhaps after it was accepted.
-            TimeoutError: It took too long, and the server may have accepted the message.
+            TimeoutError: Sending took too long, and the server may have accepted the message.
         """
         client = aiosmtplib.SMTP(
             hostname=self.host,

@@ -203,10 +203,10 @@ class EgressRules:
     openings: tuple[Opening, ...] = ()
 
     def check_target(self, target: Target) -> None:
-        """Check the host of a request, as far as possible without its addresses.
+        """Check a request's host and port, as far as possible without the host's addresses.
 
         Raises:
-            EgressRefused: The rules do not allow the host.
+            EgressRefused: The rules do not allow the host or the port.
         """
         is_opened = self._opens(target)
         is_listed = any(pattern.matches(target) for pattern in self.hosts or ())
@@ -233,7 +233,8 @@ class EgressRules:
         """Check that the deployment explicitly allows the target, by host and port.
 
         Raises:
-            EgressRefused: The deployment does not explicitly allow it. Default access to the internet does not count.
+            EgressRefused: The deployment does not explicitly allow the target. Default access to the internet does not
+                count.
         """
         if not any(pattern.matches(target) for pattern in self.hosts or ()) and not self._opens(target):
             raise EgressRefused(f"{target.authority} is not listed in PAWL_EGRESS_FILE")
@@ -267,7 +268,7 @@ class EgressRules:
 
 
 def read_rules(hosts: Iterable[str] | None, private: Iterable[str]) -> EgressRules:
-    """Parse the rules of a deployment.
+    """Parse a deployment's rules.
 
     Raises:
         ValueError: An entry is invalid; the message names it and the problem.
@@ -314,5 +315,5 @@ def _read_opening(text: str) -> Opening:
 
 
 def rules_of(rules: Mapping[str, EgressRules], store_id: StoreId) -> EgressRules:
-    """Return the rules of a store: its own, those of `*`, or the defaults."""
+    """Return a store's rules: its own, those of `*`, or the defaults."""
     return rules.get(store_id) or rules.get("*") or EgressRules()

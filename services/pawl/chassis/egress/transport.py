@@ -38,7 +38,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     responsible for the headers that it sends.
 
     Raises, in addition to httpx2's errors:
-        EgressRefused: The rules forbid it. Nothing was sent, and no connection was opened.
+        EgressRefused: The rules forbid the request. Nothing was sent, and no connection was opened.
     """
 
     def __init__(

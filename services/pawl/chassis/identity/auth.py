@@ -43,7 +43,10 @@ _ROLES_NAMED_MAX: Final = 32
 
 
 class LoginRefused(Exception):
-    """The cause of an Unauthenticated error, hidden from callers. `key_id` is that of an expired or revoked key."""
+    """The cause of an Unauthenticated error, hidden from callers.
+
+    `key_id` names the key if it has expired or was revoked, and is empty otherwise.
+    """
 
     def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
         super().__init__(kind)
@@ -100,7 +103,7 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return the service with the store and user that the metadata names, or unchanged without `pawl-store`.
+    """Return the service with the store and user that the metadata names, or unchanged if it names no store.
 
     Raises:
         InvalidId: The store or user is not a valid id.
@@ -186,7 +189,9 @@ def for_user(user: Principal) -> tuple[tuple[str, bytes], ...]:
 
 
 def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
-    """Return the user named in the metadata of a forwarded call, or None. Does not check who sent the metadata.
+    """Return the user named in a forwarded call's metadata, or None if no user is named.
+
+    Does not check who sent the metadata.
 
     Raises:
         PermissionDenied: The metadata does not name exactly one valid user.
@@ -302,7 +307,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Principal:
-    """Return the caller: the credential's user or, for a delegate, the user in `pawl-user` with its `pawl-roles`.
+    """Return the caller: the credential's user, or the user in `pawl-user` if the credential is a delegate's.
 
     `pawl-roles` lists roles of the delegate, separated by commas. Without it, the delegate passes on `member` if it is
     a member, otherwise `viewer` if it is a viewer, otherwise all its roles.
@@ -345,7 +350,7 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
 def local_principal(metadata: Mapping[str, str]) -> Principal:
     """Return the caller for the local key: by default, `me` of the store `local`.
 
-    It has all roles of a store except `delegate`, or those that `pawl-roles` lists.
+    It has all roles of a store except `delegate`, or only those that `pawl-roles` lists.
 
     Raises:
         InvalidId: The named store or user is not a valid id.

@@ -1,4 +1,7 @@
-"""Seals one-time browser login codes. They are made on the gateway's machine by a process that has its seal key."""
+"""Seals one-time browser login codes.
+
+A process on the gateway's machine that has the gateway's seal key creates them.
+"""
 
 from __future__ import annotations
 

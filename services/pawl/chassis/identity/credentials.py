@@ -171,7 +171,7 @@ class KeyAuthenticator:
         return LoginRefused("revoked" if ended.is_revoked else "expired", KeyId(ended.credential_id))
 
     async def _token(self, issuers: Issuers, text: str, may_look_up: Callable[[], bool]) -> Credential | None:
-        """Return the credential of a token, or None if it is not a token."""
+        """Return a token's credential, or None if `text` is not a token."""
         from pawl.chassis.identity.tokens import TokenRefused, is_token  # noqa: PLC0415  # loaded with the issuers
 
         if not is_token(text):
@@ -185,14 +185,14 @@ class KeyAuthenticator:
 
 
 def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
-    """Return the token issuers of the settings, or None; the caller must `run` them.
+    """Return the token issuers listed in PAWL_OIDC_FILE, or None if it is not set. The caller must `run` the issuers.
 
     Raises:
         StartError: The file cannot be used.
     """
     if settings.oidc_file is None:
         return None
-    # They import cryptography and HTTP (10 MB), which processes without tokens avoid.
+    # These modules import cryptography and HTTP (10 MB). Processes without tokens avoid them.
     from pawl.chassis.identity.issuers import Issuers  # noqa: PLC0415
     from pawl.chassis.identity.tokens import parse_providers  # noqa: PLC0415
 
@@ -249,7 +249,7 @@ def authenticator(
     """Return the authenticator for the settings, with the given key rows and token issuers.
 
     Raises:
-        StartError: A file of keys cannot be used.
+        StartError: A keys file cannot be used.
     """
     clock = SystemClock()
     local_key = settings.local_key.get_secret_value() if settings.local_key else None

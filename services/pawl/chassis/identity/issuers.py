@@ -86,7 +86,7 @@ def open_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
 
 
 async def describe(client: httpx2.AsyncClient, issuer: str, kind: type[D]) -> D:
-    """Return the metadata of an issuer.
+    """Return an issuer's metadata.
 
     Raises:
         FetchFailed: The response is an error or cannot be trusted.
@@ -109,7 +109,7 @@ async def _get(client: httpx2.AsyncClient, url: str) -> bytes:
 
 
 async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
-    """Return the body of a response.
+    """Return a response's body.
 
     Raises:
         FetchFailed: The body has more than `bytes_max` bytes.
@@ -143,7 +143,7 @@ class IssuerKeys:
     async def fitting(self, token: Token, *, may_look_up: Callable[[], bool]) -> list[PublicKey]:
         """Return the keys that may have signed a token.
 
-        If none is known or all are outdated, fetch them first if allowed.
+        If no such key is known, or all keys are outdated, fetch the keys first if `may_look_up` allows it.
 
         Raises:
             DependencyUnavailable: The issuer does not answer, and no current key may have signed the token.
@@ -159,9 +159,10 @@ class IssuerKeys:
         return found
 
     async def refresh_if_allowed(self, may_look_up: Callable[[], bool]) -> bool:
-        """Fetch the keys if allowed, otherwise leave that to the next poll; return whether a fetch was made.
+        """Fetch the keys if `may_look_up` allows it; return whether a fetch was made.
 
-        This way, a client with too many failures does not prevent others at its address from using newly rotated keys.
+        Otherwise, leave the fetch to the next poll. This way, a client with too many failures does not prevent others
+        at its address from using newly rotated keys.
         """
         if may_look_up():
             return await self.refresh()
@@ -169,7 +170,7 @@ class IssuerKeys:
         return False
 
     async def refresh(self) -> bool:
-        """Fetch the keys and return True; return False immediately if the issuer was asked too often."""
+        """Try to fetch the keys, and return True. Without trying, return False if the issuer was asked too often."""
         if self._fetching is None and len(self._started_at) == _BURST_MAX and self._since(0) < _BURST_SECONDS:
             return False
         await self._join_fetch()
@@ -192,7 +193,7 @@ class IssuerKeys:
         return self._clock.monotonic() - self._started_at[which]
 
     async def _join_fetch(self) -> None:
-        """Wait for a fetch that all concurrent callers share. It continues if a caller is cancelled."""
+        """Fetch the keys once for all concurrent callers. The fetch continues if a caller is cancelled."""
         if self._fetching is None:
             self._started_at.append(self._clock.monotonic())
             self._is_wanted = False

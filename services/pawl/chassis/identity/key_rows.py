@@ -117,7 +117,7 @@ class KeyRows:
             await self._clock.sleep(_SYNC_SECONDS)
 
     async def find(self, secret: str, *, may_look_up: Callable[[], bool] = lambda: True) -> KeyGrant | None:
-        """Return the valid key with that secret, or None; counts as a use.
+        """Return the valid key with that secret, or None if there is none. Counts as a use.
 
         `may_look_up` is called before an update for an unknown key.
 
@@ -137,7 +137,7 @@ class KeyRows:
         return found
 
     def ended(self, digest: bytes) -> KeyGrant | None:
-        """Return the key with that digest for the audit, if it was revoked or has expired and is still remembered."""
+        """Return the expired or revoked key with that digest, for the audit; None if no such key is remembered."""
         found = self._known(digest)
         return None if self._in_force(found) else found
 

@@ -95,7 +95,7 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
 
 
 def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address from one of these files: four-byte words in the machine's byte order."""
+    """Parse an address from one of LISTENERS: four-byte words in the machine's byte order."""
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address
@@ -111,7 +111,7 @@ def _accepts(
 
 
 def _listening(data: Path) -> set[str]:
-    """Return the loopback addresses of the suite on that data folder; empty if its launcher has ended."""
+    """Return the loopback addresses of the suite that runs in a data folder; empty if its launcher has ended."""
     endpoints = read_endpoints(data)
     if endpoints is None:
         return set()

@@ -65,7 +65,7 @@ class TokenRefused(Exception):
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The store of a token: the same for all the issuer's tokens, or taken from a claim."""
+    """A token's store: the same for all the issuer's tokens, or taken from a claim."""
 
     claim: _Claim | None = None
     value: _Id | None = None
@@ -80,7 +80,7 @@ class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The roles of a token: `map` applied to a claim, or `default`. A token without any resulting role is refused."""
+    """A token's roles: `map` applied to a claim, or `default`. A token without any resulting role is refused."""
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -161,7 +161,8 @@ def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
     Raises:
-        TokenRefused: The token is too long, malformed, encrypted or nested, or its header changes how it must be read.
+        TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
+            header that changes how it must be read.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
         raise TokenRefused("it is not a token, or it is too long")
@@ -197,7 +198,7 @@ def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
 
 
 def check_claims(provider: Provider, token: Token, now: float) -> None:
-    """Check the claims of a token: issuer, audience, subject, times.
+    """Check a token's claims: issuer, audience, subject and times.
 
     Raises:
         TokenRefused: A claim is invalid.
@@ -235,7 +236,10 @@ def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
 
 
 def fitting(keys: Iterable[PublicKey], token: Token) -> list[PublicKey]:
-    """Return the keys that may have signed a token: those with its key id, if any, and its algorithm."""
+    """Return up to _TRIED_MAX keys that may have signed a token.
+
+    They have the token's algorithm and, if the token names a key id, that id.
+    """
     found = [
         key
         for key in keys
@@ -303,7 +307,7 @@ def _object(content: bytes, part: str) -> dict[str, Any]:
 
 
 def _public_key(entry: dict[str, Any]) -> PublicKey | None:
-    """Return a key of a set if it can verify signatures, is strong enough and has no private part."""
+    """Return a key from a key set, or None if it cannot verify signatures, is too weak or has a private part."""
     kind = entry.get("kty")
     if not isinstance(kind, str) or kind not in _PUBLIC or "d" in entry:
         return None

@@ -15,7 +15,7 @@ class Clock(Protocol):
         """Return seconds since an arbitrary moment; never goes back."""
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep. Safe to cancel."""
+        """Sleep for `seconds`. Safe to cancel."""
 
 
 class SystemClock:

@@ -231,7 +231,7 @@ class _Protocol(H11Protocol):
         self._stuck = self.loop.call_later(_TAKE_SECONDS, self._check, left)
 
     def _check(self, left: int) -> None:
-        """Abort the connection of a client that has read nothing. Closing it would wait for the client."""
+        """Abort the connection if nothing was read since the last check. Closing it would wait for the client."""
         if self.transport.get_write_buffer_size() >= left:
             self.transport.abort()
         else:

@@ -75,7 +75,6 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     restart without changes will fail again. A StartError or DependencyUnavailable is logged as one sentence without a
     traceback.
     """
-    gc.freeze()  # What was imported stays until the end, so collections need not visit it.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run(main))
     sys.exit(code)
@@ -207,7 +206,7 @@ class Service:
         from pawl.chassis.db.durability import require_durable
 
         if self._settings.database_url is None:
-            raise StartError("PAWL_DATABASE_URL: is required")
+            raise StartError("PAWL_DATABASE_URL is required")
         database = await self.enter(
             Database(
                 self._settings.database_url.get_secret_value(),
@@ -342,6 +341,8 @@ class Service:
             await stack.enter_async_context(self.health)
             internal = {"internal": server.internal_address} if server.internal_address else {}
             self._write_addresses({server.protocol: server.address, "metrics": http.address, **internal})
+            # Modules and other objects of the start never become garbage, so collections need not visit them.
+            gc.freeze()
             await stop.wait()
 
     def _warn_without_tls(self) -> None:

@@ -135,7 +135,7 @@ class ServiceSettings(BaseSettings):
         listens = (self.listen, self.internal_listen or self.listen)
         if self.local_key is not None and not all(map(is_loopback, listens)):
             raise ValueError(
-                "PAWL_LOCAL_KEY: grants every right, so PAWL_LISTEN and PAWL_INTERNAL_LISTEN must be on loopback"
+                "PAWL_LOCAL_KEY grants every right, so PAWL_LISTEN and PAWL_INTERNAL_LISTEN must be on loopback"
                 "; for other addresses give each caller its own key"
             )
         if self.local_key is not None and self.api_keys_file is not None:
@@ -147,9 +147,9 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="after")
     def _check_tls_files(self) -> Self:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("PAWL_TLS_KEY_FILE: requires PAWL_TLS_CERTIFICATE_FILE: set both or neither")
+            raise ValueError("PAWL_TLS_KEY_FILE requires PAWL_TLS_CERTIFICATE_FILE: set both or neither")
         if self.tls_ca_file is not None and self.tls_certificate_file is None:
-            raise ValueError("PAWL_TLS_CA_FILE: requires a certificate: set PAWL_TLS_CERTIFICATE_FILE too")
+            raise ValueError("PAWL_TLS_CA_FILE requires a certificate: set PAWL_TLS_CERTIFICATE_FILE too")
         return self
 
 
@@ -157,7 +157,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 def load(cls: type[SettingsT]) -> SettingsT:
-    """Return the settings of this process, or exit.
+    """Return this process's settings, or exit.
 
     On invalid settings it prints one line per problem to standard error and exits with code 2.
     """
@@ -170,7 +170,7 @@ def load(cls: type[SettingsT]) -> SettingsT:
 
 
 class SettingsError(Exception):
-    """Raised when the environment holds invalid settings."""
+    """Raised when the environment contains invalid settings."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -178,7 +178,7 @@ class SettingsError(Exception):
 
 
 def read(cls: type[SettingsT]) -> SettingsT:
-    """Return the settings of this process.
+    """Return this process's settings.
 
     Raises:
         SettingsError: The message has one sentence per problem, each starting with the name of the variable. Values
@@ -207,10 +207,10 @@ def read(cls: type[SettingsT]) -> SettingsT:
 
 
 def _sentence(variable: str | None, kind: str, message: str) -> str:
-    message = message.removeprefix("Value error, ")
+    message = "is required" if kind == "missing" else message.removeprefix("Value error, ")
     if variable is None:
         return message
-    return f"{variable}: is required" if kind == "missing" else f"{variable}: {message}"
+    return f"{variable} {message}" if message.startswith(("must ", "is ")) else f"{variable}: {message}"
 
 
 def _key(name: str, field: FieldInfo) -> str:
@@ -251,7 +251,7 @@ def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
     """Return a secret from the variable, or from the file that `<variable>_FILE` names; None if neither is set.
 
     Raises:
-        ValueError: Both are set, or the file has no secret.
+        ValueError: Both are set, or the file cannot be read or has no secret.
     """
     value, path = environment.get(variable), environment.get(f"{variable}_FILE")
     if not path:

@@ -108,7 +108,7 @@ def delivered(function: Callable[[], T]) -> T:
 class Handover(Awaitable[None]):
     """Work that another thread does. Await it in a coroutine; in a thread without an event loop, the constructor waits.
 
-    Raises the exception of its future, if any.
+    Raises the future's exception if it has one.
     """
 
     def __init__(self, done: Future[None]) -> None:

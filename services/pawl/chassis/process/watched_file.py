@@ -1,4 +1,4 @@
-"""Follows the content of a file."""
+"""Keeps the parsed content of a file up to date."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 _WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
 
 Put = Callable[[bytes], Awaitable[None]]
-# Takes the bytes of a request. Returns the bytes of a single response, or passes those of several responses to `Put`.
+# Takes the bytes of a request. Returns the bytes of a single response, or passes the bytes of each response to `Put`.
 Behaviour = Callable[[bytes, Put], Awaitable[bytes | None]]
 _Carried = dict[str, tuple[Method, Behaviour]]
 

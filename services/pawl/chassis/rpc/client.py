@@ -143,7 +143,7 @@ def translating() -> Iterator[None]:
 
 
 class _Channel(grpc.aio.Channel):
-    """Adds metadata and deadline to calls.
+    """Adds metadata and a deadline to calls.
 
     Interceptors would cost more than the call: grpc.aio runs each intercepted call in its own task.
     """

@@ -38,7 +38,10 @@ _ANONYMOUS_PER_CONNECTION_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a server. Of each, a store can use at most the fraction `store_share`, and a user `user_share`."""
+    """A server's limits.
+
+    A store can use at most the fraction `store_share` of the slots for each kind of call, and a user `user_share`.
+    """
 
     message_bytes_max: int = 4 * 1024 * 1024
     unary_calls_max: int = 1000

@@ -140,7 +140,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_endpoints(data: Path) -> Endpoints | None:
-    """Return what the launcher of that data folder wrote last; None if no suite seems to run there."""
+    """Return the state that the data folder's launcher last wrote; None if it cannot be read."""
     try:
         return msgspec.json.decode((data / FILE_NAME).read_bytes(), type=Endpoints)
     except (OSError, msgspec.MsgspecError):

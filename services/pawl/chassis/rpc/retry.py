@@ -46,7 +46,7 @@ class Failures:
 
 
 def pause_seconds(failures: int, chance: float) -> float:
-    """Return the pause after this many failures: exponential backoff with jitter."""
+    """Return the pause in seconds after this many failures: exponential backoff, with jitter from `chance` (0 to 1)."""
     longest = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10), _PAUSE_SECONDS_MAX)
     return longest * (0.5 + chance / 2)
 

@@ -95,7 +95,7 @@ def of_client(authority: Path | None, clock: Clock) -> Tls | None:
 def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -> Callable[[], ssl.SSLContext] | None:
     """Return a factory of TLS contexts for connections to NATS; None for the default context.
 
-    Without an authority it trusts the system's authorities.
+    Without an authority, a context trusts the system's authorities.
 
     Raises:
         StartError: The files cannot be used.
@@ -182,10 +182,10 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
 
 
 def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
-    """Check that other services will accept this certificate for `service`. `is_called` means that they connect to it.
+    """Check that other services will accept this certificate for `service`.
 
-    An expired certificate passes, because it can be replaced while the process runs. Without an authority, nothing is
-    checked.
+    `is_called` means that they connect to `service`. An expired certificate passes, because it can be replaced while
+    the process runs. Without an authority, nothing is checked.
 
     Raises:
         StartError: The authority did not sign the certificate, or the name is missing.
@@ -202,9 +202,9 @@ def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
         if error.verify_code in _OUT_OF_TIME:
             return
         why = f"is not signed by the authority in PAWL_TLS_CA_FILE: {error.verify_message}"
-        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {why}") from None
+        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE {why}") from None
     if wrong := name_missing(names, service, is_called=is_called):
-        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {wrong}: other services identify this one by its name")
+        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE {wrong}: other services identify this one by its name")
 
 
 def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: bool) -> str:
@@ -249,10 +249,10 @@ def _read(path: Path, variable: str) -> bytes:
 
 
 def _check_authority(content: bytes) -> bytes:
-    """Return `content` if it has the certificates of an authority.
+    """Return `content` if it contains CA certificates.
 
     Raises:
-        ValueError: It has no certificates.
+        ValueError: There are none.
     """
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))

@@ -293,7 +293,7 @@ class _Maker:
         return f"{self._named(struct, struct.__name__)}({''.join(arguments)}\n    )"
 
     def _reading(self, name: str, hint: Any, path: str) -> str:
-        """Return the expression that reads a field of the struct, or an empty string."""
+        """Return the expression that reads a field of the struct, or an empty string if there is none."""
         exceptions = self._exceptions
         self._names.add(name)
         if name in exceptions.of_struct:

@@ -336,7 +336,7 @@ class _Thread:
         return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
 
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
-        """Return the calls of runs and their child runs, plus those of recent jobs if `call_ids` names any others."""
+        """Return the calls of runs and their child runs, plus recent jobs' calls if `call_ids` has others."""
         calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
         if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
             newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())

@@ -324,7 +324,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
     runs, by id.
 
     Raises:
-        InvalidField: One of the run's interrupts is not answered, or an answer does not match its schema.
+        InvalidField: One of the run's interrupts is not answered or is answered twice, or an answer is invalid.
         CallNotFound: An answered interrupt never existed.
         DigestMismatch: The call has changed since it was shown.
     """

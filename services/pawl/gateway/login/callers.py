@@ -47,7 +47,7 @@ class Callers:
 
         Raises:
             Unauthenticated: The request has neither a key nor a valid session.
-            InvalidField: Its headers have invalid characters or are repeated.
+            InvalidField: The request's headers have invalid characters or are repeated.
             SessionExpired: The session has expired.
             ForeignOrigin: The request has a session but may come from another page.
         """
@@ -102,7 +102,7 @@ class Callers:
         return response
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Check a session. Return its user, and the session shortened so that it does not outlive its key.
+        """Check a session. Return its user, and the session shortened to end no later than its key.
 
         Raises:
             InvalidField: The session has invalid characters or is too long.

@@ -130,7 +130,7 @@ def authorization_url(provider: Provider, endpoint: str, attempt: Attempt, redir
 def check_return(
     attempt: Attempt, *, state: str, issuer: str, provider: Provider, requires_issuer: bool, now: float
 ) -> None:
-    """Check that a callback belongs to the attempt and comes from its provider.
+    """Check that a callback belongs to the attempt and comes from the attempt's provider.
 
     `requires_issuer` means that the provider has announced that its responses name the issuer.
 
@@ -190,7 +190,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _nonce(token: str) -> str | None:
-    """Return a token's nonce without checking the signature; None if there is none."""
+    """Return a token's nonce without checking the signature; None if it has none or is malformed."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""  # noqa: PLR2004  # header, payload, signature
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).nonce

@@ -27,7 +27,7 @@ def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None
 
 
 def refusal(error: PawlError, *, status: int = 0, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for an error; `status` overrides its kind's default status."""
+    """Return the response for an error; `status` overrides the default status of the error's kind."""
     if error.kind == "UNAUTHENTICATED":
         headers = {"WWW-Authenticate": "Bearer", **(headers or {})}
     return answer(error_json(error), status=status or hosts.http_status(error), headers=headers)

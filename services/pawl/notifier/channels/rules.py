@@ -68,7 +68,7 @@ def unsubscribe_token(secret: bytes, store_id: StoreId, channel_id: ChannelId, u
 
 
 def channel_of_token(token: str) -> ChannelId | None:
-    """Return the channel id in a token, or None. The token is not verified."""
+    """Return the channel id in a token, or None if it has no valid id. The token is not verified."""
     channel_id = token.partition(".")[0]
     return ChannelId(channel_id) if is_id(channel_id) else None
 
@@ -78,8 +78,8 @@ class Channel:
     """A destination for a user's notifications. Empty `kinds` means all kinds.
 
     If `after_seconds` is None, the default for the channel's kind applies; stored channels always have a value.
-    `credential_id` is the credential that last saved the channel. `delegate_user_id` is the delegate that acted for
-    the user, if any.
+    `credential_id` is the credential that last saved the channel. `delegate_user_id` is the delegate that acted for the
+    user; empty if there was none.
     """
 
     channel_id: ChannelId

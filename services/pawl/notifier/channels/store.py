@@ -209,7 +209,9 @@ class PostgresChannels(DatabaseAdapter):
         request_hash: bytes,
         code: OwnDelivery,
     ) -> Channel:
-        """Create a channel, or return the one that the same request created. A code is sent to a new e-mail address.
+        """Create a channel, or return the one that an earlier copy of the request created.
+
+        A code is sent to a new e-mail address.
 
         Raises:
             RequestIdReused: The request id was already used for another channel.

@@ -126,7 +126,7 @@ class Outcome:
     status: int = 0
     error: str = ""
     latency_seconds: float = 0.0
-    # Wait requested by the receiver.
+    # The wait that the receiver requested; None if it requested none.
     retry_after_seconds: float | None = None
     # True if a retry cannot succeed.
     is_final: bool = False

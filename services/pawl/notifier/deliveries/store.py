@@ -216,7 +216,7 @@ class PostgresDeliveries(DatabaseAdapter):
         ]
 
     async def due_seconds(self) -> float | None:
-        """Return the number of seconds until a delivery is due, at most zero if one is; None if none is waiting."""
+        """Return the seconds until the next delivery is due, negative if overdue; None if none is waiting."""
         seconds: float | None = await self._database.fetchval(_DUE_SECONDS)
         return seconds
 

@@ -64,7 +64,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification of a job's end, for use if the conversation cannot report it; None if not needed.
+    """Return the notification of a job's end, in case the conversation cannot report it; None if the user needs none.
 
     A user who stopped the job is not notified.
     """
@@ -86,7 +86,7 @@ def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
 
 
 def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
-    """Return the need that an event resolves, if any. If a need persists, the user is notified again."""
+    """Return the need that an event resolves, or None. If a need persists, the user is notified again."""
     is_run = event.HasField("run_changed")
     if not is_run and not concerns_approval(event):
         return None

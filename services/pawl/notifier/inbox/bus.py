@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection
 from itertools import chain
 from typing import Final
@@ -61,7 +62,7 @@ _FORGET_BATCH: Final = 1000
 
 
 class Publication:
-    """Publishes new notifications and channel events immediately when woken, and polls every five seconds.
+    """Publishes new notifications and channel events immediately when woken for them, and polls every five seconds.
 
     Rows are locked, published and marked in one transaction, so replicas never publish the same row. If the process
     crashes in between, a row is published again with the same id.
@@ -72,8 +73,12 @@ class Publication:
         self._bus = bus
         self._counters = counters
         self._new = asyncio.Event()
+        # When to look for channel events again, by the event loop's clock.
+        self._channels_due_at = -math.inf
 
-    def wake(self) -> None:
+    def wake(self, *, channels_changed: bool = False) -> None:
+        if channels_changed:
+            self._channels_due_at = -math.inf
         self._new.set()
 
     async def run(self) -> None:
@@ -83,11 +88,11 @@ class Publication:
                 await self.publish_all()
             except Unavailable as error:
                 _log.debug("publication.postponed", reason=error.reason)
-                pause = _RETRY_SECONDS
+                pause, self._channels_due_at = _RETRY_SECONDS, -math.inf
             await within(pause, self._new.wait())
 
     async def publish_all(self) -> None:
-        """Publish everything that is waiting.
+        """Publish waiting notifications and, if they are due, channel events.
 
         Raises:
             DependencyUnavailable: The database or the bus is unavailable.
@@ -100,6 +105,10 @@ class Publication:
             self._counters.published.inc(len(notifications))
             if len(notifications) < _BATCH:
                 break
+        now = asyncio.get_running_loop().time()
+        if now < self._channels_due_at:
+            return
+        self._channels_due_at = now + _SWEEP_SECONDS
         while True:
             async with self._store.unpublished_channel_events(limit=_BATCH) as events:
                 if events:
@@ -128,7 +137,7 @@ def _channel_event_message(event: ChannelEvent) -> tuple[str, bytes, dict[str, s
 
 
 async def forget_old(store: PostgresStore, clock: Clock) -> None:
-    """Delete notifications older than 30 days, every hour, until cancelled."""
+    """Every hour until cancelled, delete notifications older than 30 days."""
     while True:
         try:
             while await store.forget(older_than_seconds=_KEEP_SECONDS, limit=_FORGET_BATCH) == _FORGET_BATCH:

@@ -23,8 +23,8 @@ from pawl.chassis.process import logs
 from pawl.errors import DependencyUnavailable, Unavailable
 from pawl.event.v1 import event_pb2
 from pawl.notifier.inbox.announcement import asks_approval, concerns_approval, drafts_of, job_end_of, need_resolved_by
-from pawl.notifier.inbox.rules import PoisonEvent
-from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.inbox.rules import Draft, PoisonEvent
+from pawl.notifier.inbox.store import Added, PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
 
 STREAM: Final = "PAWL_LIFECYCLE"
@@ -154,7 +154,7 @@ Event = tuple[Message, event_pb2.RunEvent]
 class Intake:
     """Handles events in batches. An event that fails does not block the others."""
 
-    def __init__(self, store: PostgresStore, counters: PrometheusCounters, *, on_new: Callable[[], None]) -> None:
+    def __init__(self, store: PostgresStore, counters: PrometheusCounters, *, on_new: Callable[[Added], None]) -> None:
         self._store = store
         self._counters = counters
         self._on_new = on_new
@@ -197,17 +197,20 @@ class Intake:
         store_ids = {StoreId(event.store_id) for event in events if asks_approval(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
         drafts = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
-        if any(drafts) and await self._store.add([draft for each in drafts for draft in each]):
-            self._on_new()
-        await self._store.mark_resolved([over for event in events if (over := need_resolved_by(event)) is not None])
+        await self._add([draft for each in drafts for draft in each])
+        if resolved := [over for event in events if (over := need_resolved_by(event)) is not None]:
+            await self._store.mark_resolved(resolved)
         ends = [job_end_of(event) for event in events]
         conversations = {(end.inbox, end.conversation_id) for end in ends if end}
         # Only if the conversation is waiting for a user. Otherwise the model itself reports that its job has ended.
         waiting = await self._store.waiting(conversations) if conversations else frozenset()
         late = [end if end and (end.inbox, end.conversation_id) in waiting else None for end in ends]
-        if any(late) and await self._store.add([end for end in late if end]):
-            self._on_new()
+        await self._add([end for end in late if end])
         return [bool(each) or end is not None for each, end in zip(drafts, late, strict=True)]
+
+    async def _add(self, drafts: Sequence[Draft]) -> None:
+        if drafts and (added := await self._store.add(drafts)).notifications:
+            self._on_new(added)
 
     async def _postpone(self, message: Message, error: Exception) -> None:
         """Retry an event that failed when handled alone. It is finally rejected only if its own values are at fault."""

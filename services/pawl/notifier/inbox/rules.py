@@ -72,7 +72,8 @@ class Draft:
 def shown(draft: Draft) -> Draft:
     """Return a draft as channels see it: an APPROVAL_NEEDED draft without its conversation id.
 
-    The conversation belongs to another user. The inbox keeps its id so that erasing it erases the notification too.
+    The conversation belongs to another user. The inbox keeps the conversation id, so that erasing the conversation also
+    erases the notification.
     """
     if draft.kind is NotificationKind.APPROVAL_NEEDED:
         return replace(draft, conversation_id=ConversationId(""))
@@ -83,7 +84,7 @@ def shown(draft: Draft) -> Draft:
 class ResolvedNeed:
     """A need for a user's action that has been resolved. It applies to notifications created before `time`.
 
-    If `call_id` is set, the need was to approve that call; otherwise it was the run's own. `run_ended` also
+    If `call_id` is set, the need was to approve that call; otherwise it was a need of the run itself. `run_ended` also
     resolves the approvals of all the run's calls.
     """
 

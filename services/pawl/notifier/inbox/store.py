@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import asyncpg
 
@@ -97,8 +97,9 @@ deliveries AS (
     JOIN notifier.webhooks AS w USING (store_id, user_id)
     WHERE w.enabled AND (w.kinds = '{}' OR draft.kind = ANY (w.kinds))
     FOR KEY SHARE OF w
+    RETURNING delivery_id
 )
-SELECT count(*) FROM added
+SELECT (SELECT count(*) FROM added) AS notifications, (SELECT count(*) FROM deliveries) AS deliveries
 """
 
 _READ_AFTER: Final = """
@@ -187,9 +188,11 @@ ORDER BY insert_time, number LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
 
+# A mark that is lost in a crash only means that its row is published again, so the commit does not wait for the disk.
 _MARK_PUBLISHED: Final = """
 UPDATE notifier.notifications AS n SET publish_time = now()
-FROM unnest($1::text[], $2::text[], $3::bigint[]) AS held (store_id, user_id, number)
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS held (store_id, user_id, number),
+    set_config('synchronous_commit', 'off', true)
 WHERE (n.store_id, n.user_id, n.number) = (held.store_id, held.user_id, held.number)
 """
 
@@ -259,6 +262,11 @@ _ERASE_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE store_id = $1 AND ru
 _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now() - make_interval(secs => $1)"
 
 
+class Added(NamedTuple):
+    notifications: int
+    deliveries: int
+
+
 class PostgresStore(DatabaseAdapter):
     """Inboxes and approvers. Every method raises DependencyUnavailable if the database is unavailable.
 
@@ -270,8 +278,8 @@ class PostgresStore(DatabaseAdapter):
         super().__init__(database)
         self._public_url = public_url
 
-    async def add(self, drafts: Sequence[Draft]) -> int:
-        """Add drafts to their inboxes in one transaction; return how many were new.
+    async def add(self, drafts: Sequence[Draft]) -> Added:
+        """Add drafts to their inboxes in one transaction; return how many were new, and how many deliveries they got.
 
         Durable on return. Idempotent: adding a known notification has no effect and does not use up a number.
 
@@ -280,14 +288,15 @@ class PostgresStore(DatabaseAdapter):
         """
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
-                added: int = await self._database.fetchval(ADD, *added_columns(drafts, self._public_url))
-                return added
+                row = await self._database.fetchrow(ADD, *added_columns(drafts, self._public_url))
             except asyncpg.UniqueViolationError:
                 # Another replica received the same event and has committed, so the next attempt sees its row.
                 if attempt == _ADD_ATTEMPTS:
                     raise
             except _REFUSED_VALUES as error:
                 raise PoisonEvent(f"the database refuses the values: {error}") from error
+            else:
+                return Added(*row) if row else Added(0, 0)
         raise AssertionError("unreachable")
 
     async def mark_resolved(self, over: Sequence[ResolvedNeed]) -> None:
@@ -374,7 +383,7 @@ class PostgresStore(DatabaseAdapter):
                 await connection.execute(_DELETE_CHANNEL_EVENTS, [row["event_id"] for row in rows])
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete notifications older than this; return their number. Also deletes other old rows, such as approvers."""
+        """Delete at most `limit` old notifications; return their number. Also delete old rows of other kinds."""
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(FORGET_CODES)

@@ -100,7 +100,7 @@ def _check_quiet(quiet: QuietTimes) -> None:
 
 
 def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
-    """Return when the quiet hours that include `now` end; None if there are none."""
+    """Return when the quiet hours that include `now` end; None if `now` is not in quiet hours."""
     if not quiet.hours:
         return None
     try:

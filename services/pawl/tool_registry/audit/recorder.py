@@ -198,7 +198,7 @@ async def verify(
     """Verify a store's chain. Yield the verified position every 10,000 entries, then the result with `done` set.
 
     Entries written during verification are not checked. `known` is a chain head that was stored outside the database,
-    if any.
+    or None.
 
     Raises:
         DependencyUnavailable: The chain cannot be read.

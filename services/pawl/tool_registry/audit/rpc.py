@@ -77,7 +77,7 @@ def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:
     texts = {field: getattr(request, field) for field in fields}
     for field, text in texts.items():
         if "\0" in text:
-            raise InvalidField(f"{field}: must not contain NUL", field=field)
+            raise InvalidField(f"{field} must not contain NUL", field=field)
     times = {field: _time(request, field) for field in ("since_time", "before_time")}
     return AuditFilter(store_id=store_id, **times, **texts)
 
@@ -86,4 +86,4 @@ def _time(request: Any, field: str) -> Any:
     try:
         return getattr(request, field).ToDatetime(UTC) if request.HasField(field) else None
     except (ValueError, OverflowError):
-        raise InvalidField(f"{field}: must be a valid time", field=field) from None
+        raise InvalidField(f"{field} must be a valid time", field=field) from None

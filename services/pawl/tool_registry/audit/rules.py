@@ -41,8 +41,8 @@ class AuditKind(StrEnum):
     # COMPLETED (completed from outside). `by_user_id` is the user who completed it from outside or, for a front-end
     # call, returned the result or claimed the call.
     RETURNED = "RETURNED"
-    # A user created or revoked a rule. `verdict` is MADE or REVOKED, `reason` the rule id. The call is the one whose
-    # approval created the rule, if any.
+    # A user created or revoked a rule. `verdict` is MADE or REVOKED, `reason` the rule id. If the approval of a
+    # call created the rule, that call is recorded.
     RULE = "RULE"
 
 
@@ -50,9 +50,9 @@ class AuditKind(StrEnum):
 class AuditDraft:
     """An entry before it is added to the chain. Times are microseconds since 1970.
 
-    `credential_id` is the credential that started the run, and `delegate_user_id` the delegate that acted for the user,
-    if any. `by_credential_id` and `by_delegate_user_id` are the same for `by_user_id`. `agent_name` is the run's agent.
-    Unknown fields are empty.
+    `credential_id` is the credential that started the run, and `delegate_user_id` the delegate that acted for the user.
+    `by_credential_id` and `by_delegate_user_id` describe `by_user_id` in the same way. `agent_name` is the run's agent.
+    Fields that do not apply are empty.
     """
 
     store_id: StoreId
@@ -96,7 +96,7 @@ ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The last entry of a chain. An empty chain has number 0 and no hash."""
+    """A chain's last entry. For an empty chain, `seq` is 0 and `hash` is empty."""
 
     seq: int = 0
     hash: str = ""
@@ -123,7 +123,7 @@ class Problem:
 
 
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
-    """Key an entry's digests with a secret, so that its content cannot be guessed from them."""
+    """Return the entry with digests keyed by a secret, so that the entry's content cannot be guessed from them."""
     return replace(
         draft,
         arguments_sha256=_keyed(draft.arguments_sha256, secret),
@@ -136,7 +136,7 @@ def _keyed(digest: str, secret: bytes) -> str:
 
 
 def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
-    """Return the entries that follow `head`, in order. All drafts must belong to one store."""
+    """Return the drafts as chain entries that follow `head`, in order. All drafts must belong to one store."""
     entries = []
     for draft in drafts:
         seq = head.seq + 1
@@ -191,7 +191,7 @@ class Verifier:
         self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Check the next entry; return its problem, or None."""
+        """Check the next entry; return its problem, or None if it is valid."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(

@@ -84,7 +84,7 @@ def state_of(run: run_pb2.Run) -> str:
 
 
 def _next_time(run: run_pb2.Run, now: float) -> float | None:
-    """Return the time at which a job's next iteration is due; None if it has none or waits for something else."""
+    """Return when a job's next iteration is due; None if no iteration follows or the job waits for something else."""
     job, begin_time = run.job, seconds(run.job.begin_time)
     if list(run.waits) != [run_pb2.WAIT_KIND_TIME] or not job.interval_seconds:
         return None

@@ -76,7 +76,10 @@ class ArgumentsSchema:
 
     @property
     def size(self) -> int:
-        """The estimated size in the cache. It includes the weight, because a compiled pattern may need much memory."""
+        """The estimated size in the cache, in bytes.
+
+        This includes the weight, because a compiled pattern may need much memory.
+        """
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
 
@@ -100,12 +103,14 @@ class CatalogTool:
 
     @property
     def definitions(self) -> list[ToolDefinition]:
-        """The pinned definition, and the current definition if the tool still exists."""
-        return [self.definition, *([self.in_force.definition] if self.in_force else [])]
+        """The pinned definition, and the current definition if the tool still exists and has another one."""
+        if self.in_force is None or self.in_force is self.entry:
+            return [self.definition]
+        return [self.definition, self.in_force.definition]
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """The schema of the version that would run the call, if that is another version; otherwise None."""
+        """The schema of the version that this process would run; None if it runs the pinned version or none."""
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
         return self.loaded.schema
@@ -176,7 +181,7 @@ class Catalog:
         return entry.version if entry else 0
 
     async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
-        """Return a version with its compiled schema, and its runner if this process has one; None if there is none."""
+        """Return a version with its compiled schema, and its runner if this process has one; None if absent."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
@@ -205,7 +210,7 @@ class Catalog:
         return replace(found, loaded=LoadedTool(tool=tool, entry=current, schema=newest.schema))
 
     async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
-        """Return the canonical arguments if the version that would run accepts them, otherwise all violations.
+        """Return the canonical arguments if the version that would run accepts them, otherwise the violations.
 
         Cheap checks run in this process. Others run in a helper process, which limits their cost for any input.
 
@@ -259,7 +264,7 @@ class Catalog:
             raise InvalidSchema(problem)
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-        """Return an answer's canonical JSON if it fits the schema, otherwise all violations.
+        """Return an answer's canonical JSON if it fits the schema, otherwise the violations.
 
         Raises:
             Overloaded: The store has too many checks queued.
@@ -328,7 +333,7 @@ class Catalog:
 
         Raises:
             InvalidField, InvalidSchema: A definition is invalid.
-            ToolExists: The name belongs to another tool that the caller may call.
+            ToolExists: A name belongs to another tool that the caller may call.
         """
         check_own(definitions)
         for definition in definitions:
@@ -353,7 +358,7 @@ class Catalog:
         if definition.offer_fallback is OfferFallback.BACKEND_TOOL:
             fallback = self._loaded.get(definition.fallback_tool_name)
             if fallback is None or fallback.tool.definition.context is not ExecutionContext.BACKEND:
-                raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
+                raise InvalidField("fallback_tool_name must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
             raise ToolExists(f"{definition.name!r} is one of the deployment's tools and cannot be replaced")
 
@@ -385,7 +390,9 @@ class Catalog:
         await self._repository.unregister(caller.store_id, name)
 
     async def _entries(self, store_id: StoreId, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
-        stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, names)}
+        asked = None if names is None else set(names) - self._loaded.keys()
+        entries = () if asked is not None and not asked else await self._repository.current(store_id, asked)
+        stored = {entry.definition.name: entry for entry in entries}
         return stored | {name: loaded.entry for name, loaded in self._loaded.items()}
 
     async def _current(self, store_id: StoreId, name: str) -> ToolVersion | None:

@@ -67,9 +67,9 @@ def check_document(name: str, text: str, language: str) -> None:
     """
     check_name(name)
     if language not in LANGUAGES:
-        raise InvalidField(f"language: must be one of {', '.join(sorted(LANGUAGES))}", field="language")
+        raise InvalidField(f"language must be one of {', '.join(sorted(LANGUAGES))}", field="language")
     if "\0" in text:
-        raise InvalidField("text: must not contain NUL characters", field="text")
+        raise InvalidField("text must not contain NUL characters", field="text")
     size = len(text.encode())
     if size > TEXT_BYTES_MAX:
         raise TooLarge(f"the text is {size} bytes, over the limit of {TEXT_BYTES_MAX}")
@@ -80,7 +80,7 @@ def check_name(name: str) -> None:
     is_plain = all(unicodedata.category(character) not in {"Cc", "Cs", "Zl", "Zp"} for character in name)
     if not (1 <= len(name) <= NAME_CHARACTERS_MAX and is_plain and name == name.strip()):
         raise InvalidField(
-            f"name: must be one line of 1 to {NAME_CHARACTERS_MAX} characters, without leading or trailing spaces",
+            f"name must be one line of 1 to {NAME_CHARACTERS_MAX} characters, without leading or trailing spaces",
             field="name",
         )
 

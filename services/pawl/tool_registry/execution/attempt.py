@@ -72,13 +72,13 @@ class AttemptParts:
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
-        """Let the call's next attempt start, now that the silent one has ended."""
+        """Let the next attempt at a call start, because the silent attempt in `task` has ended."""
         for key in [key for key, each in self.silent.items() if each is task]:
             del self.silent[key]
 
 
 class Attempt:
-    """Runs a job in its own task, which ends only when the tool's code has ended, even if the outcome is known before.
+    """Runs a job in its own task, which ends only when the tool's code has ended, even if the outcome is known earlier.
 
     Callers get the outcome immediately, but the resource keys stay locked until all of the tool's code has ended,
     including a thread that could not be stopped.

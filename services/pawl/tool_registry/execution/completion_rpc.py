@@ -22,5 +22,5 @@ class CompletionServicer(completion_pb2_grpc.CompletionServiceServicer):
             case "error" if request.error:
                 end = CallEnd(error=request.error)
             case _:
-                raise InvalidField("end: must be result_json, or a non-empty error", field="end")
+                raise InvalidField("end must be result_json, or a non-empty error", field="end")
         return pb.CompleteCallResponse(duplicate=await self._completing.complete(require_user(), request.token, end))

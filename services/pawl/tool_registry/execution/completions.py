@@ -110,7 +110,7 @@ class Completing:
         secrets = self._secrets_of(terms)
         if end.error:
             if len(end.error) > ERROR_CHARACTERS_MAX:
-                raise InvalidField(f"error: must be at most {ERROR_CHARACTERS_MAX} characters", field="error")
+                raise InvalidField(f"error must be at most {ERROR_CHARACTERS_MAX} characters", field="error")
             return end, ended_badly(Outcome.FAILED, "TOOL_ERROR", hide(secrets, end.error))
         value = loads(end.content, bytes_max=terms.result_bytes_max)
         return CallEnd(content=dumps_canonical(value)), succeeded(dumps_canonical(without(secrets, value)), 0.0)
@@ -127,7 +127,7 @@ class Completing:
             await tasks.within(seconds, self._wake.wait())
 
     async def _report_some(self) -> bool:
-        """Report a batch of ended calls; return True if all were reported and none can be left."""
+        """Report a batch of ended calls; return whether no unreported calls are left."""
         try:
             found = await self.store.claim_unreported(_BATCH_MAX)
             reported = [await self._report(*each) for each in found]

@@ -170,7 +170,7 @@ class Executor:
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
         """Cancel a call and wait up to `wait_seconds` for its end.
 
-        Returns whether it has stopped completely, and its result, if any.
+        Returns whether the call has stopped completely, and its result or, if it has none, None.
         """
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
@@ -370,7 +370,7 @@ class Executor:
         return outcome.of_cancel(job.definition, seconds, end)
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
-        """Make the result and its audit entry durable before any caller sees it. See `_until_written`."""
+        """Make the result and its audit entry durable before any caller sees it; return the result that was stored."""
         if result.outcome is Outcome.INPUT_REQUIRED:
             return result  # It has not ended: it starts again with the answer.
         if attempt.completion_token:
@@ -388,7 +388,10 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Wait for a tool whose call already has a result, and audit its end: it may have taken effect since."""
+        """Wait for a tool whose call already has a result, and audit how it ended.
+
+        The tool may have taken effect since the result was recorded.
+        """
         await asyncio.wait({attempt.task})
         late = attempt.late_end
         if late is not None and late.outcome not in OPEN:

@@ -64,7 +64,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
 
     async def CheckCalls(self, request: pb.CheckCallsRequest, context: Context) -> pb.CheckCallsResponse:
         if len(request.calls) > CALLS_MAX:
-            raise InvalidField(f"calls: must have at most {CALLS_MAX} items, got {len(request.calls)}", field="calls")
+            raise InvalidField(f"calls must have at most {CALLS_MAX} items, got {len(request.calls)}", field="calls")
         proposed = [
             (convert.call_context_from(request.context, call.call_id), convert.proposed_from(call))
             for call in request.calls
@@ -103,8 +103,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     ) -> AsyncIterator[pb.ExecuteToolResponse]:
         if not 0 <= request.timeout_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
             raise InvalidField(
-                f"timeout_seconds: must be between 0 and {ASYNC_TIMEOUT_SECONDS_MAX:g},"
-                f" got {request.timeout_seconds:g}",
+                f"timeout_seconds must be between 0 and {ASYNC_TIMEOUT_SECONDS_MAX:g}, got {request.timeout_seconds:g}",
                 field="timeout_seconds",
             )
         async with aclosing(self.executor.execute(convert.execute_request(request))) as items:
@@ -118,7 +117,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         key = CallKey(check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
         if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
             raise InvalidField(
-                f"wait_seconds: must be between 0 and {WAIT_SECONDS_MAX:g}, got {request.wait_seconds:g}",
+                f"wait_seconds must be between 0 and {WAIT_SECONDS_MAX:g}, got {request.wait_seconds:g}",
                 field="wait_seconds",
             )
         stopped, result = await self.executor.cancel(key, request.wait_seconds)
@@ -129,6 +128,6 @@ def _reported_drafts(audit: AuditTrail, request: Any, field: str, read: Callable
     """Return the audit entries for a run's report about its calls. The audit chain ignores repeated entries."""
     messages = getattr(request, field)
     if not 1 <= len(messages) <= CALLS_MAX:
-        raise InvalidField(f"{field}: must have between 1 and {CALLS_MAX} items, got {len(messages)}", field=field)
+        raise InvalidField(f"{field} must have between 1 and {CALLS_MAX} items, got {len(messages)}", field=field)
     contexts = (convert.call_context_from(request.context, message.call_id) for message in messages)
     return [read(audit, context, message) for context, message in zip(contexts, messages, strict=True)]

@@ -55,7 +55,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict with its audit entry, and the call if its arguments fit the schema."""
+    """A verdict with its audit entry. `call` is None if its tool is not available or its arguments do not fit."""
 
     verdict: Verdict
     draft: AuditDraft
@@ -215,7 +215,7 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Return the checked call, with the number of affected items that the tool's own `bulk_count` reports, if any.
+        """Return the checked call, including the count from the tool's own `bulk_count` if it has one.
 
         Raises:
             InvalidArguments: The tool's `bulk_count` takes too long.
@@ -378,7 +378,7 @@ class Admission:
     async def forget(self, older_than_seconds: float) -> None:
         """Delete expired cached results, idle rate limits and old uses of grants.
 
-        Also delete records of calls allowed by rules that are older than `older_than_seconds`.
+        Also delete records of calls that rules allowed, if the records are older than `older_than_seconds`.
         """
         self.cache.sweep()
         await self.limits.forget()

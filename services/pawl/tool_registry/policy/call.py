@@ -35,7 +35,7 @@ class ProposedCall:
     is_edited: bool = False
     # The tool, if it was sent with the run. It takes precedence over registered tools of the same name.
     own_tool: ToolDefinition | None = None
-    # The series that this call belongs to.
+    # The series that this call belongs to; None if it belongs to none.
     series: Series | None = None
 
     @property
@@ -152,9 +152,9 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Return the entries to the first writer that claims them, each time it does.
+        """Claim the entries for one of the two writers and return them; empty if the other writer has claimed them.
 
-        Other writers get an empty tuple.
+        The writer that holds the claim may repeat it.
         """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
@@ -180,7 +180,7 @@ class Job:
     ruled: RuledCall
     # A user approved this exact call.
     is_approved: bool
-    # The series whose grant covers the call.
+    # The series whose grant covers the call; None if no grant does.
     grant: Series | None = None
     answers: tuple[Answer, ...]
     # The rule that allows a gated call. Empty if no rule is needed.

@@ -129,7 +129,7 @@ class Rules:
         if tool_name is None:
             raise CallNotFound
         if rule.is_for_one_tool and rule.tool_name != tool_name:
-            raise InvalidField(f"call_id: is a call to {tool_name}, not to {rule.tool_name}", field="rule.call_id")
+            raise InvalidField(f"call_id is a call to {tool_name}, not to {rule.tool_name}", field="rule.call_id")
 
     async def revoke(self, person: Principal, rule_id: str) -> Rule:
         """Revoke a rule permanently. Idempotent.
@@ -157,7 +157,7 @@ class Rules:
     async def list(
         self, person: Principal, *, include_ended: bool, all_users: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return rules by descending id, starting below `before` if given.
+        """Return rules by descending id. Unless `before` is empty, return only rules with lower ids.
 
         Raises:
             PermissionDenied: `all_users` is set and the user is not an admin.
@@ -171,7 +171,7 @@ class Rules:
         return [await self._listed(rule) for rule in rules]
 
     async def deciding(self, store_id: StoreId, call: RuledCall) -> Rule | None:
-        """Return the rule that decides on a call, or None. Does not count as a use.
+        """Return the rule that decides on a call, or None if no rule applies. Does not count as a use.
 
         Raises:
             TooMuchToMatch: Matching the rules and arguments would take too many steps.

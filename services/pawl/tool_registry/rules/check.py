@@ -49,7 +49,7 @@ def refused(name: str, what: str, *, reason: str = "INVALID_ARGUMENTS") -> Refus
 def check_arguments(
     definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, raw: bytes
 ) -> Accepted | Refused:
-    """Return a call's canonical arguments, or all violations.
+    """Return a call's canonical arguments, or a refusal that lists the violations.
 
     Valid arguments are changed only by adding defaults, and only if they remain valid. Invalid arguments are coerced
     where this loses no information. Empty input counts as an empty object.

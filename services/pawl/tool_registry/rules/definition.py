@@ -140,13 +140,13 @@ def can_exist(name: str, version: int = 0) -> bool:
 
 
 def check_own_name(name: str) -> None:
-    """Reject names reserved for tools of a source.
+    """Reject a name that is reserved for source tools.
 
     Raises:
-        InvalidField: The name contains a dot. Such names are reserved for tools of sources that may be added later.
+        InvalidField: The name contains a dot.
     """
     if "." in name:
-        raise InvalidField("name: must not contain a dot, which only names of source tools have", field="name")
+        raise InvalidField("name must not contain a dot, which only names of source tools have", field="name")
 
 
 def check_definition(definition: ToolDefinition) -> None:
@@ -219,7 +219,7 @@ def check_report_policy(policy: ReportPolicy) -> None:
     """Validate a report policy.
 
     Raises:
-        InvalidField: A value is out of range.
+        InvalidField: A value is out of range, or is set although `reports` does not use it.
     """
     is_in_range = 0 <= policy.report_iterations <= REPORT_ITERATIONS_MAX
     is_each = policy.reports is JobReports.EVERY or not policy.report_iterations
@@ -260,7 +260,12 @@ def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
 def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
     """Raise InvalidField if a field breaks a rule."""
     if not holds:
-        raise InvalidField(f"{field}: {rule}", field=field)
+        raise InvalidField(sentence(field, rule), field=field)
+
+
+def sentence(field: str, rule: str) -> str:
+    """Return a sentence about a field. A rule that starts with must or is continues the name; others follow a colon."""
+    return f"{field} {rule}" if rule.startswith(("must ", "is ")) else f"{field}: {rule}"
 
 
 def encode_definition(definition: ToolDefinition) -> bytes:
@@ -300,7 +305,7 @@ def check_question(question: Question) -> str:
 
 
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
-    """Return the index of the first answer to this exact question, starting at `position`, or None.
+    """Return the index of the first answer to this exact question, starting at `position`; None if there is none.
 
     The answers before it belong to other questions, which an earlier execution of the tool asked.
     """

@@ -91,7 +91,10 @@ def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
 
 
 def progress(fraction: float | None, message: str) -> Progress:
-    """Return progress with its fraction limited to 0 to 1 and its message truncated."""
+    """Return progress with the fraction clamped to 0 to 1 and the message truncated.
+
+    A fraction that is not finite becomes None.
+    """
     if fraction is not None:
         fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
     text = storable(message).encode()[:PROGRESS_BYTES_MAX].decode(errors="ignore")

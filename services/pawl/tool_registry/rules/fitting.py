@@ -102,7 +102,7 @@ class _Walk:
         return _Walk(root=self.root, defaults=False, coerce=True)._read(schema, value, "")  # noqa: SLF001  # its own
 
     def _fits(self, schema: Any, value: JsonValue) -> bool:
-        """Return whether the schema allows the type of a value. The validator checks everything else."""
+        """Return whether a value has an allowed type and fits `const` and `enum`. The validator checks the rest."""
         schema = resolve(self.root, schema)
         if not isinstance(schema, dict):
             return bool(schema)
@@ -131,7 +131,7 @@ class _Walk:
 
 
 def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[str, Any]) -> JsonValue:
-    """Return `value` converted to one of `types` if there is exactly one way to do so, otherwise unchanged."""
+    """Return `value` converted to one of `types` if that loses no information, otherwise unchanged."""
     if isinstance(value, str):
         read = _from_text(value.strip(), types)
         if read is not None:
@@ -162,7 +162,7 @@ def _from_text(text: str, types: frozenset[str]) -> JsonValue:
 
 
 def _number(text: str) -> int | float | None:
-    """Return the number in `text` if 64 bits can represent it exactly."""
+    """Return the number in `text`, or None if `text` is not a JSON number or 64 bits would change its value."""
     if _INTEGER.fullmatch(text):
         number = int(text)
         return number if INTEGER_MIN <= number <= INTEGER_MAX else None

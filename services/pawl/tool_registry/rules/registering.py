@@ -46,9 +46,9 @@ def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return at most `most` (0: all) of the tools that a user may call, within TOOLS_BYTES_MAX.
+    """Return the first `most` tools by closeness to the user or by their position in `names`, within TOOLS_BYTES_MAX.
 
-    Tools registered later or by other users never displace earlier ones.
+    If `most` is 0, return all tools. Tools registered later or by other users never displace earlier ones.
     """
     if not most:
         return list(entries)
@@ -153,7 +153,7 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
     """
     if not 1 <= len(definitions) <= OWN_TOOLS_MAX:
         raise InvalidField(
-            f"front_end_tools: must have 1 to {OWN_TOOLS_MAX} tools, got {len(definitions)}", field="front_end_tools"
+            f"front_end_tools must have 1 to {OWN_TOOLS_MAX} tools, got {len(definitions)}", field="front_end_tools"
         )
     names = set[str]()
     for definition in definitions:
@@ -187,5 +187,5 @@ def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[
         is_same = other.source == FRONT_END and definition_hash(other.definition) == definition_hash(definition)
         if not is_same:
             raise ToolExists(
-                f"a tool {other.definition.name!r} ({other.source}) already exists: rename the tool of this run"
+                f"a tool {other.definition.name!r} ({other.source}) already exists: rename the one sent with this run"
             )

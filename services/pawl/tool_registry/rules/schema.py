@@ -260,7 +260,7 @@ _MESSAGE_CHARACTERS_MAX: Final = 300
 def list_violations(
     schema: Mapping[str, Any], validator: jsonschema_rs.Draft202012Validator, value: JsonValue
 ) -> list[str]:
-    """Return every violation as `path: problem`; empty if the value is valid.
+    """Return the violations, each with its path; empty if the value is valid.
 
     Returns at most VIOLATIONS_MAX violations, followed by "and more" if there are more of them.
     """
@@ -293,7 +293,7 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             for name in names:
                 yield _line([*error.instance_path, name], f"unknown property{did_you_mean(name, known)}")
         case kinds.Required(property=name):
-            yield _line([*error.instance_path, name], "is required")
+            yield _line([*error.instance_path, name], "is required", between=" ")
         case kinds.Enum(options=options):
             texts = [option for option in options if isinstance(option, str)]
             near = did_you_mean(error.instance, texts) if isinstance(error.instance, str) else ""
@@ -307,7 +307,7 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             else:
                 yield _line(error.instance_path, error.message)
         case kinds.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
-            yield _line(error.instance_path, "takes no properties")
+            yield _line(error.instance_path, "no properties are allowed")
         case _:
             yield _line(error.instance_path, error.message)
 
@@ -317,9 +317,9 @@ def _only_wants_null(branch: list[jsonschema_rs.ValidationError]) -> bool:
     return isinstance(kind, jsonschema_rs.ValidationErrorKind.Type) and kind.types == ["null"]
 
 
-def _line(path: list[str | int], message: str) -> str:
+def _line(path: list[str | int], message: str, *, between: str = ": ") -> str:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "arguments"
-    return f"{where}: {message}"[:_MESSAGE_CHARACTERS_MAX]
+    return f"{where}{between}{message}"[:_MESSAGE_CHARACTERS_MAX]
 
 
 # Maximum size of a structured answer.
@@ -338,7 +338,7 @@ def output_schema_problem(schema_json: bytes) -> str:
 
 
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-    """Return an answer's canonical JSON if it fits the schema, otherwise all violations.
+    """Return an answer's canonical JSON if it fits the schema, otherwise the violations.
 
     Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
     unusable, every answer fails.
@@ -349,9 +349,9 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     except InvalidSchema as error:
         return b"", [f"answer: {error.message}"]
     except TooLarge:
-        return b"", [f"answer: is {len(output)} bytes, over the limit of {OUTPUT_BYTES_MAX}"]
+        return b"", [f"the answer is {len(output)} bytes, over the limit of {OUTPUT_BYTES_MAX}"]
     except InvalidJson as error:
-        return b"", [f"answer: must be JSON without other text: {error.message}"]
+        return b"", [f"the answer must be JSON without other text: {error.message}"]
     faults = list_violations(schema, validator, value)
     return (b"", [_of_answer(fault) for fault in faults]) if faults else (dumps_canonical(value), [])
 

@@ -11,7 +11,10 @@ _CONTINUES: Final = 0x80
 
 
 def slice_of(content: bytes, offset: int, length: int) -> dict[str, Any]:
-    """Return about `length` bytes of UTF-8 from `offset`, without splitting characters, and the next offset."""
+    """Return about `length` bytes of UTF-8 from `offset`, and the next offset (None at the end).
+
+    Characters are not split.
+    """
     start, end = _boundary(content, offset), _boundary(content, offset + length)
     if end <= start:
         end = _boundary(content, start + _CHARACTER_BYTES_MAX)

@@ -17,7 +17,7 @@ CPU_SECONDS_MAX: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Limits on the new process in which each call runs. Its time limit is the tool's timeout.
+    """Limits on the new process in which each call runs. The tool's timeout also applies.
 
     Raises:
         ToolDefinitionError: A limit is out of range.

@@ -67,10 +67,11 @@ class ToolDefinitionError(TypeError):
 
 
 def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """Yield the parameters of a function with their types. The return type is ignored.
+    """Yield a function's parameters with their types. The return type is ignored.
 
     Raises:
-        ToolDefinitionError: A parameter cannot be passed by name, has no type, or has a type that cannot be resolved.
+        ToolDefinitionError: The function is a method, or a parameter cannot be passed by name, has no type, or has a
+            type that cannot be resolved.
     """
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -204,7 +205,7 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
-    """Read the signature of a function.
+    """Read a function's signature.
 
     A parameter may have any type that msgspec or pydantic can express as JSON Schema: str, int, float, bool, date,
     Literal, Enum, Optional, list, dict, dataclass, TypedDict, msgspec.Struct, pydantic models. Descriptions come from
@@ -258,7 +259,7 @@ def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
     """Return a parameter's pydantic adapter; None if msgspec can handle the parameter.
 
     Raises:
-        ToolDefinitionError: Neither can handle it.
+        ToolDefinitionError: Neither library can handle the parameter.
     """
     if not is_of_pydantic(hint):
         try:
@@ -308,7 +309,8 @@ def _add_default(
     """Add a default to the schema.
 
     Raises:
-        ToolDefinitionError: The default is not JSON, or does not fit its type.
+        ToolDefinitionError: The default is a pydantic `Field`, is not JSON, or does not fit its type, or the schema is
+            unusable.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):

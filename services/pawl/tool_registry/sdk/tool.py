@@ -48,7 +48,7 @@ class WholeArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Generic[P, R]):
-    """A function with its tool definition. A call of the tool calls the function, for use in tests and other tools."""
+    """A function with its tool definition. Calling the tool calls the function, which is useful in tests."""
 
     function: Callable[P, R]
     definition: ToolDefinition
@@ -219,7 +219,7 @@ def _define(**fields: Any) -> ToolDefinition:
     """Build a definition from the decorator's options.
 
     Raises:
-        ToolDefinitionError: The description is missing, or an option has the wrong type.
+        ToolDefinitionError: The description is missing, or an option has the wrong type or an invalid value.
     """
     if not fields["description"]:
         raise ToolDefinitionError(f"{fields['name']}: description is empty; write a docstring for the model")

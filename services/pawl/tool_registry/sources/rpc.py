@@ -33,7 +33,7 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
         user = require_decider()
         source = Source(store_id=user.store_id, config=request.config)
         if not source.kind:
-            raise InvalidField("config.kind: is required", field="config.kind")
+            raise InvalidField("config.kind is required", field="config.kind")
         if source.runs_program and self._is_personal and user.credential_id != LOCAL_CREDENTIAL:
             raise PermissionDenied(_OWNERS_ONLY)
         listed = await self._sources.add(source, may_replace=request.replace, roles=user.roles)

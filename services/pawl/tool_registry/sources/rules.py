@@ -70,7 +70,7 @@ def check_source_name(name: str) -> None:
         InvalidField: The name is invalid.
     """
     if not may_be_source(name):
-        raise InvalidField("name: must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
+        raise InvalidField("name must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:

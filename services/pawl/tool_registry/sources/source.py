@@ -48,12 +48,12 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """The kind of its connector; empty if it is unknown."""
+        """The kind of connector that the source needs; empty if the configuration has no known kind."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
     def origin(self) -> str:
-        """The `source` field of its tools."""
+        """The `source` that the registry records for the source's tools."""
         return f"{self.kind}:{self.name}"
 
     @property
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def changer(self) -> Role:
-        """The role that is required to change it, and therefore to see its whole configuration."""
+        """The role that is required to change the source, and therefore to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 
@@ -71,18 +71,18 @@ def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
     """Validate a source's policies.
 
     Raises:
-        InvalidField: A policy is invalid, or a tool has two policies.
+        InvalidField: A policy is invalid, a tool has two policies, or there are too many.
     """
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):
         raise InvalidField(
-            f"policies: must have at most {POLICIES_MAX} entries, and one for each tool", field="policies"
+            f"policies must have at most {POLICIES_MAX} entries, and one for each tool", field="policies"
         )
     for policy in policies:
         if policy.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
-            raise InvalidField("policies: effect_class: RECONCILABLE is not supported for sources", field="policies")
+            raise InvalidField("policies: effect_class RECONCILABLE is not supported for sources", field="policies")
         if policy.bulk_count and not may_be_count_path(policy.bulk_count):
-            raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")
+            raise InvalidField("policies: bulk_count must be a path like $.body.items[*].lines", field="policies")
         try:
             convert.CATEGORIES.read(policy.category)
             convert.EFFECTS.read(policy.effect_class)

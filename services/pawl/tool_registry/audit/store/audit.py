@@ -22,15 +22,19 @@ from pawl.tool_registry.audit.rules import AuditDraft, AuditEntry, AuditFilter, 
 
 _Key: TypeAlias = tuple[str, str]
 
-_FIND: Final = """
-SELECT store_id, key_id, secret FROM tool_registry.audit_keys
-JOIN unnest($1::text[], $2::text[]) AS k (store_id, key_id) USING (store_id, key_id)
-"""
-# The commit of the entry that uses the secret also syncs the secret to disk.
-_NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
-_MAKE: Final = """
-INSERT INTO tool_registry.audit_keys (store_id, key_id, secret)
-SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[]) ON CONFLICT DO NOTHING
+# Reads secrets, and creates those that are missing. The commit of the entry that uses a secret also syncs it to disk.
+# Does not return a row that another process creates concurrently: the next read finds it.
+_FIND_OR_MAKE: Final = """
+WITH wanted AS (
+    SELECT k.* FROM unnest($1::text[], $2::text[], $3::bytea[]) AS k (store_id, key_id, secret),
+        set_config('synchronous_commit', 'off', true)
+), made AS (
+    INSERT INTO tool_registry.audit_keys (store_id, key_id, secret) SELECT * FROM wanted ON CONFLICT DO NOTHING
+    RETURNING store_id, key_id, secret
+)
+SELECT store_id, key_id, secret FROM made
+UNION ALL
+SELECT store_id, key_id, a.secret FROM tool_registry.audit_keys AS a JOIN wanted USING (store_id, key_id)
 """
 _BYTES: Final = 32
 _KEPT_MAX: Final = 10_000
@@ -65,19 +69,13 @@ class AuditSecrets:
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
         """Return the secrets of conversations, and create those that are missing. A destroyed secret is None."""
-        columns = [list(column) for column in zip(*keys, strict=True)]
-        found = await self._found(columns)
-        if new := [key for key in keys if key not in found]:
-            stores, key_ids = [list(column) for column in zip(*sorted(new), strict=True)]
-            async with self._database.transaction() as connection:
-                await connection.execute(_NO_HURRY)
-                await connection.execute(_MAKE, stores, key_ids, [secrets.token_bytes(_BYTES) for _ in new])
-            found = await self._found(columns)
+        found: dict[_Key, bytes | None] = {}
+        while missing := sorted(set(keys) - found.keys()):
+            stores, key_ids = map(list, zip(*missing, strict=True))
+            new = [secrets.token_bytes(_BYTES) for _ in missing]
+            rows = await self._database.fetch(_FIND_OR_MAKE, stores, key_ids, new)
+            found |= {(row["store_id"], row["key_id"]): row["secret"] for row in rows}
         return found
-
-    async def _found(self, columns: Sequence[list[str]]) -> dict[_Key, bytes | None]:
-        rows = await self._database.fetch(_FIND, *columns)
-        return {(row["store_id"], row["key_id"]): row["secret"] for row in rows}
 
 
 _HEADS_MAX: Final = 10_000

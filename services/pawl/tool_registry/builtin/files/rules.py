@@ -15,7 +15,7 @@ _REFUSED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"
 
 
 def path_problem(path: str) -> str:
-    """Return why a path like `notes/plan.md` is invalid; empty if it is valid.
+    """Return why a file path is invalid, or an empty string if it is valid.
 
     Two different valid paths never name the same file, so paths can be used in resource keys unchanged.
     """

@@ -25,7 +25,7 @@ _PATH: Final = "relative to the store's folder: notes/plan.md"
 
 
 def _path(*acts_as: str) -> msgspec.Meta:
-    """Return the metadata for a path argument. Rules for the tools' arguments in `acts_as` also apply to it."""
+    """Return the metadata for a path argument. Rules for the arguments in `acts_as` also apply to the path."""
     acts = {"x-pawl-acts-as": list(acts_as)} if acts_as else {}
     return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema={"format": "path"} | acts)
 
@@ -263,7 +263,7 @@ def _inverse(tool_name: str, arguments: dict[str, Any], summary: str) -> Inverse
 
 
 def _occurrences(text: str, piece: str) -> int:
-    """Return the number of occurrences, but at most 2. Overlapping occurrences count."""
+    """Count the occurrences of `piece`, including overlapping ones, but stop at 2."""
     first = text.find(piece)
     return 0 if first < 0 else 1 + (text.find(piece, first + 1) >= 0)
 

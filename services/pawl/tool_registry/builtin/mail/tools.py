@@ -30,7 +30,7 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 
 class Mailer(Protocol):
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        """Send the message of a call, and return fields for the tool's result.
+        """Send a call's message, and return fields for the tool's result.
 
         Raises:
             ToolError: The message was refused, or may not have been sent. The error's text is shown to the model.
@@ -95,7 +95,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
 
 
 def _address(text: str) -> Address:
-    """Return a bare address; display names and quoting are not supported."""
+    """Return a bare e-mail address. Raises ToolError if it is invalid or has a display name or quotes."""
     plain = text.strip()
     user, at, domain = plain.rpartition("@")
     is_plain = plain.isascii() and plain.isprintable() and not set(plain) & set(' <>()[]\\,;:"')

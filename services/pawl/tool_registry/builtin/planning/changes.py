@@ -237,7 +237,7 @@ def undo_creation(task: Task) -> Inverse:
 async def _once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
-    """Return the change that an earlier execution of the call made, or otherwise make it now."""
+    """Return the change that the call already made, or make it now."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
     earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier

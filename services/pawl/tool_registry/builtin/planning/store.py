@@ -91,15 +91,15 @@ class PostgresPlanRepository(DatabaseAdapter):
     """Stores plans by store and user. Changes are atomic, and idempotent by key."""
 
     async def add_project(self, owner: Owner, project: Project) -> Project:
-        """Add a project, or return the one with the same title (ignoring case)."""
+        """Add a project, or return the existing project with the same title (ignoring case)."""
         row = await self._database.fetchrow(_ADD_PROJECT, *owner, project.project_id, project.title)
         return project if row is None else Project(**row)
 
     async def add_task(self, owner: Owner, task: Task, *, idempotency_key: str) -> Task:
-        """Add a task, or return the one added with the same key.
+        """Add a task, or return the task that was added with the same key.
 
         Raises:
-            ToolError: Its parent no longer exists.
+            ToolError: The parent task no longer exists.
         """
         ids = (task.task_id, task.project_id, task.parent_task_id)
         fields = (*ids, task.title, task.notes, task.due, task.run_id)
@@ -122,11 +122,11 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
 
     async def task_titles(self, owner: Owner) -> Sequence[str]:
-        """Return the titles of the user's tasks, newest first."""
+        """Return up to 500 different titles of the user's tasks, newest first."""
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
-        """Return the change made with that key, or None. Changes are kept for at least 30 days."""
+        """Return the change made with this key, or None if there is none. Changes are kept for at least 30 days."""
         stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 

@@ -104,7 +104,7 @@ class PostgresCompletions:
         return awaiting_completion(seconds)
 
     async def lapse(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
-        """End a call with `result` if its deadline has passed; return its state."""
+        """End a call with `result` if its deadline has passed; return the call's state."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)

@@ -77,7 +77,7 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A rate limit that allows bursts of as many calls as in one minute. `name` is unique within a store."""
+    """A rate limit. Up to a minute's calls may start in one burst. `name` is unique within a store."""
 
     name: str
     per_minute: int

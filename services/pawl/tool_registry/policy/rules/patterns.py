@@ -125,7 +125,7 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _alternatives(schema: Mapping[str, Any], part: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and its branches, and the items of each of them, one level deep."""
+    """Yield a schema and its direct branches, each followed by the schema of its items if it has one."""
     part = resolve(schema, part)
     if not isinstance(part, dict):
         return

@@ -18,7 +18,7 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.policy.rules.gate import BULK_ITEMS_MIN
 from pawl.tool_registry.policy.rules.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
-from pawl.tool_registry.rules.definition import CONTROL, can_exist
+from pawl.tool_registry.rules.definition import CONTROL, can_exist, sentence
 from pawl.values import Category
 
 ANY_TOOL: Final = "*"
@@ -50,7 +50,7 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Return whether a user with these roles, which can be empty, may approve calls of their own runs."""
+    """Return whether these roles allow users to approve calls in their own runs. Users without any role also may."""
     return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
@@ -137,7 +137,7 @@ class RuledCall:
 
 
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
-    """Return the rule that decides on a call, or None.
+    """Return the rule that decides on a call, or None if no rule applies.
 
     Among rules with the same effect, the rule with the narrowest scope applies, and among those, the newest one. This
     way, a broad rule's uses are not spent where a narrow rule applies.
@@ -348,4 +348,4 @@ def _is_tool_pattern(name: str) -> bool:
 
 def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
     if not holds:
-        raise InvalidField(f"{field}: {rule}", field=f"rule.{field}")
+        raise InvalidField(sentence(field, rule), field=f"rule.{field}")

@@ -103,7 +103,7 @@ def _read_schema(text: bytes) -> dict[str, Any]:
     except (InvalidJson, TooLarge) as error:
         raise InvalidField(f"{field}: {error.message}", field=field) from None
     if not isinstance(schema, dict):
-        raise InvalidField(f"{field}: must be an object", field=field)
+        raise InvalidField(f"{field} must be an object", field=field)
     return schema
 
 

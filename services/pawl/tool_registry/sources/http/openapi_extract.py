@@ -31,7 +31,7 @@ _OF_PATH: Final = ("parameters", "servers")
 
 
 def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discovery:
-    """Return the result of `read_operations`.
+    """Parse an OpenAPI document and return its tools (see `read_operations`).
 
     Raises:
         UnusableDocument: The document is invalid, the operations do not exist, or they are too large.

@@ -153,7 +153,7 @@ class HttpTools:
             method=binding.method,
             headers=_headers(binding, built, context),
             body=built.body,
-            # The call has its own timeout, and that of the request must not be shorter.
+            # The call has its own timeout. The timeout of the request must not be shorter.
             timeout_seconds=ASYNC_TIMEOUT_SECONDS_MAX,
             bytes_max=RESULT_BYTES_MAX,
         )

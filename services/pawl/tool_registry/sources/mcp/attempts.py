@@ -35,7 +35,7 @@ class Refused(Fault):
 
 
 class TooLarge(Fault):
-    """Raised when the server sends more than can be read and this is its only call."""
+    """Raised when the server sends more than the limit allows and has no other running call."""
 
 
 class Garbled(Fault):

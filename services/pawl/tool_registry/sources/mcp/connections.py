@@ -172,7 +172,7 @@ class Connections:
         return lambda wire: stdio_transport(order, name=name, secrets=secrets, wire=wire, clock=self._clock)
 
     def make_room(self, store_id: StoreId) -> None:
-        """If the store or the replica has reached its limit, close the connection that has been idle for longest.
+        """If the store or the replica has reached its limit, close the connection that has been idle the longest.
 
         Raises:
             SourceUnreachable: All these connections are in use.

@@ -59,7 +59,10 @@ class McpConnector:
             await self.made.connections.close()
 
     async def calls(self) -> Calls:
-        """Return the only `Calls`. The first import takes up to a second, so it runs in a thread."""
+        """Return the connector's `Calls`, creating it on first use.
+
+        The import takes up to a second, so it runs in a thread.
+        """
         if self.made is not None:
             return self.made
         return self._first(await asyncio.to_thread(importlib.import_module, f"{__package__}.calls"))
@@ -86,5 +89,5 @@ class McpConnector:
         return forwarded(entry.definition, forward, marks_start=True, is_remote=True)
 
     async def answer_problem(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match the schema of its question (see `elicitation.Reader`)."""
+        """Return why an answer does not match its question's schema; empty if it matches (see `elicitation.Reader`)."""
         return await (await self.calls()).reader(store_id).answer_problem(schema_json, answer)

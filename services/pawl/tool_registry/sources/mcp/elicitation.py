@@ -70,7 +70,7 @@ class Reader:
             raise InvalidAnswer("it takes too long to check; give a shorter answer") from None
 
     async def answer_problem(self, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match the schema of its question; empty if it matches.
+        """Return why an answer does not match its question's schema; empty if it matches.
 
         If the schema cannot be read, every answer matches.
 
@@ -91,7 +91,7 @@ class Reader:
 
 
 async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a user the question of a server, and return the response to the server.
+    """Ask a user a server's question, and return the response to the server.
 
     If the first answer does not match, the question is asked once more. The response is `decline` if the user does not
     answer, or if the second answer does not match either. Deterministic, so that a call can run again with the answers
@@ -193,7 +193,7 @@ def _form(asked: Asked, clean: Clean) -> _Form:
 
 
 def _page(message: str, url: str) -> _Form:
-    """Return the question whether the user has opened a page. Pawl does not track what happens on that page."""
+    """Return a form that asks whether the user has opened a page. Pawl does not track what happens on that page."""
     try:
         host = read_target(url).host
     except EgressRefused as refused:

@@ -32,7 +32,7 @@ class Programs:
         """Return the order that starts one of a store's servers in the sandbox.
 
         Raises:
-            PermissionDenied: The deployment does not allow it. The message says why.
+            PermissionDenied: The deployment does not allow the program. The message says why.
         """
         paths = [*server.readable_paths, *server.writable_paths]
         if self.rules is not None:

@@ -27,7 +27,8 @@ def check_rule(rule: ProgramRule) -> None:
     """Validate one of the deployment's rules.
 
     Raises:
-        ValueError: A path is not absolute, or contains `..`.
+        ValueError: The command does not start with an absolute path, or one of `paths` is not absolute or contains
+            `..`.
     """
     if not rule.command or not PurePosixPath(rule.command[0]).is_absolute():
         raise ValueError("a command must start with the absolute path of a program")

@@ -1,7 +1,7 @@
 """Starts one program for the registry, limits it, and kills all its descendants when it ends.
 
-It runs in a Python without site-packages, so it imports only the standard library and `guard`. Its standard input,
-output and error belong to the program. The last argument is the file descriptor of a socket to the registry:
+This module runs in a Python without site-packages, so it imports only the standard library and `guard`. Its standard
+input, output and error belong to the program. The last argument is the file descriptor of a socket to the registry:
 
     registry -> sandbox   one line of JSON: an `Order`
     sandbox -> registry   one line of JSON: {} once the program is running, {"problem": "..."} if it cannot start,

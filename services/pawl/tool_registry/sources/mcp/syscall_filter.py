@@ -107,7 +107,7 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
 
 
 def _only(number: int, wanted: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
-    """Return the steps that refuse a call unless it has these arguments. Other calls are unaffected."""
+    """Return the filter steps that refuse a system call unless it has these arguments. Other calls are unaffected."""
     checks = [
         step
         for offset, value in wanted.items()

@@ -89,7 +89,7 @@ class RateLimit:
 
 
 def parse_cost(data: bytes, messages: int) -> int:
-    """Return the cost of parsing a server's data, given as the number of bytes of plain text with the same cost."""
+    """Return the cost of parsing a server's data, as the number of plain-text bytes that would cost the same."""
     lines = data.count(b"\n") + data.count(b"\r")
     weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
     return len(data) + weights
@@ -268,7 +268,7 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A response body whose message, or each of whose events, is limited in size."""
+    """A response body with a limit on the size of its message or, in a stream, of each event."""
 
     def __init__(
         self,

@@ -77,9 +77,9 @@ class Guard:
     def watch(
         self, control: socket.socket, *, check: Callable[[], str] = lambda: "", tick_seconds: float | None = None
     ) -> str:
-        """Wait until the child has ended, the peer has closed `control`, or `check` returns a problem at a tick.
+        """Wait until the child has ended, the peer has closed `control`, or `check` returns a problem.
 
-        Returns this problem, or an empty string.
+        `check` runs at least every `tick_seconds`. Returns its problem, or an empty string.
         """
         poll = select.poll()
         poll.register(control, select.POLLIN)

@@ -23,7 +23,7 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return a folder's package, and the error that its `__init__.py` raised, if any.
+    """Return a folder's package, and the error that its `__init__.py` raised, or None.
 
     The package has the same name in every process. If `__init__.py` fails, the package is empty, so that the modules
     next to it can still be imported.

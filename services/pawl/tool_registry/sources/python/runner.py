@@ -184,7 +184,7 @@ async def uncancelled(ended: asyncio.Future[T]) -> T:
 
 
 class PythonWork:
-    """A running tool. `task` ends together with the tool. It is cancelled if the tool ended with CancelledError."""
+    """A running tool. `task` ends together with the tool, and is cancelled if the tool ended with CancelledError."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance

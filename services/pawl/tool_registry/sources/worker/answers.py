@@ -33,7 +33,7 @@ def check_hello(hello: pb.WorkerHello) -> None:
         ("held_calls", len(hello.held_calls), CALLS_MAX),
     ):
         if count > most:
-            raise InvalidField(f"hello.{field}: must not exceed {most}, got {count}", field=f"hello.{field}")
+            raise InvalidField(f"hello.{field} must not exceed {most}, got {count}", field=f"hello.{field}")
     check_id(hello.group_name, "hello.group_name")
     check_id(hello.worker_id, "hello.worker_id")
     for call in hello.held_calls:
@@ -49,18 +49,18 @@ def check_frame(frame: pb.AttachWorkerRequest) -> None:
     """
     kind = frame.WhichOneof("frame")
     if kind is None:
-        raise InvalidField("frame: is empty or of an unknown kind", field="frame")
+        raise InvalidField("frame is empty or of an unknown kind", field="frame")
     if kind in {"progress", "checkpoint", "result"}:
         content = getattr(frame, kind)
         check_id(content.call_id, f"{kind}.call_id")
         _check_epoch(content.lease_epoch)
     if kind == "result" and frame.result.WhichOneof("outcome") is None:
-        raise InvalidField("result.outcome: is required", field="result.outcome")
+        raise InvalidField("result.outcome is required", field="result.outcome")
 
 
 def _check_epoch(epoch: int) -> None:
     if epoch > _EPOCH_MAX:
-        raise InvalidField(f"lease_epoch: must be at most {_EPOCH_MAX}, got {epoch}", field="lease_epoch")
+        raise InvalidField(f"lease_epoch must be at most {_EPOCH_MAX}, got {epoch}", field="lease_epoch")
 
 
 def progress_of(report: pb.WorkerProgress) -> Progress:
@@ -120,7 +120,10 @@ def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
 
 
 def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
-    """Return the outcome and the value, as canonical JSON, of a result that arrived after its call had ended."""
+    """Return the outcome and the canonical JSON value of a result that arrived after its call had ended.
+
+    The value is empty unless the call succeeded.
+    """
     match result.WhichOneof("outcome"):
         case "content_json":
             try:
@@ -145,5 +148,5 @@ def _parsed(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 def _inverse(inverse: call_pb2.Inverse) -> Inverse:
     arguments: Any = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or not can_exist(inverse.tool_name):
-        raise ValueError("inverse: must have a tool name, and a JSON object as arguments")
+        raise ValueError("inverse must have a tool name, and a JSON object as arguments")
     return Inverse(tool_name=inverse.tool_name, arguments=arguments, summary=inverse.summary)

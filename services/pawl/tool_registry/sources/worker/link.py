@@ -104,7 +104,10 @@ class WorkerLink:
         self.end_if_drained()
 
     def drain(self, error: PawlError | None) -> None:
-        """Stop sending new calls, and end the stream with `error` (if any) once the worker holds no calls."""
+        """Stop sending new calls, and end the stream once the worker holds no calls.
+
+        The stream ends with `error`, or normally if `error` is None.
+        """
         self.is_draining = True
         self._ends_with = self._ends_with or error
         self.end_if_drained()

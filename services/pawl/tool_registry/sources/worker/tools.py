@@ -81,14 +81,14 @@ class WorkerTools:
 
     async def _check(self, store_id: StoreId, definitions: Collection[ToolDefinition]) -> None:
         if not definitions:
-            raise InvalidField("hello.tools: must have at least one tool", field="hello.tools")
+            raise InvalidField("hello.tools must have at least one tool", field="hello.tools")
         loaded = self._catalog.loaded_names
         names = [definition.name for definition in definitions]
         if len(set(names)) != len(names):
             raise InvalidField("hello.tools: names must be unique", field="hello.tools")
         for definition in definitions:
             if definition.context is not ExecutionContext.BACKEND:
-                raise InvalidField(f"{definition.name}: context: must be BACKEND", field="context")
+                raise InvalidField(f"{definition.name}: context must be BACKEND", field="context")
             check_own_name(definition.name)
             check_definition(definition)
             await self._catalog.check_schema(store_id, definition.arguments_schema)

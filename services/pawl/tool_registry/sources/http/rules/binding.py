@@ -47,7 +47,7 @@ class UnusableArgument(Exception):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of an argument in the request. `style` and `explode` have the same meaning as in OpenAPI."""
+    """The location of an argument in the request. `style` and `explode` have the same meaning as in OpenAPI."""
 
     argument: str
     name: str
@@ -71,7 +71,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     body_type: str = "application/json"
     # Form fields with a non-default encoding.
     body_fields: list[Placement] = []
-    # The place of arguments without a placement: query or body. If empty, they are dropped.
+    # The location of arguments without a placement: query or body. If empty, they are dropped.
     rest: str = ""
     headers: dict[str, str] = {}
     # Secret names by header name.
@@ -113,11 +113,11 @@ def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mappin
     require(len({name.lower() for name in names}) == len(names), f"{field}.headers", "names must be unique")
     for name in headers:
         require(may_be_header(name), f"{field}.headers", f"{name[:100]!r} is not an allowed header")
-        require(may_be_header_value(headers[name]), f"{field}.headers", f"{name}: must be printable ASCII")
+        require(may_be_header_value(headers[name]), f"{field}.headers", f"{name} must be printable ASCII")
     for name, secret in secret_headers.items():
         require(may_be_header(name), f"{field}.secret_headers", f"{name[:100]!r} is not an allowed header")
         require(
-            1 <= len(secret) <= _SECRET_NAME_CHARACTERS_MAX, f"{field}.secret_headers", f"{name}: must name a secret"
+            1 <= len(secret) <= _SECRET_NAME_CHARACTERS_MAX, f"{field}.secret_headers", f"{name} must name a secret"
         )
 
 

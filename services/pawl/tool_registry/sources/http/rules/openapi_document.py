@@ -38,7 +38,7 @@ class Document:
         """Return an object, following references.
 
         Raises:
-            UnusableDocument: A reference is missing, external or circular.
+            UnusableDocument: A reference is missing, external or circular, or leads to a value that is not an object.
         """
         for _ in range(_REFERENCES_MAX):
             if not isinstance(value, Mapping):
@@ -78,7 +78,8 @@ def read_document(data: bytes) -> Document:
     """Parse a document.
 
     Raises:
-        UnusableDocument: The data is neither JSON nor YAML, is too large or too deep, or has an unsupported version.
+        UnusableDocument: The data is not a JSON or YAML object, is too large or too deep, or has an unsupported
+            version.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
         raise UnusableDocument(f"it is {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}")

@@ -124,10 +124,10 @@ class SchemaReader:
 
 
 def describe(text: Any, schema: Mapping[str, Any]) -> str:
-    """Return a description that mentions the default.
+    """Return a description that mentions the schema's default, unless it is null, a list or an object.
 
-    The default itself is dropped. Otherwise, it would be sent whenever no value is given, and in many documents, it
-    does not match its own schema.
+    The caller leaves the default out of the tool's schema. Otherwise, it would be sent whenever no value is given, and
+    in many documents, it does not match its own schema.
     """
     words = text.strip() if isinstance(text, str) else ""
     default = schema.get("default")

@@ -72,7 +72,7 @@ class CallView:
 
 
 class PostgresWorkerRepository:
-    """Stores workers and their calls durably, timed by the database clock. All methods raise DependencyUnavailable.
+    """Stores workers and their calls durably, timed by the database clock. All methods can raise DependencyUnavailable.
 
     Methods that take a `token` ignore calls that another execution has taken over.
 
@@ -261,7 +261,7 @@ class PostgresWorkerRepository:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return the calls that are cancelled or no longer held by their worker."""
+        """Return those of the given calls that are cancelled or no longer held by their worker."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
@@ -292,7 +292,7 @@ class PostgresWorkerRepository:
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    """Return the message for the worker that holds a call, which may be a later one than the first."""
+    """Return a call's message for the worker that holds the call now, which may not be the first one."""
     call = pb.Invocation.FromString(row["details"])
     call.purpose = PURPOSES[Purpose(row["purpose"])]
     call.lease_epoch = row["lease_epoch"]
