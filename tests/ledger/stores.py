@@ -1,6 +1,6 @@
 """The simulated store and PostgreSQL behind one interface, with the helpers of the tests.
 
-Both have a clock that moves only when a test moves it. For PostgreSQL, its time functions are shadowed by others of the
+Both have a clock that moves only when a test moves it. In PostgreSQL, its time functions are shadowed by others of the
 same name.
 """
 
@@ -154,7 +154,7 @@ class MemoryStore(Store):
 
 
 class PostgresStore(Store):
-    """PostgreSQL: one replica with its own pool. Call `stop_clock` before creating the first."""
+    """PostgreSQL as used by one replica with its own pool. Call `stop_clock` before creating the first replica."""
 
     # Of all replicas: they share the clock.
     passed_seconds: ClassVar[list[float]] = [0.0]

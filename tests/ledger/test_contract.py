@@ -27,7 +27,7 @@ _RACES = 12
 
 @pytest.mark.timeout(3600)
 async def test_both_stores_return_the_same_answers_and_hold_the_same_rows(databases: Sequence[Database]) -> None:
-    """The stores are compared by each answer, row and byte of the log. `TESTS_EXAMPLES=500` plays longer."""
+    """Each answer, row and byte of the log is compared. `TESTS_EXAMPLES=500` tests longer."""
     for seed in range(_WALKS):
         limits = LIMITS[seed % len(LIMITS)]
         real = PostgresStore(databases[0], limits)
@@ -39,7 +39,7 @@ async def test_both_stores_return_the_same_answers_and_hold_the_same_rows(databa
 async def test_concurrent_writes_from_two_replicas_are_serializable(
     databases: Sequence[Database],
 ) -> None:
-    """No lost update, no repeated or missing seq, no run with two workers."""
+    """No update is lost, no seq is repeated or missing, and no run has two workers."""
     for seed in range(_WALKS):
         chance = Random(seed)
         limits = chance.choice(LIMITS)
@@ -54,7 +54,7 @@ async def test_concurrent_writes_from_two_replicas_are_serializable(
 
 
 async def test_repeated_request_for_the_last_queue_slot_gets_the_same_run(databases: Sequence[Database]) -> None:
-    """I2: the second copy does not find the queue full because of the first."""
+    """I2: the first request does not fill the queue for its own repetition."""
     limits = LIMITS[0] | {"store_queue": 1}
     one, two = (PostgresStore(database, limits) for database in databases)
     async with one.open() as first, two.open() as second:
@@ -71,7 +71,7 @@ async def test_repeated_request_for_the_last_queue_slot_gets_the_same_run(databa
 async def test_step_locks_conversation_then_run_and_sees_earlier_writes(
     databases: Sequence[Database],
 ) -> None:
-    """I7: therefore, two groups never deadlock, and none continues from a stale read."""
+    """I7: therefore, two groups never deadlock, and no group continues from a stale read."""
     store = PostgresStore(databases[0], LIMITS[0])
     await store.wipe()
     async with game([store], Random(1).choice):

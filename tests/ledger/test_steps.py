@@ -37,7 +37,7 @@ async def store(databases: tuple[Database, Database]) -> PostgresStore:
 
 
 async def claimed(store: PostgresStore) -> list[tuple[RunKey, int]]:
-    """Two runs in conversations of their own that a worker holds and this replica knows."""
+    """Two runs in separate conversations. A worker holds the runs, and the replica knows their rows."""
     for user in ("ann", "bob"):
         await store.journal.write([submission(conversation_id=f"of-{user}", user_id=UserId(user), message=b"")])
     claims = await store.leases.claim(WorkerId("w1"), runs_max=2, lease_seconds=30.0, background_runs_max=1)
@@ -66,7 +66,7 @@ async def waits_for_lock(connection: Any, task: asyncio.Task[Any]) -> None:
 async def test_step_that_waited_and_lost_writes_nothing(
     store: PostgresStore, databases: tuple[Database, Database], changed: str
 ) -> None:
-    """I4, I7: rows that it had read may have changed. The other step of the statement is written."""
+    """I4, I7: rows that the step had read may have changed. The other step of the statement is written."""
     (lost, epoch), (other, other_epoch) = await claimed(store)
     before = await store.tables()
     steps = [step(lost, epoch, 1), step(other, other_epoch, 1)]

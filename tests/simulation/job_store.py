@@ -40,7 +40,7 @@ def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: An
 
 
 async def answer(servicers: Sequence[object], method: str, request: Any, user: Principal | None = None) -> list[Any]:
-    """Serve a copy of the request by the first servicer that has the method; return all responses.
+    """Serve a copy of the request by the first servicer that has the method, and return all responses.
 
     A forwarded call acts for `user`.
     """

@@ -1,7 +1,7 @@
 """Steps that job-store writes with one statement, on the ledger in memory.
 
-Assumption about PostgreSQL, besides those of the store: the statement finds all its rows as they are at one instant,
-and writes all changes of each step whose rows are unchanged, and nothing of the others. The version of a run is its
+Assumption about PostgreSQL, besides those of the store: the statement finds all its rows as they are at one instant. It
+writes all changes of each step whose rows are unchanged, and no change of other steps. The version of a run is its
 row, which every write replaces.
 """
 
@@ -55,7 +55,7 @@ class StepJournal(MemoryJournal):
         return Written(outcomes=outcomes, events=rows, work_ready=is_freed)
 
     def _store_step(self, step: Step) -> list[LogRow]:
-        """Store a step. Of its conversation, other fields may have changed."""
+        """Store a step. Fields of its conversation that the step does not use may have changed."""
         conversations = self._database.tables.conversations
         run = step.cached.run
         key = ConversationKey(run.store_id, run.conversation_id)

@@ -4,11 +4,11 @@ Assumptions about PostgreSQL:
 
 1. Transactions that lock common rows are serial: each group is applied at one instant of virtual time, to the rows as
 the previous one left them.
-2. A transaction is atomic, also when the process dies; an answered one is durable.
+2. A transaction is atomic even if the process dies. An acknowledged transaction is durable.
 3. A transaction may be refused as a whole (`GroupConflict`) and retried. After a lost connection the outcome is
 unknown.
 4. A statement sees one state. Statements of a read without a transaction may see successive states.
-5. `clock_timestamp()` is one clock for all; it may jump in both directions.
+5. `clock_timestamp()` is one clock for all processes, and may jump in both directions.
 6. A read-only server still answers reads.
 """
 
@@ -89,7 +89,7 @@ class ScheduleChange:
 
 @dataclass
 class Tables:
-    """All rows; only transactions change them. `written_at` uses a clock that does not jump."""
+    """All rows, which only transactions change. `written_at` uses a clock that does not jump."""
 
     requests: dict[RequestKey, RequestRow] = field(default_factory=dict)
     conversations: dict[ConversationKey, ConversationRow] = field(default_factory=dict)
@@ -269,7 +269,7 @@ class MemoryJournal:
         return log_rows.pack(events)
 
     def _check_fence(self, unit: UnitOfWork, operation: Operation[Any], before: RunRow | None) -> None:
-        """I4, checked as it happens: a step with an old epoch leaves the row unchanged."""
+        """I4, checked immediately: a step with an old epoch leaves the row unchanged."""
         if not isinstance(operation, Commit) or before is None:
             return
         after = unit.runs.get(before.key)
@@ -403,7 +403,7 @@ def _remove(tables: Tables, trim: Trim) -> None:
 
 
 def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:
-    """Return the number of operations that may pass on the turn of each conversation."""
+    """Return for each conversation the number of operations that may let its next run start."""
     endings: Counter[ConversationKey] = Counter()
     for keys in named:
         endings.update(keys.conversations)

@@ -88,7 +88,7 @@ async def test_conversation_with_an_open_run_is_kept_at_any_age(user: User, data
 
 
 async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database: Database, owner: Owner) -> None:
-    """Lifecycle events wait a day for an unavailable NATS and delay nothing else beyond that."""
+    """Lifecycle events wait a day for an unavailable NATS. Then they no longer delay the trimming of logs."""
     await owner.commit(events=[DELTA] * 5)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "runs", "end_time")
@@ -113,7 +113,7 @@ async def test_item_that_cannot_be_deleted_does_not_block_others(user: User, dat
 
 
 async def test_large_conversation_is_deleted_in_several_transactions(user: User, database: Database) -> None:
-    """No message can enter it in between, and nothing remains at the end."""
+    """No message can enter the conversation between these transactions, and no row remains at the end."""
     owner = await user.start(conversation_id="old")
     for number in range(3):
         messages = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="x")] * 10
@@ -183,7 +183,7 @@ async def rows_of(database: Database, run_id: str) -> dict[str, int]:
 
 
 async def test_runs_summarised_long_ago_are_deleted_completely(user: User, database: Database) -> None:
-    """All their rows are deleted; the model history stays unchanged, each call with its result."""
+    """All rows of the runs are deleted. The history for the model stays unchanged, with the results of its calls."""
     old = [await talk(user, "call_1"), await talk(user, "call_2")]
     cancelled = await user.start(conversation_id="thread")
     await cancelled.commit(state=run_pb2.RUN_STATE_FAILED, failure=run_pb2.RunFailure(reason="INTERNAL"))

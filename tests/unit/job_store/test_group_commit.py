@@ -1,4 +1,4 @@
-"""Group commit: its order; no caller waits for ever, and no operation fails for the fault of another."""
+"""Group commit: the order of operations. No caller waits forever, and no operation fails because of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that one statement can write: which they are, and that every change of a run, call or command shows."""
+"""Which steps one statement can write, and that every change of a run, call or command gives a new version."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_times_of_a_run_never_go_back_and_a_clock_that_did_is_read_again() -> No
 
 
 def test_every_change_of_a_call_or_command_gives_the_run_a_new_version() -> None:
-    """Otherwise a step could be written that ignores it."""
+    """Otherwise a step that ignores the change could be written."""
     world = World()
     run_id = world.start_run()
     world.commit(run_id, calls=(change("front", CallState.OFFERED),))

@@ -280,7 +280,7 @@ def test_invalid_client_supplied_tools_are_refused_with_the_reason(tools: list[T
     ],
 )
 def test_a_client_supplied_tool_cannot_shadow_another_tool(other: ToolVersion) -> None:
-    """It cannot use the other tool's name on the wire to a model either."""
+    """A client-supplied tool cannot use the name under which a model sees another tool either."""
     with pytest.raises(ToolExists, match="rename the one sent with this run"):
         check_not_shadowing([definition("unlike"), definition(), definition("http__shop")], [other])
 
