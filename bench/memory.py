@@ -35,7 +35,7 @@ _SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure the start and the idle services, then let them work and take samples every second."""
+    """Measure the startup time and the idle services, then put them under load and sample their memory every second."""
     start = await _start()
     async with pawl() as (subject, _):
         await subject.run(options.count(300, 100), _AT_ONCE)

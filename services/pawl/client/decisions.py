@@ -35,8 +35,8 @@ def edit(
 ) -> types_pb2.CallDecision:
     """Return a decision to run the call with these arguments, a mapping or JSON text. The note is logged.
 
-    With `for_series`, the decision applies to the whole series. A `series` changes its interval, limit and end; if it
-    has no end, the end that is shown is kept.
+    With `for_series`, the decision applies to the whole series. `series` replaces the interval, limit and end of
+    the call's series; without an end, the call's own end is kept.
 
     Raises:
         InvalidField: The decision is for a series and the call does not belong to one.

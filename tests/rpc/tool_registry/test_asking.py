@@ -115,7 +115,7 @@ async def test_answer_reaches_the_replica_that_runs_the_call(
     assert (shop.started, other_shop.started) == (1, 0)
 
 
-async def test_outcome_of_a_call_is_unknown_if_its_process_ends_before_the_answer(
+async def test_only_an_at_most_once_call_has_an_unknown_outcome_after_a_crash(
     database_url: str, tmp_path: Path
 ) -> None:
     options = ExecutorOptions(lease_seconds=2.0, grace_seconds=0.0)

@@ -61,7 +61,7 @@ async def test_users_share_a_process_only_if_the_server_is_stateless(
     assert server.starts == starts, "discovery had its own process"
 
 
-async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_errors_content_and_progress_are_passed_on(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     failed = await mcp.run("fake.fail")
     assert (outcome(failed), failure(failed)) == ("FAILED TOOL_ERROR", "no such city")

@@ -1,4 +1,4 @@
-"""Takes the screenshots of the docs: `make screenshots`."""
+"""Takes the console screenshots used in the docs (`make screenshots`)."""
 
 from __future__ import annotations
 

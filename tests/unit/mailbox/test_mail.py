@@ -277,6 +277,6 @@ def test_any_charset_or_header_can_be_read(header: str) -> None:
 
 
 def test_attachment_types_have_no_control_characters() -> None:
-    """The e-mail becomes JSON, and control characters would prevent that."""
+    """Pawl's JSON rejects NUL, and terminals interpret escape sequences."""
     mail = read(b"From: ann@example.com\nContent-Type: application/x\x00\x1b[2Jy\n\nhello")
     assert [file["type"] for file in mail["attachments"]] == ["application/x[2jy"]

@@ -1,4 +1,4 @@
-"""MCP calls: connections, retries, and limits of cost (TOOL-3)."""
+"""MCP calls: connections, retries and cost limits (TOOL-3)."""
 
 from __future__ import annotations
 

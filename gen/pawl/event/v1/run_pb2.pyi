@@ -52,7 +52,9 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     """Its deadline passed while it was parked. Terminal."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
-    """State of a run. See docs/design/architecture.md for the transition table. A terminal state never changes."""
+    """State of a run. See docs/design/architecture.md for the transition table. A terminal state never changes.
+    Interrupted states wait for a user, front end, operator or other run; transient states end without them.
+    """
 
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
 """Never sent."""
@@ -112,7 +114,7 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
-    """Why a run is WAITING. A run can have several reasons to wait."""
+    """Why a run is WAITING. A run can have several reasons to wait. Interrupted and transient as in RunState."""
 
 WAIT_KIND_UNSPECIFIED: WaitKind.ValueType  # 0
 """Never sent."""

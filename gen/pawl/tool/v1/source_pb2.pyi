@@ -170,9 +170,9 @@ Global___SourceToolPolicy: _TypeAlias = SourceToolPolicy  # noqa: Y015
 
 @_typing.final
 class McpStdioConfig(_message.Message):
-    """An MCP server that runs as a program. Its environment contains only PATH, HOME and TMPDIR (an empty folder,
-    deleted afterwards), LANG and the variables below. Pawl kills it and all its child processes after 5 idle
-    minutes, when the source is removed, and when the registry stops.
+    """An MCP server that runs as a program. Its environment contains only PATH, LANG, HOME and TMPDIR (both the same
+    empty folder, deleted afterwards), and the variables below. Pawl kills it and all its child processes after 5
+    minutes of inactivity, when the source is removed, and when the registry stops.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -687,7 +687,7 @@ Global___AddSourceResponse: _TypeAlias = AddSourceResponse  # noqa: Y015
 
 @_typing.final
 class LeftOutTool(_message.Message):
-    """A tool of a source that cannot be registered."""
+    """A source's tool that could not be registered."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

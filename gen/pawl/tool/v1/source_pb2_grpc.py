@@ -86,8 +86,8 @@ class SourceServiceServicer(object):
 
     def AddSource(self, request, context):
         """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-        for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
-        calls. Idempotent.
+        for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
+        policies can approve calls in advance. Idempotent.
 
         Errors:
         - ALREADY_EXISTS / SOURCE_EXISTS

@@ -45,8 +45,8 @@ class SourceServiceStub:
     def __new__(cls, channel: _aio.Channel) -> SourceServiceAsyncStub: ...
     AddSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]
     """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-    for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
-    calls. Idempotent.
+    for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
+    policies can approve calls in advance. Idempotent.
 
     Errors:
     - ALREADY_EXISTS / SOURCE_EXISTS
@@ -106,8 +106,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     AddSource: _aio.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]  # type: ignore[assignment]
     """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-    for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
-    calls. Idempotent.
+    for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
+    policies can approve calls in advance. Idempotent.
 
     Errors:
     - ALREADY_EXISTS / SOURCE_EXISTS
@@ -170,8 +170,8 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.AddSourceResponse, _abc.Awaitable[_source_pb2.AddSourceResponse]]:
         """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-        for an existing name needs `replace`. Delegates that cannot decide are refused, because policies approve
-        calls. Idempotent.
+        for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
+        policies can approve calls in advance. Idempotent.
 
         Errors:
         - ALREADY_EXISTS / SOURCE_EXISTS

@@ -143,7 +143,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether a URL's content can be trusted: it uses https, or http on this machine."""
+    """Return whether a URL is safe to fetch: https, or http on this machine, without a user name, query or fragment."""
     try:
         parts = urlsplit(url)
         is_here = is_loopback(f"{parts.hostname}:{parts.port or 80}")

@@ -147,7 +147,7 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="after")
     def _check_tls_files(self) -> Self:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("PAWL_TLS_KEY_FILE requires PAWL_TLS_CERTIFICATE_FILE: set both or neither")
+            raise ValueError("set both PAWL_TLS_CERTIFICATE_FILE and PAWL_TLS_KEY_FILE, or neither")
         if self.tls_ca_file is not None and self.tls_certificate_file is None:
             raise ValueError("PAWL_TLS_CA_FILE requires a certificate: set PAWL_TLS_CERTIFICATE_FILE too")
         return self

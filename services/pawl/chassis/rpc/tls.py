@@ -1,7 +1,7 @@
-"""Handles TLS: a process's certificate, reloaded when it changes, and the authority that verifies others.
+"""Handles TLS: a process's certificate, reloaded when it changes, and the CA certificates that verify its peers.
 
-A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>` or by the DNS name `<service>`,
-which clients of the service also verify.
+A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>` or by the DNS name `<service>`.
+Clients also verify this identity.
 """
 
 from __future__ import annotations

@@ -185,7 +185,9 @@ class _Thread:
         for run in await self._runs():
             if run_id == run["runId"] or label == run.get("labels", {}).get("agui.run"):
                 return await self._cancel(run["runId"])
-        raise RunNotFound("No open run of this thread has this runId. It has ended, or belongs to another thread.")
+        raise RunNotFound(
+            "This thread has no open run with this runId. The run may have ended, or belong to another thread."
+        )
 
     async def _cancel(self, run_id: str) -> Json:
         return await self._call("CancelRun", {"requestId": f"agui_cancel_{run_id}", "runId": run_id})

@@ -83,7 +83,7 @@ def governed_store(governor: Principal, named: str) -> StoreId:
         return governor.store_id
     store_id = check_id(named, "store_id")
     if store_id != governor.store_id and not is_deployment(governor):
-        raise PermissionDenied("only a store's operators and the deployment can manage the store's keys")
+        raise PermissionDenied("a store's keys can be managed only by its operators or with a deployment key")
     return store_id
 
 

@@ -97,7 +97,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
                         await context.write(response)
                 except TimeoutError:
                     raise SlowConsumer(
-                        f"nothing was read for {self._write_seconds_max:g} s: subscribe again after number {sent}",
+                        f"nothing was read for {self._write_seconds_max:g} s: subscribe again with after_number={sent}",
                         resume_after_seq=sent,
                     ) from None
                 sent = notification.number if notification is not None else sent

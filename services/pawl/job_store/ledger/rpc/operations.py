@@ -493,4 +493,4 @@ def enum_member(kind: type[E], value: int, field: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidField(f"{field} has no value {value}", field=field) from None
+        raise InvalidField(f"{field} has the unknown value {value}", field=field) from None

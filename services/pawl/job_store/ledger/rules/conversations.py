@@ -145,9 +145,9 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Change a conversation's title (empty restores the automatic one), labels, archiving or sharing.
 
-    Fields that are None stay unchanged. When sharing for writing ends, other users' open runs are stopped: their owners
-    read `cancel`. Undo runs (see `is_undo`) continue, so that a started undo is completed. Notices for other users are
-    removed. Their jobs keep their results, and the caller stops those that are open.
+    Fields that are None stay unchanged. When others lose write access, their open runs are stopped: the workers of
+    these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo stays half done.
+    Notices for other users are removed. Their jobs keep their results, and the caller stops those that are open.
     """
 
     conversation_id: ConversationId

@@ -202,10 +202,13 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Create a run although a turn is active. No message started the turn, so it is neither steered nor a conflict.
+        """Queue a run behind an active turn, a run that no message started. It cannot be steered.
 
-        The run follows the turn, which ends after a few rounds. A turn that has not started, waits or is interrupted is
-        stopped. A quarantined turn blocks all users, so it gives way to any user.
+        Normally the turn ends first. It is stopped if it has not started, is waiting, needs attention, or the policy is
+        INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.
+
+        Raises:
+            ConversationBusy: The policy is REJECT, and other runs are queued.
         """
         if self.policy is MessagePolicy.REJECT and conversation.queue:
             raise ConversationBusy

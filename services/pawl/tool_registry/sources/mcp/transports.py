@@ -268,7 +268,7 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A response body with a limit on the size of its message or, in a stream, of each event."""
+    """A response body with a rate limit, and with limits on its size and brackets, or on those of a stream's events."""
 
     def __init__(
         self,
