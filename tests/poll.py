@@ -1,10 +1,11 @@
-"""Waits for conditions in other processes."""
+"""Waits for conditions in other processes, and changes files that they read."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 PATIENCE_SECONDS = 120.0
 _PAUSE_SECONDS_MAX = 0.05
@@ -25,3 +26,10 @@ async def until(holds: Callable[[], object], *, patience_seconds: float = PATIEN
 
 async def _answer(held: object) -> object:
     return await held if inspect.isawaitable(held) else held
+
+
+def put(file: Path, text: str) -> None:
+    """Replace a file atomically, so that readers never see a partial file."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(text)
+    draft.replace(file)

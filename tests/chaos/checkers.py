@@ -13,11 +13,10 @@ from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest
 from tests.chaos.history import MESSAGES, Kind, Operation, Outcome
 from tests.chaos.prompts import GATED, READS
-from tests.chaos.record import Record
+from tests.chaos.world import Record
 from tests.simulation import jobs
-from tests.simulation.checkers import LEDGER_CHECKERS
+from tests.simulation.checkers import ENDED, LEDGER_CHECKERS
 from tests.simulation.record import call_state, run_state, seconds
-from tests.simulation.reference import ENDED
 
 Checker = Callable[[Record], Iterator[str]]
 

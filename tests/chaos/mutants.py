@@ -22,8 +22,8 @@ from tests.chaos import faults, unfixed
 from tests.chaos.checkers import judge
 from tests.chaos.history import Kind, Operation, Outcome
 from tests.chaos.play import Game, play
-from tests.chaos.record import Record
 from tests.chaos.story import BUTTON, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, good_record, watch
+from tests.chaos.world import Record
 
 Mutant = Callable[[Record], object]
 

@@ -19,12 +19,11 @@ from google.protobuf.message import Message
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.chaos.caller import Caller, settled
-from tests.chaos.effects import EffectFile
 from tests.chaos.front_ends import FrontEnd, seen
-from tests.chaos.history import Kind, Operation
+from tests.chaos.history import EffectFile, Kind, Operation
 from tests.chaos.prompts import prompt
+from tests.simulation.checkers import ENDED
 from tests.simulation.record import call_state, run_state
-from tests.simulation.reference import ENDED
 
 _STATE = "RUN_STATE_"
 _OPEN_RUNS_MAX = 5

@@ -14,8 +14,7 @@ import msgspec
 from tests.chaos import clocks, faults, logs
 from tests.chaos.checkers import every_run_end_is_notified, judge
 from tests.chaos.history import Kind, Outcome
-from tests.chaos.record import Record, read, read_notifications
-from tests.chaos.world import World, load, running
+from tests.chaos.world import Record, World, load, read, read_notifications, running
 from tests.simulation.record import call_state, run_state
 
 # Operations that each minute must bring on average for the game to count; ten times as many are usual.

@@ -8,11 +8,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
-from tests.chaos.effects import Effect
 from tests.chaos.front_ends import seen
-from tests.chaos.history import History, Kind, Outcome
+from tests.chaos.history import Effect, History, Kind, Outcome
 from tests.chaos.prompts import GATED, PANEL
-from tests.chaos.record import Record
+from tests.chaos.world import Record
 
 MAIN, STOPPED, FOREIGN, JOB = "run-main", "run-stopped", "run-foreign", "run-job"
 BUTTON, ROCKET, PANEL_CALL, QUESTION = "call-button", "call-rocket", "call-panel", "call-question"

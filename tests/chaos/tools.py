@@ -17,7 +17,7 @@ from pawl.tools import (
     happened,
     tool,
 )
-from tests.chaos.effects import EffectFile, effect
+from tests.chaos.history import EffectFile, effect
 
 FILE_VARIABLE = "CHAOS_EFFECTS_FILE"
 

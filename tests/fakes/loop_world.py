@@ -1,6 +1,6 @@
 """One agent loop without processes: the real drive and worker, with fakes of their dependencies.
 
-The in-memory ledger is job-store's rules over the rows of the simulation.
+The in-memory ledger and its agents are job-store's rules over the rows of the simulation.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import replace
+
+from pawl.agent_loop.agents.agents import AgentLedger
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
@@ -25,25 +28,128 @@ from pawl.agent_loop.loop.rules.tool import Tool, Verdict
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallId, CallKey, IdSource, RunKey, WorkerId
+from pawl.chassis.ids import CallId, CallKey, CredentialId, IdSource, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import LeaseLost, RunEnded
 from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1.agent_pb2 import AgentUsage
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
+from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
+from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage
-from tests.fakes.agents import MemoryAgents
+from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry
-from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
 from tests.simulation.store import Database, MemoryJournal, Tables
+
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class MemoryAgentRepository(PostgresAgents):
+    def __init__(self) -> None:
+        self.agents: dict[tuple[StoreId, str], AgentRow] = {}
+        self.rows: dict[tuple[StoreId, str, int], AgentVersionRow] = {}
+        self.drafts: dict[tuple[StoreId, UserId], dict[str, AgentVersionRow]] = {}
+
+    async def put(
+        self, store_id: StoreId, name: str, delegates_to: tuple[str, ...], save: Save, *, validate_only: bool
+    ) -> tuple[AgentVersionRow, bool]:
+        agents = {key[1]: agent for key, agent in self.agents.items() if key[0] == store_id}
+        newest = self.rows[store_id, name, agents[name].version] if name in agents else None
+        kept = save(agents, newest, TIME)
+        if kept is newest:
+            return kept, False
+        if not validate_only:
+            self.rows[store_id, name, kept.version] = kept
+            self.agents[store_id, name] = AgentRow(name=name, version=kept.version, delegates_to=delegates_to)
+        return kept, True
+
+    async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
+        agent = self.agents.get((store_id, name))
+        if not version and (agent is None or agent.is_deleted):
+            return None
+        return self.rows.get((store_id, name, version or (agent.version if agent else 0)))
+
+    async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
+        live = sorted(
+            agent.name
+            for (store, name), agent in self.agents.items()
+            if store == store_id and name > after and not agent.is_deleted
+        )
+        rows = [self.rows[store_id, name, self.agents[store_id, name].version] for name in live]
+        return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
+
+    async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
+        found = [row for key, row in self.rows.items() if key[:2] == (store_id, name) and row.version < before]
+        found.sort(key=lambda row: -row.version)
+        return Page(rows=found[:rows_max], has_more=len(found) > rows_max)
+
+    async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
+        agent = self.agents.get((store_id, name))
+        if agent is None or agent.is_deleted:
+            return False
+        self.agents[store_id, name] = replace(agent, is_deleted=True)
+        return True
+
+    async def put_draft(
+        self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool
+    ) -> tuple[AgentVersionRow, bool]:
+        drafts = self.drafts.setdefault((store_id, user_id), {})
+        kept = save({key[1]: agent for key, agent in self.agents.items() if key[0] == store_id}, drafts, TIME)
+        if kept is drafts.get(kept.name):
+            return kept, False
+        if not validate_only:
+            drafts[kept.name] = kept
+        return kept, True
+
+    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersionRow | None:
+        return self.drafts.get((store_id, user_id), {}).get(name)
+
+    async def list_drafts(
+        self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
+    ) -> Page[AgentVersionRow]:
+        drafts = self.drafts.get((store_id, user_id), {})
+        rows = [drafts[name] for name in sorted(drafts) if name > after]
+        return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
+
+    async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
+        return self.drafts.get((store_id, user_id), {}).pop(name, None) is not None
+
+
+class MemoryUsage(PostgresUsage):
+    def __init__(self) -> None:
+        self.of_agents: dict[tuple[StoreId, str], list[AgentUsage]] = {}
+        self.tokens_today: dict[tuple[StoreId, str], int] = {}
+        self.day_end_time = TIME
+
+    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[AgentUsage]:
+        return self.of_agents.get((store_id, name), [])[:days]
+
+    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
+        return self.tokens_today.get((store_id, name), 0), self.day_end_time
+
+
+class MemoryAgents(AgentLedger):
+    def __init__(self) -> None:
+        self.repository = MemoryAgentRepository()
+        self.usage = MemoryUsage()
+        # Handles forwarded calls
+        self.forwarded = AgentServicer(self.repository, self.usage)
+        servicer = AgentLedgerServicer(self.repository, self.usage)
+        channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
+        super().__init__(channel)
+
 
 LEASE_SECONDS = 10.0
 
@@ -214,8 +320,7 @@ class MemoryLedger(WorkerLedgerClient):
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
             tools=map(wire.OWN_TOOL.write, own_tools),
         )
-        submitted = self._apply(operations.submit(request, self._limits))
-        key: RunKey = submitted.run.key
+        key: RunKey = self._apply(operations.submit(request, self._limits)).run.key
         return key
 
     async def send(self, key: RunKey, kind: CommandKind, command_id: str = "", *, approver: str = "") -> CommandOutcome:

@@ -1,10 +1,14 @@
-"""A scripted model that rejects histories that a strict provider would reject."""
+"""A scripted model that rejects histories that a strict provider would reject, and that check without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import msgspec
 
 from pawl.agent_loop.model.request import (
     CallPiece,
@@ -16,7 +20,28 @@ from pawl.agent_loop.model.request import (
     TextPiece,
     UsageReport,
 )
-from tests.fakes.provider import check_history
+from pawl.model_server.request import read_request
+from pawl.model_server.strict import check_request
+
+
+def check_history(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Raise if a provider would reject these messages.
+
+    Stricter than OpenAI: adjacent messages of one role, and a history that ends with the model's message, are rejected
+    too, as some providers do.
+    """
+    body: dict[str, Any] = {"model": "m", "messages": messages, "stream": True}
+    if tools:
+        body["tools"] = tools
+    check_request(read_request(msgspec.json.encode(body)), reasoning_echo=False)
+    roles = [message["role"] for message in messages]
+    twice = [(first, second) for first, second in pairwise(roles) if first == second and first in {"user", "assistant"}]
+    assert twice == [], roles
+    assert roles[-1] in {"user", "tool"}, roles
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            assert isinstance(msgspec.json.decode(call["function"]["arguments"]), dict)
+
 
 # Pieces to send, seconds of silence, or a final error
 Script = Sequence[Piece | float | ModelError]

@@ -1,19 +1,26 @@
 """A small AgentService whose replicas share their data and can break a stream at a chosen time.
 
-tests/system tests the same frames with real processes.
+Its authenticator needs no key, and a test can drop its live events. tests/system tests the same frames with real
+processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import grpc
 
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
+from pawl.agent_loop.api.live import BusEvents
+from pawl.chassis.identity.auth import Principal, local_principal
+from pawl.chassis.identity.credentials import KeyAuthenticator
+from pawl.chassis.identity.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.status import abort
 from pawl.client.session import FRAME_BYTES_MAX
 from pawl.errors import PawlError
@@ -180,3 +187,66 @@ async def serve(replica: Replica) -> AsyncIterator[str]:
     finally:
         replica.cut()
         await server.stop(None)
+
+
+class OpenAuthenticator(KeyAuthenticator):
+    """Accepts every caller as the user in the metadata, with the permissions of a service."""
+
+    async def authenticate(
+        self, metadata: Mapping[str, str], *, source: str, may_look_up: Callable[[], bool] = lambda: True
+    ) -> Principal:
+        principal = local_principal(metadata)
+        return replace(principal, rights=principal.rights | {AGENT_LOOP, MAILBOX, TOOL_REGISTRY})
+
+
+Take: TypeAlias = Callable[[Sequence[bytes], event_pb2.RunEvent], Awaitable[None]]
+
+
+class FakeLive(BusEvents):
+    """Live events. `connected = False` stops them, and `lose` selects events to drop."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.lose: Callable[[int], bool] = lambda _seq: False
+        self.takers: defaultdict[str, list[Take]] = defaultdict(list)
+        self.subscriptions = 0
+        self.inboxes: list[Callable[[StoreId, UserId], None]] = []
+        self.viewers: list[tuple[str, str, str]] = []
+        self.ticks = 0
+
+    async def subscribe(self, store_id: str, run_id: str, take: Take) -> Any:
+        self.subscriptions += 1
+        self.takers[run_id].append(take)
+        return FakeSubscription(self, run_id, take)
+
+    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> Any:
+        self.inboxes.append(changed)
+        return FakeSubscription(self, "", _nothing)
+
+    async def report_viewers(self, viewers: Sequence[tuple[str, str, str]]) -> None:
+        self.viewers += viewers
+        self.ticks += 1
+
+    @property
+    def subscriber_count(self) -> int:
+        return sum(len(takers) for takers in self.takers.values())
+
+    async def publish(self, *events: event_pb2.RunEvent) -> None:
+        if self.connected and not self.lose(events[-1].seq):
+            for take in list(self.takers[events[-1].run_id]):
+                await take([event.SerializeToString() for event in events], events[-1])
+
+
+async def _nothing(_events: Sequence[bytes], _last: event_pb2.RunEvent) -> None: ...
+
+
+@dataclass(slots=True)
+class FakeSubscription:
+    live: FakeLive
+    run_id: str
+    take: Take
+
+    async def unsubscribe(self) -> None:
+        if self.take in self.live.takers[self.run_id]:
+            self.live.takers[self.run_id].remove(self.take)

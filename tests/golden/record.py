@@ -65,8 +65,7 @@ async def _play(suite: Suite, endpoint: httpx2.AsyncClient) -> str:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    started = await ask("StartRun", requestId="golden", text=_TEXT, frontEndTools=[_PLAN])
-    run_id: str = started["run"]["runId"]
+    run_id: str = (await ask("StartRun", requestId="golden", text=_TEXT, frontEndTools=[_PLAN]))["run"]["runId"]
 
     async def pending(state: str) -> dict[str, Any]:
         while True:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.ledger.model import Model, Row
-from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
+from tests.simulation.checkers import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
 
 STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")

@@ -23,9 +23,9 @@ from tests.ledger.model import LIMITS, Model, Row
 from tests.ledger.product import Product, view_of_model, view_of_tables
 from tests.ledger.stores import MemoryStore, Store
 from tests.simulation import checkers
+from tests.simulation.checkers import ENDED
 from tests.simulation.history import History
 from tests.simulation.record import Record
-from tests.simulation.reference import ENDED
 from tests.simulation.store import Tables
 from tests.unit.job_store.test_waiting import check as check_waiting
 

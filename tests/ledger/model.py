@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tests.simulation.reference import ENDED, RUN_MOVES, SETTLED
+from tests.simulation.checkers import ENDED, RUN_MOVES, SETTLED
 
 Row = dict[str, Any]
 Key = tuple[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ledger.model import Model, Refusal, Row
-from tests.simulation.reference import CALL_MOVES, ENDED, NEEDS_START, RUN_MOVES, SETTLED
+from tests.simulation.checkers import CALL_MOVES, ENDED, NEEDS_START, RUN_MOVES, SETTLED
 
 _WAITS_FOR_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 _WITH_CHILD = {"DELEGATED", "DETACHED"}

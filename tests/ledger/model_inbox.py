@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ledger.model import Model, Refusal, Row
-from tests.simulation.reference import ENDED, SETTLED
+from tests.simulation.checkers import ENDED, SETTLED
 
 # Offers to clients.
 

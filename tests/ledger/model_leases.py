@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ledger.model import Key, Model, Refusal, Row
-from tests.simulation.reference import ENDED
+from tests.simulation.checkers import ENDED
 
 # How long a run waits after its worker released it because it could not drive it.
 _REST_SECONDS = 2.0

@@ -32,7 +32,7 @@ from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import CallState, DecisionKind, DecisionRight, LeaseAction, MessagePolicy, RunState, StopCause
 from tests.ledger.commands import CALLS
 from tests.ledger.model import Row
-from tests.simulation.reference import ENDED
+from tests.simulation.checkers import ENDED
 from tests.unit.job_store.world import change, submission
 
 _FAILURE = run_pb2.Run(failure=run_pb2.RunFailure(message="It failed.")).SerializeToString()

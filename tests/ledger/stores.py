@@ -33,9 +33,8 @@ from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
 from pawl.job_store.ledger.store.upkeep import PostgresOfferRepository
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
-from tests.simulation.job_store import Unmetered
+from tests.simulation.job_store import CachingReads, StepJournal, Unmetered
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases
-from tests.simulation.steps import CachingReads, StepJournal
 from tests.simulation.store import MemoryOfferRepository, PromptDatabase, Tables
 
 # The statements are built from constants.

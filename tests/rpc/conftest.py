@@ -9,7 +9,7 @@ import pytest
 
 from pawl.chassis.rpc.interceptor import Method
 from pawl.errors import PawlError
-from tests import contract
+from tests.tables import documented
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def noting(method: Method, error: Exception, call: Any) -> PawlError:
         refused = refusal(method, error, call)
-        allowed = contract.documented().get(method.name)
+        allowed = documented().get(method.name)
         if allowed is not None and refused.reason not in allowed and not _is_credential_error(refused):
             undocumented.add(f"{method.name} answers {refused.reason}")
         return refused

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from pawl.event.v1 import call_pb2
+from tests.simulation.checkers import ENDED
 from tests.simulation.record import Record, call_state, run_state
-from tests.simulation.reference import ENDED
 
 _DEPTH_MAX = 2
 
@@ -53,8 +53,7 @@ def calls_settle_after_their_child_run(record: Record) -> Iterator[str]:
 
 
 def _settled_at(record: Record, call: call_pb2.Call) -> float:
-    log = record.logs[call.run_id]
-    seqs = [event.seq for event in log if event.call_changed.call.call_id == call.call_id]
+    seqs = [event.seq for event in record.logs[call.run_id] if event.call_changed.call.call_id == call.call_id]
     return record.written_at(call.run_id, seqs[-1])
 
 

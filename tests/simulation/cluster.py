@@ -1,4 +1,7 @@
-"""The services as simulated processes, wired like their `__main__` modules."""
+"""The services as simulated processes, wired like their `__main__` modules.
+
+`kept_histories_match` checks that a history continued from a kept prefix equals the whole history at that time.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from typing import Any
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.api.session_stream import SessionTimes
+from pawl.agent_loop.loop.histories import LoadedHistory, history_of
+from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
@@ -21,10 +27,13 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
 from pawl.chassis.process.service import Background
 from pawl.errors import TooLarge
+from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
+from pawl.job_store.ledger import reading
 from pawl.job_store.ledger.announcer import NatsAnnouncer
 from pawl.job_store.ledger.ports import Limits as JobStoreLimits
+from pawl.job_store.ledger.rpc import parts
 from pawl.job_store.ledger.rules import inbox
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
@@ -32,20 +41,41 @@ from pawl.job_store.schedules.schedules import Schedules
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.triggers import Triggers
 from pawl.job_store.wiring import wire
-from tests.fakes.agents import MemoryAgents
-from tests.fakes.virtual_time import VirtualClock
-from tests.simulation import registry, triggers
+from tests.fakes.loop_world import MemoryAgents
+from tests.fakes.manual_clock import VirtualClock
+from tests.simulation import registry
 from tests.simulation.bus import Broker, SimulatedBus
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, Unmetered, answer, ports_on
-from tests.simulation.kept_histories import CheckedLedger
 from tests.simulation.model import SimulatedModel
 from tests.simulation.network import Network
 from tests.simulation.process import Process
-from tests.simulation.schedules import MemorySchedules, are_played
+from tests.simulation.schedules import MemorySchedules, MemoryTriggers, schedules_are_played, triggers_are_played
 from tests.simulation.store import Database, Tables
-from tests.simulation.triggers import MemoryTriggers
+
+
+class CheckedLedger(WorkerLedgerClient):
+    def __init__(self, channel: Any, monotonic: Callable[[], float], record: History) -> None:
+        super().__init__(channel, monotonic)
+        self._record = record
+
+    async def load(self, claim: Claim) -> Loaded:
+        loaded = await super().load(claim)
+        # The network may have duplicated the request.
+        wholes = self._record.whole_loads.pop((claim.key.run_id, claim.epoch), [])
+        found = LoadedHistory(messages=loaded.state.messages, calls=dict(loaded.state.calls))
+        if found not in map(_history, wholes):
+            self._record.violation("kept_histories_match", f"{claim.key.run_id} epoch {claim.epoch}")
+        return loaded
+
+
+def _history(loaded: reading.Loaded) -> LoadedHistory:
+    whole = pb.LoadRunResponse()
+    for part in parts.of_run(loaded):
+        whole.MergeFrom(part)
+    return history_of(whole)
+
 
 LIMITS = Limits(
     run_timeout_seconds=200.0,
@@ -182,8 +212,8 @@ class AgentLoop:
             times=_TIMES,
         )
         self._add_starters(chance, history, job_stores)
-        self._fires = are_played(chance)
-        self._is_triggered = triggers.are_played(chance)
+        self._fires = schedules_are_played(chance)
+        self._is_triggered = triggers_are_played(chance)
         self._bus = bus
         self.stop = asyncio.Event()
 

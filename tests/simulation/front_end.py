@@ -23,7 +23,7 @@ from pawl.values import CommandOutcome
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
 from tests.simulation.people import User
-from tests.simulation.tools import FRONT_END, OWN
+from tests.simulation.registry import FRONT_END, OWN
 
 
 class FrontEnd:

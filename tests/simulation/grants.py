@@ -13,7 +13,7 @@ from pawl.values import DecisionKind, Series
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, Sent
 from tests.simulation.record import Record, call_state
-from tests.simulation.tools import TOOLS
+from tests.simulation.registry import TOOLS
 from tests.simulation.world import World
 
 _PLAYED = 0.5

@@ -13,9 +13,9 @@ import msgspec
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, TURNS_MAX
 from pawl.job_store.ledger.rules.turn import budget_below
+from tests.simulation.checkers import SETTLED
 from tests.simulation.model import WATCHED
 from tests.simulation.record import Ledger, Record, call_state, run_state
-from tests.simulation.reference import SETTLED
 from tests.simulation.store import ITERATIONS_KEPT as KEPT
 
 _TURN_SECONDS = 2.0

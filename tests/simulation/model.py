@@ -23,7 +23,7 @@ from pawl.agent_loop.model.request import (
     TextPiece,
     UsageReport,
 )
-from tests.fakes.provider import check_history
+from tests.fakes.model import check_history
 from tests.simulation.chance import Chance
 from tests.simulation.history import History, Served
 

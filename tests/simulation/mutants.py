@@ -21,8 +21,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from tests.simulation.chance import fix_hashes
-from tests.simulation.planted import OF_THE_LEDGER, REFERENCE_MODEL, Mutant
-from tests.simulation.planted_jobs import OF_JOBS
+from tests.simulation.planted import OF_JOBS, OF_THE_LEDGER, REFERENCE_MODEL, Mutant
 from tests.simulation.planted_runs import OF_RUNS
 from tests.simulation.planted_starters import OF_OUTAGES, OF_STARTERS
 

@@ -10,7 +10,7 @@ from pawl.chassis.ids import ClientId
 from pawl.event.v1 import event_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.simulation.record import Record
-from tests.simulation.tools import OWN
+from tests.simulation.registry import OWN
 
 SKETCH = tool_pb2.ToolDefinition(name=OWN, description="Sketch it.").SerializeToString()
 # A client that never opens a session.

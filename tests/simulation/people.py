@@ -29,7 +29,7 @@ from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
 from tests.simulation.model import MODELS
 from tests.simulation.network import Network
-from tests.simulation.tools import FRONT_END, OWN, TOOLS
+from tests.simulation.registry import FRONT_END, OWN, TOOLS
 from tests.simulation.world import World
 
 STORE = StoreId("store")

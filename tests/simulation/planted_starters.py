@@ -13,7 +13,7 @@ _SCHEDULES = (
     ("tests.simulation.schedules", "_PLAYED = 0.4", "_PLAYED = 1.0"),
     ("tests.simulation.timers", "        if draw.random() < 0.5:\n            return times\n", ""),
 )
-_TRIGGERS = (("tests.simulation.triggers", "_PLAYED = 0.3", "_PLAYED = 1.0"),)
+_TRIGGERS = (("tests.simulation.schedules", "_PLAYED = 0.3", "_PLAYED = 1.0"),)
 
 _OF_SCHEDULES = (
     Mutant(

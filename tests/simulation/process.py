@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from tests.fakes.virtual_time import VirtualLoop
+from tests.fakes.manual_clock import VirtualLoop
 
 T = TypeVar("T")
 

@@ -40,14 +40,51 @@ from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool_registry.rules import execution as recorded
 from pawl.tool_registry.rules.journal import Entry, Step, next_step
 from pawl.tool_registry.rules.verdict import grant_digest
-from pawl.values import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts, Series
-from tests.fakes.checker import FakeChecker
-from tests.fakes.registry import tool
+from pawl.values import (
+    REPEATABLE,
+    Disposition,
+    EffectClass,
+    Execution,
+    OfferFallback,
+    Outcome,
+    Progress,
+    Question,
+    ReadTimeouts,
+    Series,
+)
+from tests.fakes.registry import FakeChecker, tool
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History
 from tests.simulation.network import Network
 from tests.simulation.process import Process
-from tests.simulation.tools import TOOLS
+
+TOOLS: dict[str, Verdict] = {
+    "look": tool(effect="READ_ONLY", parallel=True),
+    "note": tool(effect="IDEMPOTENT"),
+    "pay": tool(effect="AT_MOST_ONCE", parallel=True),
+    "book": tool(effect="RECONCILABLE"),
+    "mail": tool("APPROVE", effect="AT_MOST_ONCE"),
+    "show": tool("OFFER", context="FRONTEND"),
+    "draw": tool(
+        "OFFER",
+        context="FRONTEND",
+        offer_fallback=OfferFallback.BACKEND_TOOL,
+        fallback_tool_name="note",
+    ),
+    "pick": tool("OFFER", context="FRONTEND", offer_fallback=OfferFallback.ASK_USER, question=Question(question="?")),
+    "hire": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+    "ask": tool("ASK", context="HUMAN", question=Question(question="Which colour?")),
+}
+
+FRONT_END = ("show", "draw", "pick")
+# A front-end tool that is not registered: it comes with runs.
+OWN = "sketch"
+BACK_END = ("look", "note", "pay", "book", "mail")
+
+
+def effect_class(name: str) -> EffectClass:
+    return TOOLS[name].effect_class or EffectClass.AT_MOST_ONCE
+
 
 # How long a dead process still owns its open entries.
 LEASE_SECONDS = 4.0

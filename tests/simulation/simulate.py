@@ -26,12 +26,8 @@ from tests.simulation import (
     jobs,
     own_tools,
     process,
-    schedules,
     senders,
-    talkers,
     timers,
-    triggers,
-    writers,
 )
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
@@ -40,7 +36,9 @@ from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
 from tests.simulation.people import STORE, Approver, Operator, User
 from tests.simulation.record import Record
+from tests.simulation.schedules import schedules_are_played, triggers_are_played
 from tests.simulation.world import Trouble, World
+from tests.simulation.writers import talkers_of, writers_of
 
 _QUIET_SECONDS = 3.0
 _WAITS_FOR_CHILD = run_pb2.WAIT_KIND_AGENT
@@ -92,15 +90,15 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     world = World(chance, history)
     world.start()
     users, approvers = _users(world), [Approver(world, f"boss{number}") for number in range(2)]
-    users += writers.of(users)
+    users += writers_of(users)
     trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
-    starters: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
-    starters += [senders.Sender(world, STORE)] if has_triggers and triggers.are_played(chance) else []
+    starters: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules_are_played(chance) else []
+    starters += [senders.Sender(world, STORE)] if has_triggers and triggers_are_played(chance) else []
     main_tasks = [loop.create_task(each.live()) for each in (*users, *starters)]
     actors = (
         *_others(users),
         *approvers,
-        *talkers.of(users),
+        *talkers_of(users),
         Operator(world),
         grants.Owner(world),
         grants.Deployment(world),

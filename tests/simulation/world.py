@@ -141,8 +141,7 @@ class Trouble:
 
     async def _one(self) -> None:
         draw, strikes = self._draw, self._world.chance.strikes
-        agents = [agent for agent in self._world.agents if agent.process.alive]
-        agent = draw.choice(agents)
+        agent = draw.choice([agent for agent in self._world.agents if agent.process.alive])
         seconds = draw.choice([0.5, 2.0, 8.0, 15.0]) * (0.5 + draw.random())
         if strikes(draw, "agent-loop killed", 0.15):
             self._tell(f"kill {agent.process.name}")

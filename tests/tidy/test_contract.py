@@ -10,7 +10,7 @@ import grpc
 
 from pawl.error.v1 import error_pb2
 from pawl.errors import Kind, by_reason
-from tests import contract
+from tests import tables
 from tests.tidy import tree
 
 PROTO = tree.ROOT / "proto"
@@ -68,17 +68,17 @@ def test_every_error_kind_is_a_grpc_code() -> None:
 
 
 def test_every_method_documents_its_errors() -> None:
-    assert [path for path, said in contract.errors().items() if not said] == []
+    assert [path for path, said in tables.errors().items() if not said] == []
 
 
 def test_methods_with_request_id_or_page_token_document_the_errors() -> None:
-    documented = contract.documented()
-    for path, fields in contract.requests().items():
+    documented = tables.documented()
+    for path, fields in tables.requests().items():
         assert "string request_id = " not in fields or "REQUEST_ID_REUSED" in documented[path], path
         assert "string page_token = " not in fields or "INVALID_PAGE_TOKEN" in documented[path], path
 
 
 def test_documented_reasons_are_found() -> None:
-    assert contract.common() >= {"UNAUTHENTICATED", "INVALID_FIELD", "INTERNAL"}
-    assert "REQUEST_ID_REUSED" in contract.documented()["/pawl.agent.v1.AgentService/StartRun"]
-    assert "SEQ_BEYOND_END" in contract.documented()["/pawl.agent.v1.AgentService/WatchSteps"], "as WatchRun"
+    assert tables.common() >= {"UNAUTHENTICATED", "INVALID_FIELD", "INTERNAL"}
+    assert "REQUEST_ID_REUSED" in tables.documented()["/pawl.agent.v1.AgentService/StartRun"]
+    assert "SEQ_BEYOND_END" in tables.documented()["/pawl.agent.v1.AgentService/WatchSteps"], "as WatchRun"

@@ -1,16 +1,20 @@
-"""The import rules of pyproject.toml work: in a copy of the source tree, each rule is violated on purpose.
+"""The import rules of pyproject.toml work, dependencies are declared, and web/ stays small.
 
-SQL belongs in the `store` module of a feature and in schema.sql (docs/design/decisions).
+In a copy of the source tree, each import rule is violated on purpose. SQL belongs in the `store` module of a feature
+and in schema.sql (docs/design/decisions).
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -108,3 +112,112 @@ def _statements(path: Path) -> Iterator[int]:
         match node:
             case ast.Constant(value=str(text)) if STATEMENT.match(text):
                 yield node.lineno
+
+
+PYPROJECT = tree.ROOT / "pyproject.toml"
+PROJECT = tomllib.loads(PYPROJECT.read_text())["project"]
+# Data that the standard library finds automatically.
+NOT_IMPORTED = {"tzdata"}
+
+
+def normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[<>=!~\[;]", distribution)[0]).strip().lower()
+
+
+def imported(folder: str) -> set[str]:
+    """Return the modules that the files of a folder import, and the names that they import from modules."""
+    modules = set()
+    for path in tree.python(folder):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def distributions(modules: set[str]) -> set[str]:
+    found = packages_distributions()
+    names: set[str] = set()
+    for module in modules:
+        top = module.split(".")[0]
+        if module.startswith(("google.rpc", "google.api")):
+            names.add("googleapis-common-protos")
+        elif module.startswith("google.protobuf"):
+            names.add("protobuf")
+        elif module.startswith("pawl.") and (tree.ROOT / "gen/pawl" / module.split(".")[1]).is_dir():
+            names.add("pawl-proto")
+        elif top not in sys.stdlib_module_names and top not in {"pawl", "tests"}:
+            names |= {normal(name) for name in found.get(top, [top])}
+    return names
+
+
+def test_services_import_exactly_the_declared_dependencies() -> None:
+    declared = {normal(line) for line in PROJECT["dependencies"]}
+    optional = {normal(line) for line in PROJECT["optional-dependencies"]["embedded"]}
+    assert distributions(imported("services")) - optional == declared - NOT_IMPORTED
+    # These provide programs, which are run and not imported.
+    launcher = "".join(path.read_text() for path in tree.python("services/pawl/launcher"))
+    assert [name for name in optional if name.removesuffix("-bin") not in launcher.replace("_", "-")] == []
+
+
+def test_lock_files_agree_and_pin_every_dependency_with_hashes() -> None:
+    dev = locked(tree.ROOT / "requirements/dev.txt")
+    extras: dict[str, list[str]] = {"runtime": [], "embedded": ["embedded"], "dev": ["embedded", "dev"]}
+    for lock, names in extras.items():
+        optional = (line for extra in names for line in PROJECT["optional-dependencies"][extra])
+        pins = locked(tree.ROOT / "requirements" / f"{lock}.txt")
+        assert {normal(line) for line in (*PROJECT["dependencies"], *optional)} - {"pawl-proto"} <= set(pins), lock
+        assert pins.items() <= dev.items(), lock
+
+
+def locked(path: Path) -> dict[str, str]:
+    """Return the pinned version of each distribution in a lock file, and fail if a hash is missing."""
+    pins = {}
+    for entry in re.findall(r"^[^\s#].*(?:\n .*)*", path.read_text(), re.MULTILINE):
+        pin = re.match(r"([\w.-]+)==(\S+)", entry)
+        assert pin is not None, entry
+        assert "--hash=sha256:" in entry, entry
+        pins[normal(pin[1])] = pin[2]
+    return pins
+
+
+def test_every_dependency_has_a_reason() -> None:
+    lines = [line for line in PYPROJECT.read_text().splitlines() if re.match(r'  "[a-z-]+[a-zA-Z0-9-]*[<>=]', line)]
+    assert [line for line in lines if not re.search(r"# \S", line)] == []
+
+
+EXAMPLE_LINES_MAX = 150
+SUFFIXES = {".ts", ".tsx"}
+
+
+def typescript(folder: Path) -> list[Path]:
+    return [path for path in tree.files(*SUFFIXES) if path.is_relative_to(folder)]
+
+
+def lines(folder: Path) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in typescript(folder))
+
+
+def test_console_imports_the_client_as_a_package() -> None:
+    """The client has no special features for the console, so any other page can do the same."""
+    imported = re.compile(r'from "[^"]*client/(?:gen|src|dist)')
+    console = typescript(tree.ROOT / "web/console")
+    assert console
+    assert [tree.name(path) for path in console if imported.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_client_has_the_same_version_as_pawl() -> None:
+    package = json.loads((tree.ROOT / "web/client/package.json").read_text(encoding="utf-8"))
+    project = tomllib.loads((tree.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert package["version"] == project["version"]
+    readme = (tree.ROOT / "web/client/README.md").read_text(encoding="utf-8")
+    assert f"pawl-client-{package['version']}.tgz" in readme
+
+
+def test_chat_example_is_under_150_lines_and_needs_only_client_and_react() -> None:
+    example = tree.ROOT / "docs/examples/chat"
+    assert 0 < lines(example) < EXAMPLE_LINES_MAX
+    texts = [path.read_text(encoding="utf-8") for path in typescript(example)]
+    imported = {name for text in texts for name in re.findall(r' from "([^"]+)";', text)}
+    assert imported == {"@pawl/client", "react", "react-dom/client", "vite"}

@@ -24,10 +24,10 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.server import RpcServer
 from pawl.event.v1 import call_pb2
-from tests.fakes.agents import MemoryAgents
-from tests.fakes.checker import FakeChecker
-from tests.fakes.live_events import FakeLive
+from tests.fakes.loop_world import MemoryAgents
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.registry import FakeChecker
+from tests.fakes.session_agent import FakeLive
 from tests.keys import authenticator
 from tests.rpc.agent_loop.ledger import PlayedLedger
 

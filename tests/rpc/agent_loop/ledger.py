@@ -31,8 +31,8 @@ from pawl.job_store.ledger.rules.rows import Attention, CallRow, ConversationKey
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState
-from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.session_agent import FakeLive
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
 from tests.simulation.store import PromptDatabase, Tables, store

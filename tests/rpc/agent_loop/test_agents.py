@@ -10,7 +10,7 @@ from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
-from tests.fakes.agents import MemoryAgents
+from tests.fakes.loop_world import MemoryAgents
 from tests.rpc.agent_loop.asking import failure, reason
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 def clerk(name: str = "clerk", **fields: Any) -> pb.UpdateAgentRequest:
     options = run_pb2.RunOptions(instructions="Book it.", limits=run_pb2.RunLimits(rounds_max=3))
-    definition = event.AgentDefinition(name=name, **{"options": options} | fields)
-    return pb.UpdateAgentRequest(definition=definition)
+    return pb.UpdateAgentRequest(definition=event.AgentDefinition(name=name, **{"options": options} | fields))
 
 
 def tools(*patterns: str, names: tuple[str, ...] = ()) -> event.ToolSelection:
@@ -165,8 +164,7 @@ async def test_agents_job_cannot_call_tools_that_the_agent_cannot(
     ):
         await agents.UpdateAgent(definition, metadata=ADMIN)
     for agent, tool in (("clerk", "mail"), ("mute", "look")):
-        request = jobs_pb2.StartJobRequest(agent=agent, tool_name=tool)
-        error = await failure(jobs.StartJob(request, metadata=ME))
+        error = await failure(jobs.StartJob(jobs_pb2.StartJobRequest(agent=agent, tool_name=tool), metadata=ME))
         assert (error.reason, error.message) == ("INVALID_FIELD", f"the agent {agent} does not have the tool {tool}")
     assert not ledger.runs
     for agent, tool in (("clerk", "look"), ("default", "mail"), ("", "mail")):

@@ -139,8 +139,7 @@ class Game:
                 failure = REFUSED if how == "refuse" else run_pb2.RunFailure(reason="INTERNAL")
                 await owner.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
             case "summarise":
-                shown = [each.number for each in (await owner.load()).messages]
-                to_number = chance.choice(shown)
+                to_number = chance.choice([each.number for each in (await owner.load()).messages])
                 summary = message_pb2.Message(role=SUMMARY, text="So far.", summarised_to_number=to_number)
                 await owner.commit(messages=[summary])
                 await self._worker.compare(claim)
@@ -154,8 +153,7 @@ class Game:
         answers = [each.number for page in messages for each in page if each.text.startswith(("answer", "Done"))]
         if answers:
             fields = {"conversation_id": source, "number": self._chance.choice(answers)}
-            made = (await ann.ask("ForkConversation", **fields)).conversation
-            self._ids.append(made.conversation_id)
+            self._ids.append((await ann.ask("ForkConversation", **fields)).conversation.conversation_id)
 
     async def share(self) -> None:
         ann, where = self._worker.users["ann"], self._chance.choice(self._ids)

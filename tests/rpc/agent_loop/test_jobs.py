@@ -12,8 +12,8 @@ from pawl.agent.v1 import jobs_pb2 as pb
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.values import RunState, Series
-from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.registry import FakeChecker
 from tests.rpc.agent_loop.asking import reason
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
@@ -208,8 +208,7 @@ async def test_repeated_request_reports_the_jobs_that_it_ended(
     for number in (1, 2):
         await clock.advance(1)
         await add_job(ledger, number)
-    stop = pb.StopJobRequest(job_id="job_2", request_id="s1")
-    await jobs.StopJob(stop, metadata=ME)
+    await jobs.StopJob(pb.StopJobRequest(job_id="job_2", request_id="s1"), metadata=ME)
     assert await ended("e1") == ["job_1"]
     assert [await ended(request_id) for request_id in ("e2", "e2", "", "s1")] == [[], [], [], []]
     await clock.advance(1)
@@ -257,5 +256,4 @@ async def test_editing_a_series_without_an_end_keeps_its_deadline(
             edited_series=edited,
         )
         await stub.Decide(agent_pb2.DecideRequest(run_id="job_1", decision=decision), metadata=APPROVER)
-        taken = ledger.commands[-1].decision.edited_series
-        assert taken.end_time.ToDatetime(tzinfo=UTC) == (edited_end or end)
+        assert ledger.commands[-1].decision.edited_series.end_time.ToDatetime(tzinfo=UTC) == (edited_end or end)

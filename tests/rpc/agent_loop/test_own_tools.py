@@ -10,7 +10,7 @@ from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent.v1.agents_pb2 import UpdateAgentRequest
 from pawl.event.v1 import run_pb2
 from pawl.tool.v1 import tool_pb2
-from tests.fakes.checker import FakeChecker
+from tests.fakes.registry import FakeChecker
 from tests.rpc.agent_loop.asking import reason
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import ADMIN, ME

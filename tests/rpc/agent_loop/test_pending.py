@@ -22,8 +22,8 @@ from pawl.errors import PawlError, PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
 from pawl.values import RunState
-from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.session_agent import FakeLive
 from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.ledger import PlayedLedger, waiting_call
 

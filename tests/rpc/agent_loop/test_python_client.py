@@ -16,7 +16,7 @@ from pawl.errors import (
     RunNotFound,
 )
 from pawl.launcher.ports import free_port
-from tests.fakes.live_events import FakeLive
+from tests.fakes.session_agent import FakeLive
 from tests.rpc.agent_loop.conftest import client_side, new_server
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -93,8 +93,7 @@ async def test_synchronous_client_behaves_like_the_async_one(endpoint: Endpoint,
 
 async def test_closed_client_leaves_no_thread_and_raises(endpoint: Endpoint) -> None:
     pawl = Client(endpoint.address, api_key=KEY, environment={})
-    names = [thread.name for thread in threading.enumerate()]
-    assert "pawl-client" in names
+    assert "pawl-client" in [thread.name for thread in threading.enumerate()]
     await asyncio.to_thread(pawl.close)
     pawl.close()
     assert "pawl-client" not in [thread.name for thread in threading.enumerate()]

@@ -37,7 +37,7 @@ from pawl.values import (
     Outcome,
     Progress,
 )
-from tests.fakes.open_authenticator import OpenAuthenticator
+from tests.fakes.session_agent import OpenAuthenticator
 
 CONTEXT = CallContext(
     store_id=StoreId("s"),

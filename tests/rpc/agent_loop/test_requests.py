@@ -1,22 +1,23 @@
-"""Unary methods: valid requests and each way in which a request is rejected."""
+"""Unary methods, ListSteps and WatchSteps: valid requests and each way in which a request is rejected."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, steps_pb2, types_pb2
 from pawl.agent_loop.api import convert, watch
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.wiring import ClientSide
 from pawl.errors import InvalidArguments
-from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.values import RunState
 from tests.fakes.images import PNG
-from tests.fakes.live_events import FakeLive
+from tests.fakes.session_agent import FakeLive
 from tests.poll import until
 from tests.rpc.agent_loop.asking import ANSWER, DIGEST, EDIT, decide, failure, reason
 from tests.rpc.agent_loop.conftest import APPROVER, ME
@@ -191,8 +192,7 @@ FILE = message_pb2.Part(file=message_pb2.FilePart(document_name="handbook.md"))
 
 
 async def start(stub: AgentServiceAsyncStub, text: str = "Look", *parts: message_pb2.Part, **fields: Any) -> Any:
-    request = agent_pb2.StartRunRequest(text=text, parts=parts, **fields)
-    return (await stub.StartRun(request, metadata=ME)).run
+    return (await stub.StartRun(agent_pb2.StartRunRequest(text=text, parts=parts, **fields), metadata=ME)).run
 
 
 async def test_repeated_request_matches_after_its_document_has_changed(
@@ -215,3 +215,65 @@ async def test_repeated_request_matches_after_its_document_has_changed(
 def test_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
     """I2: job-store compares requests by their bytes, and older versions wrote no empty limits."""
     assert not wire.ASKED.write(wire.asked_options(asked)).HasField("limits")
+
+
+async def think(ledger: PlayedLedger, *pieces: str) -> None:
+    for piece in pieces:
+        await ledger.append_event(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, reasoning=piece)))
+
+
+async def listed(stub: AgentServiceAsyncStub, page_size: int = 0) -> list[steps_pb2.Step]:
+    found: list[steps_pb2.Step] = []
+    token = ""
+    while True:
+        request = steps_pb2.ListStepsRequest(run_id="run_1", page_size=page_size, page_token=token)
+        page = await stub.ListSteps(request, metadata=ME)
+        found += page.steps
+        token = page.next_page_token
+        if not token:
+            return found
+
+
+async def test_steps_are_listed_during_the_run_and_after(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    await think(ledger, "First ", "I look.")
+    [step] = await listed(stub)
+    assert (step.content, step.status) == ("First I look.", steps_pb2.STEP_STATUS_ACTIVE)
+    call = call_pb2.Call(call_id="call_1", round=1, state=call_pb2.CALL_STATE_SUCCEEDED)
+    await ledger.append_event(event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=call)))
+    await ledger.finish()
+
+    for page_size in (0, 1, 2):
+        assert [step.step_id for step in await listed(stub, page_size)] == ["1-reasoning", "call_1", "call_1-result"]
+
+
+async def test_reasoning_is_streamed_live_and_resumes_after_a_reconnect(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    await think(ledger, "First ")
+    stream = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1"), metadata=ME)
+    first = await stream.read()
+    assert isinstance(first, steps_pb2.WatchStepsResponse)
+    await think(ledger, "I look.")
+    second = await changed(stream)
+    stream.cancel()
+    assert [change.step.content for change in (*first.changes, *second.changes)] == ["First ", "I look."]
+    assert second.changes[0].appends
+
+    await think(ledger, " Then")
+    again = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1", after_seq=second.seq), metadata=ME)
+    third = await changed(again)
+    assert [(change.appends, change.step.content) for change in third.changes] == [(True, " Then")]
+    await ledger.finish()
+    last = await changed(again)
+    assert [change.step.status for change in last.changes] == [steps_pb2.STEP_STATUS_STOPPED]
+    assert await again.read() is grpc.aio.EOF
+
+
+async def changed(stream: object) -> steps_pb2.WatchStepsResponse:
+    """Return the next response that contains changes."""
+    async with asyncio.timeout(60):
+        while True:
+            response = await stream.read()  # type: ignore[attr-defined]
+            assert isinstance(response, steps_pb2.WatchStepsResponse)
+            if response.changes:
+                return response

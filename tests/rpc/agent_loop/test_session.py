@@ -13,7 +13,7 @@ from pawl.agent_loop.api.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.api.watch import Watches
 from pawl.chassis.rpc.server import RpcServer
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from tests.fakes.live_events import FakeLive
+from tests.fakes.session_agent import FakeLive
 from tests.poll import until
 from tests.rpc.agent_loop.asking import failure, own_tool, reason
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
@@ -119,8 +119,7 @@ async def test_frame_resent_after_a_reconnect_takes_effect_once(
         client = Client(stub)
         await client.hello("cli_a")
         assert (await client.ask("again", start=start)).run_id == "run_1"
-        receipt = await client.ask("cancel", cancel=cancel)
-        assert receipt.status == (DUPLICATE if number else ACCEPTED)
+        assert (await client.ask("cancel", cancel=cancel)).status == (DUPLICATE if number else ACCEPTED)
         client.leave()
     assert list(ledger.runs) == ["run_1"]
     assert len(ledger.commands) == 1

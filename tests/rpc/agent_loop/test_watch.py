@@ -19,7 +19,7 @@ from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
 from pawl.event.v1 import event_pb2
 from pawl.values import RunState
 from tests import poll
-from tests.fakes.live_events import FakeLive
+from tests.fakes.session_agent import FakeLive
 from tests.poll import until
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME

@@ -29,8 +29,8 @@ from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, MessagePolicy, Question, RunState, StopCause
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
+from tests.fakes.manual_clock import run_in_virtual_time
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
 from tests.rpc.job_store.conftest import Replica, database, replica, start
@@ -126,13 +126,12 @@ def log_in_memory() -> list[str]:
         await found.finish(key := found.ledger.submit("hello"))
         return [event.type for event in found.ledger.log(key) if event.type != "output.delta"]
 
-    return virtual_time.run(main())
+    return run_in_virtual_time(main())
 
 
 async def test_run_completes_with_the_same_log_as_in_memory(replica: Replica, client: WorkerLedgerClient) -> None:
     key = await submit(replica)
-    found = world()
-    dependencies = dataclasses.replace(found.dependencies, ledger=client)
+    dependencies = dataclasses.replace(world().dependencies, ledger=client)
 
     state = RunState.QUEUED
     while state not in ENDED:
@@ -267,8 +266,7 @@ async def test_repeated_or_joining_messages_never_widen_a_runs_roles(
     """I2: if the roles of a key change between two attempts, the second attempt starts no run."""
     public, worker = clients
     first = (await public.submit_message(message(MEMBER, "r1"))).run
-    again = (await public.submit_message(message(ADMIN, "r1"))).run
-    assert again.run_id == first.run_id
+    assert (await public.submit_message(message(ADMIN, "r1"))).run.run_id == first.run_id
     assert (await public.submit_message(message(ADMIN, policy=MessagePolicy.STEER))).steered
     (claim,), _ = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
     assert (await worker.load(claim)).state.run.user_roles == ("member",)

@@ -16,7 +16,7 @@ from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.limits import Limits
 from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.tls import Tls
-from tests.fakes.open_authenticator import OpenAuthenticator
+from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, Serve, add_echo_to_server
 
 

@@ -45,8 +45,7 @@ async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
         stub, raw = EchoStub(channel), EchoStub(channel, raw=True)
         for kind in KINDS:
             assert await stub.call(kind, "hello") in (["hello"], ["first", "hello"]), kind
-            found = {how: type(await refusal(stub.call(kind, how))) for how in meant}
-            assert found == meant, kind
+            assert {how: type(await refusal(stub.call(kind, how))) for how in meant} == meant, kind
             assert type(await refusal(raw.send(kind, b"\xff\xff\xff"))) is MalformedRequest, kind
             for how in ("abort", "abort-group"):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:

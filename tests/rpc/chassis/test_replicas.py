@@ -217,8 +217,7 @@ def calls_alone(metrics: Metrics) -> float:
 
 async def test_concurrent_calls_each_get_their_own_response(served: EchoStub, metrics: Metrics) -> None:
     texts = [f"text {number}" for number in range(500)]
-    answers = await asyncio.gather(*(served.call("unary", text) for text in texts))
-    assert answers == [[text] for text in texts]
+    assert await asyncio.gather(*(served.call("unary", text) for text in texts)) == [[text] for text in texts]
     assert calls_alone(metrics) == 1
 
 

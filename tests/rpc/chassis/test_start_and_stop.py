@@ -184,8 +184,7 @@ async def test_service_starts_serves_and_stops(database_url: str, nats_url: str,
     process.send_signal(signal.SIGTERM)
     _, log = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0, log
-    events = [json.loads(line)["event"] for line in log.splitlines()]
-    assert events[-2:] == ["grpc.stopped", "process.stopped"]
+    assert [json.loads(line)["event"] for line in log.splitlines()][-2:] == ["grpc.stopped", "process.stopped"]
     assert len({json.loads(line)["instance"] for line in log.splitlines()}) == 1
 
 

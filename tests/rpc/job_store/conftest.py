@@ -29,7 +29,7 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 from tests import databases
-from tests.fakes.open_authenticator import OpenAuthenticator
+from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.job_store.user import Owner, User
 
 if TYPE_CHECKING:

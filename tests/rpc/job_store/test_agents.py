@@ -77,8 +77,7 @@ async def test_versions_of_a_deleted_agent_are_kept(replica: Replica, agents: Ag
     default = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="default"))
     assert not default.HasField("agent"), "a store without a budget is no error and not logged"
     assert not (await agents.ListAgents(pb.ListAgentsRequest(store_id="acme"))).agents
-    kept = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk", version=1))
-    assert kept.agent == first
+    assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk", version=1))).agent == first
     assert (await agents.PutAgent(put())).agent.version == 2, "a new agent of that name continues the version numbers"
     assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))).agent.version == 2
 
@@ -161,8 +160,7 @@ def budget(tokens: int) -> pb.PutAgentRequest:
 
 
 async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[agent_pb2.AgentUsage]:
-    found = await PostgresUsage(replica.database).of_agent(StoreId("acme"), name, days=days)
-    return list(found)
+    return list(await PostgresUsage(replica.database).of_agent(StoreId("acme"), name, days=days))
 
 
 async def test_all_users_runs_and_tokens_are_counted_by_agent(replica: Replica) -> None:
@@ -226,8 +224,7 @@ async def test_runs_waiting_for_a_budget_check_it_again_when_it_changes(replica:
     waiting = await user.start(agent={"name": "clerk", "version": 1})
     of_another = await user.start(agent={"name": "other", "version": 1})
     for owner in (waiting, of_another):
-        tomorrow = datetime.now(UTC) + timedelta(days=1)
-        await owner.park(run_pb2.WAIT_KIND_AGENT_QUOTA, wake_time=tomorrow)
+        await owner.park(run_pb2.WAIT_KIND_AGENT_QUOTA, wake_time=datetime.now(UTC) + timedelta(days=1))
     assert (await user.run(waiting.run_id)).waiting.reason == waiting_pb2.WAIT_REASON_AGENT_QUOTA
     await agents.PutAgent(budget(1))
     assert not await user.claim(), "nothing has changed"

@@ -61,8 +61,7 @@ async def receive(bus: Bus, subject: str) -> list[Received]:
 
 
 async def lifecycle(bus: Bus, count: int) -> list[Received]:
-    jetstream = bus.jetstream()
-    subscription = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
+    subscription = await bus.jetstream().pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
     messages = await subscription.fetch(count, timeout=60)
     return [Received(message.subject, message.data, message.headers or {}) for message in messages]
 
@@ -175,8 +174,7 @@ async def test_published_events_are_deleted_after_retention(
     await database.execute("UPDATE job_store.sent SET sent_time = sent_time - interval '1 day'")
     await user.submit(conversation_id="new")
     await until(lambda: outbox_is_empty(database))
-    retention = PostgresRetention(database)
-    assert await retention.remove_sent(older_than_seconds=3600, rows_max=10) == 1
+    assert await PostgresRetention(database).remove_sent(older_than_seconds=3600, rows_max=10) == 1
     await listener.jetstream().delete_stream(STREAM)
     await user.submit(conversation_id="newest")
     await until(lambda: outbox_is_empty(database))
@@ -190,8 +188,7 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
     users = [User((await start(nats_url=nats.url)).stub) for _ in range(2)]
     await asyncio.gather(*(users[number % 2].submit(conversation_id=f"c{number}") for number in range(40)))
     await until(lambda: outbox_is_empty(database))
-    messages = await lifecycle(listener, 40)
-    assert len({message.headers["ce-id"] for message in messages}) == 40
+    assert len({message.headers["ce-id"] for message in await lifecycle(listener, 40)}) == 40
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 40
 
 

@@ -126,8 +126,7 @@ async def test_queue_of_user_started_jobs_is_bounded(start: StartReplica) -> Non
     assert {type(outcomes[number]) for number in refused} == {QueueFull}
     assert "5 jobs are already waiting in this store: stop some" in str(outcomes[refused[0]])
     await users[0].start("parent")
-    taken = next(number for number in range(20) if number not in refused)
-    await ask(taken)
+    await ask(next(number for number in range(20) if number not in refused))
     with pytest.raises(QueueFull):
         await ask(refused[0])
     for job in await claimed_jobs(users[0], 2):

@@ -108,8 +108,7 @@ async def test_archived_conversations_are_listed_separately(user: User) -> None:
 async def test_search_finds_conversations_by_message_words_or_title(user: User, database: Database) -> None:
     invoice = await answered(user, "Where is invoice INV-2024/17?", "It was paid in March.")
     lunch = await answered(user, "When is lunch with Kim?", "On Friday at noon, in the STRASSENCAFÉ.")
-    bob = User(user.stub, user_id="bob")
-    await answered(bob, "Where is my invoice?", "Nowhere.")
+    await answered(User(user.stub, user_id="bob"), "Where is my invoice?", "Nowhere.")
     await index_all(database)
     assert await listed(user, query="invoice") == [invoice]
     assert await listed(user, query="inv 2024 17") == [invoice]

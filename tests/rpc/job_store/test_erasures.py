@@ -134,8 +134,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
     await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
-    progress = await erase(replica, conversation_id)
-    assert progress.erasure.waits_for == ["tool-registry", "notifier"]
+    assert (await erase(replica, conversation_id)).erasure.waits_for == ["tool-registry", "notifier"]
     assert log.entries == {("acme", conversation_id)}
     assert log.purged == {run_id}
     for part in SERVICES:
@@ -296,8 +295,7 @@ async def test_child_conversation_can_be_erased_after_its_call_was_deleted(repli
     await owner.commit(
         calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")]
     )
-    child = await user.take("run_child")
-    await child.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    await (await user.take("run_child")).commit(state=run_pb2.RUN_STATE_COMPLETED)
     (done,) = await owner.inbox()
     call.MergeFrom(call_pb2.Call(state=call_pb2.CALL_STATE_SUCCEEDED, result=result("1")))
     await owner.commit(calls=[call], consumed=[done.command_id])
@@ -359,8 +357,7 @@ async def test_blocked_erasures_do_not_delay_others(replica: Replica, user: User
     await erase(replica, conversation_id)
     log = Log()
     log.is_away = True
-    sweep = erasing(replica, log)
-    await sweep_all(sweep)
+    await sweep_all(erasing(replica, log))
     assert MARKER not in await everything(replica.database)
     assert log.purged == {run_id}
 

@@ -254,8 +254,7 @@ async def test_imported_runs_are_not_listed_pending_or_announced(user: User, dat
     assert await user.events(run_id) == []
     assert (await user.run(run_id)).state == run_pb2.RUN_STATE_COMPLETED
     assert [await count(database, table) for table in ("events", "outbox", "commands")] == [0, 0, 0]
-    counts = await PostgresLedgerStats(database, SlotLimits(per_store=5, per_user=5)).count()
-    assert not any(counts.values())
+    assert not any((await PostgresLedgerStats(database, SlotLimits(per_store=5, per_user=5)).count()).values())
 
 
 async def test_import_is_idempotent_by_its_request_id(user: User, database: Database) -> None:

@@ -73,13 +73,11 @@ async def test_single_claims_rotate_through_the_stores(user: User) -> None:
 
 async def test_stopping_worker_hands_its_runs_over_immediately(user: User, owner: Owner) -> None:
     """OPS-5: no other worker waits for the leases to expire."""
-    released = await user.ask("ReleaseWorker", worker_id="w1")
-    assert released.released_count == 1
+    assert (await user.ask("ReleaseWorker", worker_id="w1")).released_count == 1
     with pytest.raises(LeaseLost):
         await owner.commit()
     assert ids(await user.claim("w2")) == [owner.run_id]
-    again = await user.ask("ReleaseWorker", worker_id="w1")
-    assert again.released_count == 0
+    assert (await user.ask("ReleaseWorker", worker_id="w1")).released_count == 0
 
 
 async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> None:

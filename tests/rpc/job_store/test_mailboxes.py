@@ -39,8 +39,7 @@ class Box(Hook):
             "password_secret": "mail",
             "senders": ["@a.example"],
         }
-        mailbox = MailboxSource(**(defaults | fields))
-        definition = TriggerDefinition(name="orders", text="look", mailbox=mailbox)
+        definition = TriggerDefinition(name="orders", text="look", mailbox=MailboxSource(**(defaults | fields)))
         response = await self.ask("UpdateTrigger" if must_exist else "CreateTrigger", definition=definition)
         assert not getattr(response, "secret", "")
         return response.trigger

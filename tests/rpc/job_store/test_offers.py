@@ -85,8 +85,7 @@ async def test_lost_session_keeps_calls_that_its_client_resumed_elsewhere(user: 
     renewed = await user.ask("RenewOffers", **names, session_id="lost", lease_seconds=60)
     assert [call.call_id for call in renewed.calls] == ["call_2"]
     for released_count in (1, 0):
-        released = await user.ask("ReleaseOffers", **names, session_id="lost")
-        assert released.released_count == released_count
+        assert (await user.ask("ReleaseOffers", **names, session_id="lost")).released_count == released_count
     assert not (await user.lease(owner.run_id, "call_1", "other")).granted
     assert await bring(user, owner.run_id, "tab", 1) == "ACCEPTED"
     assert (await user.lease(owner.run_id, "call_2", "other")).granted
@@ -138,8 +137,7 @@ async def test_invalid_tools_leave_nothing_behind(user: User) -> None:
             await begin(user, *tools)
     with pytest.raises(InvalidField):
         await begin(user, tool(), policy=pb.MESSAGE_POLICY_STEER)
-    listed = await user.ask("ListRuns")
-    assert not listed.runs
+    assert not (await user.ask("ListRuns")).runs
 
 
 async def test_unreadable_call_does_not_delay_others(user: User, replica: Replica, database: Database) -> None:

@@ -118,8 +118,7 @@ def seqs(page: pb.ListEventsResponse) -> list[int]:
 
 
 async def test_log_page_is_limited_by_count_and_by_bytes(user: User, owner: Owner) -> None:
-    large = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x" * 400_000))
-    await owner.commit(events=[large] * 5)
+    await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x" * 400_000))] * 5)
     request = pb.ListEventsRequest(store_id="acme", user_id="ann", run_id=owner.run_id, after_seq=3)
     part = await user.stub.ListEvents(request)
     assert (seqs(part), part.last_seq, part.ended) == ([4, 5, 6], 8, False)

@@ -159,8 +159,7 @@ async def test_scheduled_time_fires_once_despite_concurrent_claims(start: StartR
     for fired in await asyncio.gather(*(timer.fire(due) for timer in timers for claim in claims for due in claim)):
         assert fired is None or fired.outcome == STARTED
     assert [await timers[0].fires(f"s{number}") for number in range(20)] == [[STARTED]] * 20
-    runs = await timers[0].replica.database.fetchval("SELECT count(*) FROM job_store.runs")
-    assert runs == 20
+    assert await timers[0].replica.database.fetchval("SELECT count(*) FROM job_store.runs") == 20
     assert await timers[1].claim() == []
 
 
@@ -228,8 +227,7 @@ async def test_schedule_pauses_itself_after_ten_failures_in_a_row(timer: Timer, 
     assert not (await timer.get()).self_paused
     await timer.fire_due()
     await end(user, run_pb2.RUN_STATE_FAILED)
-    last = await timer.fire_due()
-    assert last.outcome == SKIPPED
+    assert (await timer.fire_due()).outcome == SKIPPED
     paused = await timer.get()
     assert (paused.self_paused, paused.pause_note) == (True, "10 runs in a row were refused or failed")
     assert not paused.HasField("next_time")
@@ -247,8 +245,7 @@ async def test_scheduled_times_missed_during_a_pause_are_skipped(timer: Timer) -
     assert (paused.pause_note, paused.HasField("next_time")) == ("holidays", False)
     assert await timer.fire(due) is None
     assert (await timer.pause(note="more holidays")).pause_time == paused.pause_time
-    resumed = await timer.pause(paused=False)
-    assert resumed.next_time.ToDatetime(tzinfo=UTC) > NOW
+    assert (await timer.pause(paused=False)).next_time.ToDatetime(tzinfo=UTC) > NOW
     assert await timer.fires() == []
 
 
@@ -336,8 +333,7 @@ async def test_unreadable_schedule_does_not_delay_others(timer: Timer, replica: 
     assert not await timer.claim(), "all of them are claimed"
     shown = await timer.get("moved")
     assert (shown.definition.time_zone, list(shown.next_times)) == ("Europe/Xanadu", [])
-    listed = await timer.ask("ListSchedules")
-    assert [each.definition.name for each in listed.schedules] == ["good", "moved"]
+    assert [each.definition.name for each in (await timer.ask("ListSchedules")).schedules] == ["good", "moved"]
     for call in (timer.get("broken"), timer.pause("broken")):
         with pytest.raises(Unreadable, match="'broken' is damaged and cannot be read: delete it"):
             await call

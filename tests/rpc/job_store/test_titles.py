@@ -19,8 +19,7 @@ from tests.rpc.job_store.user import Owner, User
 
 
 async def answered(user: User, question: str = "How warm is it?", **fields: Any) -> str:
-    owner = await user.start(question, **fields)
-    return await answer(user, owner)
+    return await answer(user, await user.start(question, **fields))
 
 
 async def answer(user: User, owner: Owner) -> str:

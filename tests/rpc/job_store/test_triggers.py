@@ -233,8 +233,7 @@ async def test_up_to_five_replaced_secrets_stay_valid_for_a_day(hook: Hook) -> N
         await hook.check(hook.signed(secret=secrets[0]))
     for secret in secrets[1:]:
         await hook.check(hook.signed(secret=secret))
-    row = await hook.replica.database.fetchval("SELECT former_secrets FROM job_store.triggers")
-    assert row
+    assert await hook.replica.database.fetchval("SELECT former_secrets FROM job_store.triggers")
     await hook.put("other", text="x")
     assert hook.secret not in secrets
 

@@ -35,8 +35,7 @@ async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 10
 
 
 async def stored_events(database: Database, run_id: str) -> int:
-    count = await database.fetchval("SELECT count(*) FROM job_store.events WHERE run_id = $1", run_id)
-    return int(count)
+    return int(await database.fetchval("SELECT count(*) FROM job_store.events WHERE run_id = $1", run_id))
 
 
 def deltas(count: int, text: str = "x") -> list[event_pb2.RunEvent]:

@@ -103,8 +103,7 @@ async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database
 
 
 async def test_item_that_cannot_be_deleted_does_not_block_others(user: User, database: Database) -> None:
-    owner = await user.start(conversation_id="old")
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    await (await user.start(conversation_id="old")).commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "conversations", "update_time")
 
     await sweep(database, BrokenRetention(database))

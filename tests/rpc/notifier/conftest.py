@@ -39,7 +39,7 @@ from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from tests import databases
-from tests.fakes.open_authenticator import OpenAuthenticator
+from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.notifier.desk import Desk
 from tests.web_server import Names, Reply, WebServer, web_server
 

@@ -37,12 +37,10 @@ async def test_channel_is_created_changed_and_deleted(channels: ChannelServiceAs
     change = pb.UpdateChannelRequest(
         channel_id=channel.channel_id, name="mail", kinds=notify_pb2.NotificationKinds(), enabled=False
     )
-    changed = await channels.UpdateChannel(change, metadata=ANN)
-    assert changed.channel == channel
+    assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel
     change = pb.UpdateChannelRequest(channel_id=channel.channel_id)
     assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel, "omitted fields are unchanged"
-    listed = await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)
-    assert list(listed.channels) == [channel]
+    assert list((await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels) == [channel]
     await channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel.channel_id), metadata=ANN)
     assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels
 

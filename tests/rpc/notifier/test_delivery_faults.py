@@ -186,8 +186,7 @@ async def test_unattempted_delivery_counts_as_late_unless_its_channel_is_failing
     """OPS-2: on a failing channel, no waiting delivery counts as late."""
     await hook(repository)
     await store.add([draft("a"), draft("b")])
-    late = "UPDATE notifier.webhook_deliveries SET due_time = now() - interval '9 min'"
-    await database.execute(late)
+    await database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() - interval '9 min'")
     count, delay_seconds = (await repository.count_waiting())[ChannelKind.WEBHOOK]
     assert (count, delay_seconds >= 540) == (2, True)
     await database.execute("UPDATE notifier.webhooks SET failing_since = now()")

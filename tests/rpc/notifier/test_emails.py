@@ -97,8 +97,7 @@ async def test_unconfirmed_address_gets_no_notifications(
     found = await confirm(desk.stub, channel.channel_id, box.codes()[0])
     assert (found.enabled, found.disable_reason, found.HasField("confirm_time")) == (True, "", True)
     assert await confirm(desk.stub, channel.channel_id, "other") == found, "it stays confirmed"
-    again = await created(desk.stub, ADDRESS, request_id="r1", name="<b>my desk</b>")
-    assert again.channel == found
+    assert (await created(desk.stub, ADDRESS, request_id="r1", name="<b>my desk</b>")).channel == found
     assert len(box.envelopes) == 1
 
 

@@ -22,8 +22,7 @@ from pawl.tool_registry.sources.process.helpers import Helpers
 from pawl.tool_registry.sources.sources import Connector
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 from tests.fakes.mcp_program import stdio_config
-from tests.files import put
-from tests.poll import until
+from tests.poll import put, until
 from tests.rpc.tool_registry.registry import Registry, content, running
 
 SAFE = call_pb2.TOOL_CATEGORY_SAFE

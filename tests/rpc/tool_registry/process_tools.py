@@ -26,7 +26,7 @@ from pawl.tools import (
     ToolError,
     tool,
 )
-from tests.files import put
+from tests.poll import put
 
 MIB = 1024 * 1024
 LIMITS = ProcessLimits(memory_bytes=64 * MIB, cpu_seconds=1)
@@ -173,8 +173,7 @@ def undo() -> Reversible:
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS, timeout_seconds=60)
 def linger(path: str) -> None:
     """Write the ids of this process and of two that try to outlive it, then hold the interpreter for a minute."""
-    sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
-    hidden = subprocess.Popen(sleeper, start_new_session=True)
+    hidden = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
     orphan = subprocess.run(["/bin/sh", "-c", 'sleep 300 >/dev/null & echo "$!"'], stdout=subprocess.PIPE, check=True)
     put(Path(path), f"{os.getpid()} {hidden.pid} {int(orphan.stdout)}")
     ctypes.PyDLL(None).sleep(60)

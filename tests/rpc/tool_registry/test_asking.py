@@ -84,8 +84,7 @@ async def test_question_ends_the_stream_and_its_answer_resumes_the_call(
     if effect is EffectClass.IDEMPOTENT:
         assert outcome(await registry.run(name, call="declined", answers=answers(None))) == "FAILED TOOL_ERROR"
         assert content(await registry.run(name, call="declined", answers=answers("red", None))) == "red any"
-        thread = await registry.run("order_in_thread", call="thread")
-        assert "only async tools" in content(thread)["error"]
+        assert "only async tools" in content(await registry.run("order_in_thread", call="thread"))["error"]
         shop.started, shop.orders = 1, []
     second = await registry.run(name, answers=answers("red"))
     assert (outcome(second), second.question.question) == ("INPUT_REQUIRED", "Which size?")

@@ -39,7 +39,7 @@ from pawl.tool_registry.builtin.web.tools import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.sources.process.helpers import Helpers
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.open_authenticator import OpenAuthenticator
+from tests.fakes.session_agent import OpenAuthenticator
 from tests.mail_server import Postbox, mail_server
 from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, refusal, running
 from tests.web_server import Reply, WebServer, pages, web_server

@@ -202,8 +202,7 @@ async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(
 
 
 def writer(token: str, *, attempt: int = 1) -> Writer:
-    key = CallKey(StoreId("acme"), CallId("c1"))
-    return Writer(key=key, run_id=RunId("run"), attempt=attempt, token=token)
+    return Writer(key=CallKey(StoreId("acme"), CallId("c1")), run_id=RunId("run"), attempt=attempt, token=token)
 
 
 @asynccontextmanager

@@ -196,8 +196,7 @@ async def test_ended_call_cannot_be_completed(registry: Registry, press: Press, 
     await run(registry)
     await execute(database_url, "UPDATE tool_registry.executions SET awaits_until = now()")
     assert await refused(registry, press.tokens["call"].token) == "DEADLINE_PASSED"
-    ended = await run(registry)
-    assert outcome(ended) == "FAILED NOT_COMPLETED"
+    assert outcome(await run(registry)) == "FAILED NOT_COMPLETED"
     await run(registry, call="cancelled")
     cancelled = await registry.cancel("cancelled")
     assert (cancelled.stopped, outcome(cancelled.result)) == (True, "CANCELLED CANCELLED")

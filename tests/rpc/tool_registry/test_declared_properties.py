@@ -139,8 +139,7 @@ async def test_rate_limit_of_a_store_covers_all_its_tools(database_url: str, tmp
         await execute(database_url, "DELETE FROM tool_registry.rates WHERE name = 'store'")
         names = ["rare", "rare", "fresh", "fresh", "fresh"]
         ended = [await registry.run(name, call=f"d{number}") for number, name in enumerate(names)]
-    limited = [outcome(each) == "FAILED RATE_LIMITED" for each in ended]
-    assert limited == [False, True, False, False, True]
+    assert [outcome(each) == "FAILED RATE_LIMITED" for each in ended] == [False, True, False, False, True]
 
 
 async def test_cache_returns_the_result_for_the_same_arguments_user_and_store(registry: Registry, tools: Tools) -> None:

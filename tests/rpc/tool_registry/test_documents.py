@@ -64,8 +64,7 @@ async def test_document_is_stored_once_and_replaced_by_name(shelf: Shelf) -> Non
     other = await shelf.put("plan.md", "other")
     assert (other.created, other.document.create_time) == (False, first.document.create_time)
     assert other.document.update_time.ToNanoseconds() > first.document.update_time.ToNanoseconds()
-    request = document_pb2.GetDocumentRequest(name="plan.md")
-    got = await shelf.clients["acme", "ann"].GetDocument(request)
+    got = await shelf.clients["acme", "ann"].GetDocument(document_pb2.GetDocumentRequest(name="plan.md"))
     assert (got.text, got.document) == ("other", other.document)
     assert await shelf.found("grüße") == []
 

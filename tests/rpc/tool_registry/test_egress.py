@@ -44,8 +44,7 @@ async def get(
 ) -> OutboundResponse:
     lookups = Lookups(names or Names({host: ["127.0.0.1"]}))
     egress = GuardedEgress(opened(server), lookups=lookups, tls=TRUSTS_NOBODY)
-    request = OutboundRequest(url=f"http://{host}:{server.port}{path}", **more)
-    return await egress.send(ACME, request)
+    return await egress.send(ACME, OutboundRequest(url=f"http://{host}:{server.port}{path}", **more))
 
 
 @pytest.fixture

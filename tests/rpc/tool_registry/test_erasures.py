@@ -73,8 +73,7 @@ async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
         for _ in range(2):
             await erasures.erase(PART)
 
-        kept = await everything(database)
-        assert MARKER not in kept
+        assert MARKER not in await everything(database)
         left = await database.fetchval("SELECT count(*) FROM tool_registry.executions")
         assert left == 0, "ASYNC-3: also calls of a run that the ledger no longer knows"
         assert await database.fetchval("SELECT count(*) FROM tool_registry.audit_keys WHERE secret IS NOT NULL") == 0
@@ -160,8 +159,7 @@ async def test_calls_of_an_erased_run_never_start(database_url: str) -> None:
 
 
 def test_file_tools_erase_their_history_and_keep_the_files(tmp_path: Path) -> None:
-    limits = FileLimits(file_bytes_max=1000, store_bytes_max=10_000)
-    folders = FileFolders(tmp_path, limits, lambda: 0.0)
+    folders = FileFolders(tmp_path, FileLimits(file_bytes_max=1000, store_bytes_max=10_000), lambda: 0.0)
     planned = Planned(outcome=MARKER.encode(), change=FileChange(kind="put", path="note.txt", content=b"kept"))
     folders.change(StoreId("acme"), "c1", lambda _: planned, lambda _: False)
     assert MARKER.encode() in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

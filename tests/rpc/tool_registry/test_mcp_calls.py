@@ -15,8 +15,7 @@ import structlog
 
 from pawl.chassis.ids import StoreId
 from pawl.tool.v1 import execution_pb2
-from tests.files import put
-from tests.poll import until
+from tests.poll import put, until
 from tests.rpc.tool_registry.mcp_world import (
     READ_ONLY,
     SAFE,
@@ -267,8 +266,7 @@ async def test_questions_to_different_users_do_not_affect_each_other(mcp: McpReg
 
 async def test_question_on_a_shared_connection_reaches_no_user(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config(stateless=True))
-    result = await mcp.run("fake.ask", secret_question("ann"))
-    assert json.loads(content(result)) == {"action": "decline"}
+    assert json.loads(content(await mcp.run("fake.ask", secret_question("ann")))) == {"action": "decline"}
 
 
 async def test_question_that_may_belong_to_another_conversation_is_declined(
@@ -279,7 +277,6 @@ async def test_question_that_may_belong_to_another_conversation_is_declined(
     elsewhere.conversation_id = "elsewhere"
     other = asyncio.create_task(mcp.run("fake.hang", call="other", who=elsewhere, timeout_seconds=60))
     await asker.logged("call hang")
-    result = await mcp.run("fake.ask", secret_question("ann"))
-    assert json.loads(content(result)) == {"action": "decline"}
+    assert json.loads(content(await mcp.run("fake.ask", secret_question("ann")))) == {"action": "decline"}
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)

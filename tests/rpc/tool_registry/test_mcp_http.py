@@ -234,8 +234,7 @@ async def test_private_server_is_reached_only_by_its_store(database_url: str, tm
         async with guarded(database_url, tmp_path) as mcp:  # The rules have changed since the source was added
             result = await mcp.run("web.do", call="closed")
             assert (outcome(result), "is not allowed" in failure(result)) == ("FAILED TOOL_ERROR", True)
-            checked = await mcp.check("web")
-            assert checked.source.state == source_pb2.SOURCE_STATE_UNREACHABLE
+            assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_UNREACHABLE
 
 
 async def test_redirect_is_not_followed(database_url: str, tmp_path: Path) -> None:

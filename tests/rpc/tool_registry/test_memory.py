@@ -115,8 +115,7 @@ async def test_number_of_memories_is_limited(host: Host, monkeypatch: pytest.Mon
     monkeypatch.setattr(postgres_memories, "USER_MEMORIES_MAX", 3)
     for text in ("one", "two"):
         await host("remember", text=text)
-    said = await host.result("remember", text="three")
-    assert "forget one first" in content(said)["error"]
+    assert "forget one first" in content(await host.result("remember", text="three"))["error"]
     await host("remember", text="one")
     await host("remember", text="three", agent="clerk")
     assert "forget one first" in content(await host.result("remember", text="four", agent="clerk"))["error"]

@@ -66,8 +66,7 @@ async def test_tool_process_inherits_nothing_from_the_registry(registry: Registr
         "user": "ann",
         "deadline_is_ahead": True,
     }
-    again = content(await registry.run("look_round", {"number": 8}, call="next"))
-    assert again["pid"] != pid
+    assert content(await registry.run("look_round", {"number": 8}, call="next"))["pid"] != pid
     assert is_gone(pid)
 
 
@@ -77,8 +76,7 @@ async def test_cancelled_tool_leaves_no_processes(registry: Registry, tmp_path: 
     asked = asyncio.ensure_future(registry.run("linger", {"path": str(path)}))
     started = await pids(path)
     assert b"tool_processes_busy 1.0" in registry.metrics.text()
-    answer = await registry.cancel()
-    assert answer.stopped
+    assert (await registry.cancel()).stopped
     assert outcome(await asked) == "CANCELLED CANCELLED"
     assert [pid for pid in started if not is_gone(pid)] == []
     assert b"tool_processes_busy 0.0" in registry.metrics.text()

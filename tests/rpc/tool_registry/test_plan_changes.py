@@ -89,8 +89,7 @@ async def test_bulk_completion_is_one_gated_atomic_call(planner: Planner) -> Non
     titles = [f"task number {number}" for number in range(12)]
     for title in titles:
         await planner("create_task", title=title)
-    ungated = await planner.registry.check("complete_tasks", {"tasks": titles[:2]})
-    assert ungated.approval_cause == ""
+    assert (await planner.registry.check("complete_tasks", {"tasks": titles[:2]})).approval_cause == ""
     assert (await planner.registry.check("complete_tasks", {"tasks": titles})).approval_cause == "bulk of 12"
     assert (
         await refusal(planner.registry.run("complete_tasks", {"tasks": titles}, call="ungated")) == "APPROVAL_REQUIRED"

@@ -43,8 +43,7 @@ async def make(registry: Registry, effect: Any, who: str = "ann", *, store: str 
     rule = rule_pb2.Rule(effect=effect, **said)
     if expires_in is not None:
         rule.expire_time.FromMicroseconds(int((time.time() + expires_in) * 1e6))
-    answer = await registry.rules[store, who].CreateRule(rule_pb2.CreateRuleRequest(rule=rule))
-    return answer.rule.rule_id
+    return (await registry.rules[store, who].CreateRule(rule_pb2.CreateRuleRequest(rule=rule))).rule.rule_id
 
 
 async def test_allowed_call_runs_without_approval_until_its_rule_is_revoked(registry: Registry) -> None:
@@ -241,8 +240,7 @@ async def test_rules_and_their_decisions_are_in_the_audit_chain_once(registry: R
     asking = await make(registry, ASK)
     await registry.check("pay", call="three")
     for _ in range(3):
-        revoked = await ann.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
-        assert revoked.rule.HasField("revoke_time")
+        assert (await ann.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))).rule.HasField("revoke_time")
     listed = (await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest())).entries
     assert [(entry.verdict, entry.reason) for entry in reversed(listed)] == [
         ("MADE", rule_id),

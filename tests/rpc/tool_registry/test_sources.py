@@ -12,7 +12,7 @@ from pawl.tool.v1 import source_pb2, tool_pb2
 from pawl.tool_registry.sources.http.rules.binding import without_values
 from pawl.tool_registry.sources.rpc import hide_values
 from pawl.tools import tool
-from tests.files import put
+from tests.poll import put
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, a_tool, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import FOR_ANN, content, front_end_tool, outcome, refusal
 
@@ -123,8 +123,7 @@ async def test_adding_changing_and_reading_sources_needs_a_role(mcp: McpRegistry
     for call in (shop.AddSource(add, metadata=FOR_ANN), shop.ApproveSource(approve, metadata=FOR_ANN)):
         assert await refusal(call) == denied
     assert server.log() == [], "nothing was started for unauthorized users"
-    config = server.config(environment={"ACCOUNT": "of the operator"})
-    source = await mcp.add(config)
+    source = await mcp.add(server.config(environment={"ACCOUNT": "of the operator"}))
     for who in ("ann", "admin"):
         assert await refusal(mcp.remove(who=who)) == denied
         assert await refusal(mcp.approve("fake", source.definitions_hash, who=who)) == denied
@@ -228,8 +227,7 @@ async def test_unusable_tool_is_skipped_and_reported(mcp: McpRegistry, server: F
 
 async def test_secrets_are_referenced_by_name_and_redacted_from_results(mcp: McpRegistry, server: FakeServer) -> None:
     server.describe([a_tool("whisper"), a_tool("tell", description="It is s3cret-token.")])
-    source = await mcp.add(server.config(secret_environment={"TOKEN": "token"}))
-    assert "s3cret" not in str(source)
+    assert "s3cret" not in str(await mcp.add(server.config(secret_environment={"TOKEN": "token"})))
     assert content(await mcp.run("fake.whisper")) == "the token is [secret]"
     missing = server.config("other", secret_environment={"TOKEN": "no_such"})
     assert await refusal(mcp.add(missing)) == "SOURCE_UNREACHABLE"

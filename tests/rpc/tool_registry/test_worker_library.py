@@ -264,5 +264,4 @@ async def test_functions_get_checkpoints_of_earlier_executions(registry: Registr
     async with working(worker, registry, "measure"):
         assert content(await registry.run("build")) is None
         assert content(await registry.run("build", earlier_attempts=1)) == {"at": 1}
-        too_large = await registry.run("measure", call="other")
-        assert "exceeds the limit of 16384" in content(too_large)["error"]
+        assert "exceeds the limit of 16384" in content(await registry.run("measure", call="other"))["error"]

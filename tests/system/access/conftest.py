@@ -19,7 +19,7 @@ from pawl.launcher.plan import service_key_file
 from pawl.launcher.services import STAGES
 from pawl.launcher.suite import Suite
 from tests import certificates
-from tests.files import put
+from tests.poll import put
 from tests.system.access.walk import Answer, Metadata, served, walk
 
 LISTENERS = ("agent-loop", "tool-registry", "job-store", "notifier")

@@ -16,8 +16,7 @@ from standardwebhooks.webhooks import Webhook
 from pawl.client import AsyncClient, approve
 from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.notify.v1 import channel_pb2, notify_pb2
-from tests.files import put
-from tests.poll import until
+from tests.poll import put, until
 from tests.system.background.world import World
 from tests.system.talk import COMPLETED, PATIENCE_SECONDS, Talk, count_of, in_background, is_end, waiting
 from tests.web_server import Reply

@@ -14,7 +14,6 @@ import pytest
 
 from pawl.client import AsyncClient
 from tests.poll import until
-from tests.system.background.ledger import check_ledger
 from tests.system.background.stories import (
     GrantedSeries,
     Mail,
@@ -26,7 +25,7 @@ from tests.system.background.stories import (
     TriggerEvents,
     WebhookDelivery,
 )
-from tests.system.background.world import SERVICES, World
+from tests.system.background.world import SERVICES, World, check_ledger
 
 STORIES: Final[Mapping[str, type[Story]]] = {
     "job": OneShotJob,

@@ -17,9 +17,8 @@ from playwright.async_api import Browser, Page, expect
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import free_port
 from pawl.launcher.suite import Suite
-from tests import openid_provider
-from tests.openid_provider import provider
 from tests.poll import until
+from tests.servers import install_provider, provider
 from tests.system.console.conftest import PATIENCE_MS, address, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -41,7 +40,7 @@ class World:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    modules = openid_provider.install(tmp_path_factory.mktemp("npm"))
+    modules = install_provider(tmp_path_factory.mktemp("npm"))
     issuer = f"http://127.0.0.1:{free_port()}"
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="pawl-openid-") as folder:
@@ -99,8 +98,7 @@ async def test_user_stays_logged_in_while_tokens_are_renewed(browser: Browser, w
     assert "pawl_login" not in cookies
 
     async def is_over() -> bool:
-        answer = await page.request.post(WHO_AM_I, data={}, headers={"origin": world.url})
-        return answer.status == 401
+        return (await page.request.post(WHO_AM_I, data={}, headers={"origin": world.url})).status == 401
 
     for _ in range(2):
         seen = len(renewals)

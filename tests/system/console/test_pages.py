@@ -79,8 +79,7 @@ async def test_rule_is_created_and_revoked(open_page: NewPage) -> None:
     rule = {"effect": "RULE_EFFECT_ASK", "scope": "RULE_SCOPE_USER", "toolName": "calculate", "reason": "I want to see"}
     await write(page, "New rule", {**rule, "toolName": "no such tool"})
     await expect(page.get_by_role("alert")).to_be_visible()
-    pattern = {"argument": "expression", "equalsJson": "1 + 1"}
-    await write(page, "New rule", {**rule, "arguments": [pattern]})
+    await write(page, "New rule", {**rule, "arguments": [{"argument": "expression", "equalsJson": "1 + 1"}]})
     row = page.get_by_role("row", name=re.compile("I want to see"))
     await row.get_by_role("link").click()
     await page.get_by_text("As JSON", exact=True).click()

@@ -25,8 +25,7 @@ async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_
     await say(page, "what is 17 * 23")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     await say(page, "email bob@example.com about the picnic")
-    card = page.locator(".card.wait")
-    await expect(card).to_be_visible(timeout=90_000)
+    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
     run_id = await page.locator(".turn").last.get_attribute("data-run")
     conversation = page.url.rpartition("/")[2]
     await page.wait_for_timeout(500)

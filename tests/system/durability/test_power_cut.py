@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from pawl.launcher.suite import Suite
-from tests.system.durability.disk import Disk
 from tests.system.durability.load import Promise, Users, losses
-from tests.system.durability.machine import Machine
+from tests.system.durability.machine import Disk, Machine
 
 pytestmark = pytest.mark.long
 

@@ -40,8 +40,7 @@ async def suite() -> AsyncIterator[Suite]:
             await query(suite, "CREATE TABLE before (password text)")
             await query(suite, "INSERT INTO before VALUES ($1)", password_of(suite))
         # By now another process has the recorded pid.
-        note = suite.folder.postgres / "postmaster.pid"
-        note.write_text(f"{os.getpid()}\n{suite.folder.postgres}\n")
+        (suite.folder.postgres / "postmaster.pid").write_text(f"{os.getpid()}\n{suite.folder.postgres}\n")
         async with Suite(options) as suite:
             yield suite
 

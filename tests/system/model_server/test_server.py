@@ -131,8 +131,7 @@ async def test_connections_are_kept_alive(server: ModelServer) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     for _ in range(3):
         writer.write(request_bytes())
-        answer = await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert (await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     writer.close()
     assert server.request_count == 3
 

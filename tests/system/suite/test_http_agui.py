@@ -119,11 +119,9 @@ async def test_run_continues_after_disconnect_and_can_be_rejoined(endpoint: http
 
 
 async def test_run_is_stopped_by_disconnect_or_by_the_pages_run_id(endpoint: httpx2.AsyncClient) -> None:
-    page = Thread(endpoint, "stopping")
-    await page.leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
+    await Thread(endpoint, "stopping").leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
     run = {"runId": run_of(await Thread(endpoint, "stopping").ask())["runId"]}
-    answer = await endpoint.post(f"{AGENT}/GetRun", json=run)
-    assert answer.json()["run"]["state"] == "RUN_STATE_CANCELLED"
+    assert (await endpoint.post(f"{AGENT}/GetRun", json=run)).json()["run"]["state"] == "RUN_STATE_CANCELLED"
     for legacy in (False, True):
         thread, last, statuses = Thread(endpoint, f"by-name-{legacy}", legacy=legacy), dict[str, Any](), list[int]()
         async for event in thread.stream(STORY):

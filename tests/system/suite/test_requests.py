@@ -19,12 +19,12 @@ from pawl.chassis.identity.roles import CALLERS, ROLES, Role
 from pawl.event.v1 import call_pb2
 from pawl.launcher.suite import Suite
 from pawl.tool.v1 import document_pb2, rule_pb2, source_pb2, tool_pb2
-from tests import contract
 from tests.keys import METADATA
 from tests.system.access.walk import OPEN, is_forwarded, served
 from tests.system.suite import refusals
 from tests.system.suite.client import addresses
 from tests.system.suite.refusals import TAKEN
+from tests.tables import documented
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -83,7 +83,7 @@ async def test_no_unusual_value_in_any_request_causes_an_internal_error(suite: S
             if what in GARBAGE:
                 is_right = found == refusals.Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
             else:
-                is_right = found == TAKEN or found.reason in contract.documented()[path]
+                is_right = found == TAKEN or found.reason in documented()[path]
             return "" if is_right else f"{path} {what}: {found}"
 
         there = (await served(channel, METADATA)).items()

@@ -56,8 +56,7 @@ async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
             if isinstance(each, types_pb2.ToolResult | types_pb2.CallDecision):
                 each.run_id, each.call_id = named["run_id"], named["call_id"]
     request = GetMessageClass(method.input_type)(**fields, **rest)
-    path = f"/{method.containing_service.full_name}/{name}"
-    behaviour: Any = agent.channel.unary_stream(path)
+    behaviour: Any = agent.channel.unary_stream(f"/{method.containing_service.full_name}/{name}")
     call = behaviour(request.SerializeToString(), metadata=agent.metadata, timeout=60)
     try:
         return (await refusals.outcome(call.read())).reason
@@ -96,8 +95,7 @@ async def check_session(reader: Agent, named: dict[str, str]) -> None:
     }
     async with reader.session() as session:
         for name, frame in frames.items():
-            receipt = await session.receipt(**{name: frame})
-            assert receipt.reason in ABSENT_CLIENT, name
+            assert (await session.receipt(**{name: frame})).reason in ABSENT_CLIENT, name
 
 
 async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent) -> None:

@@ -58,8 +58,7 @@ async def test_bus_trusts_only_the_configured_authority(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
     url = nats.url.replace("nats://", "tls://")
-    other = trustme.CA()
-    foreign = certificates.write(tmp_path, "foreign", other)
+    foreign = certificates.write(tmp_path, "foreign", trustme.CA())
     own = certificates.write(tmp_path, "job-store", authority)
     assert await _is_refused(url, tls.of_bus(foreign.authority, own.certificate, own.key))
     assert await _is_refused(url, tls.of_bus(own.authority, foreign.certificate, foreign.key))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fakes.virtual_time import VirtualLoop
+from tests.fakes.manual_clock import VirtualLoop
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], VirtualLoop]]:

@@ -13,8 +13,8 @@ from pawl.agent_loop.loop.rules.tool import Verdict
 from pawl.agent_loop.loop.worker import Worker
 from pawl.chassis.ids import RunKey
 from pawl.values import ENDED, CallState, Question, RunState
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
+from tests.fakes.manual_clock import run_in_virtual_time
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
 
@@ -114,6 +114,6 @@ def at_each(main: Callable[[int], Coroutine[Any, Any, bool]], *, more_than: int)
     `main` returns whether the event happened. It must happen at more than `more_than` positions.
     """
     position = 0
-    while virtual_time.run(main(position)):
+    while run_in_virtual_time(main(position)):
         position += 1
     assert position > more_than

@@ -61,8 +61,8 @@ from pawl.values import (
     RunState,
     StopCause,
 )
-from tests.fakes.provider import check_history
-from tests.simulation.reference import CALL_MOVES, NEEDS_START
+from tests.fakes.model import check_history
+from tests.simulation.checkers import CALL_MOVES, NEEDS_START
 
 TOKENS_PER_ANSWER = 15
 

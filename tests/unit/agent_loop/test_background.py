@@ -240,8 +240,7 @@ async def test_a_background_call_runs_inline_with_a_note_if_disabled() -> None:
     (call,) = story.calls(story.world.ledger.run(key))
     assert (call.state, story.jobs) == (CallState.SUCCEEDED, [])
     assert "not in the background" in present(call.result).note
-    system = [message for message in story.world.model.requests[0].messages if message["role"] == "system"]
-    assert system == []
+    assert [message for message in story.world.model.requests[0].messages if message["role"] == "system"] == []
 
 
 async def test_a_tool_without_background_support_runs_inline_with_a_note() -> None:

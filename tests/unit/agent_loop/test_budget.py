@@ -156,8 +156,7 @@ class TestCallInFlight:
     def test_output_is_limited_to_the_remaining_budget(self) -> None:
         rows: list[Any] = [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)]
         for tokens, asked, sent in rows:
-            options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
-            run = Simulation([], options)
+            run = Simulation([], RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked))
             run.turn()
             assert budget.output_tokens_max(run.base, 0) == sent, tokens
 
@@ -201,12 +200,10 @@ class TestCallInFlight:
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
     def test_an_answer_cut_short_by_the_budget_is_discarded(self, asked: int | None, is_cut: bool) -> None:
         """If the user's own limit was tighter than the budget, the answer is valid."""
-        options = RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked)
-        run = Simulation([], options)
+        run = Simulation([], RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked))
         run.turn()
         sent = budget.output_tokens_max(run.base, 0)
-        half = replace(answer(text="half"), finish_reason="length")
-        problem = budget.cut_short(run.base, half, sent)
+        problem = budget.cut_short(run.base, replace(answer(text="half"), finish_reason="length"), sent)
         assert (problem is not None) is is_cut
         assert budget.cut_short(run.base, answer(text="whole"), sent) is None
 

@@ -163,8 +163,7 @@ def test_a_claimed_call_that_ends_without_a_result_is_recorded(
         world = with_registry(
             World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")]), UnavailableOnce(VERDICTS)
         )
-        options = RunOptions(limits=Limits(offer_deadline_seconds=60.0))
-        key = world.ledger.submit("hello", options=options)
+        key = world.ledger.submit("hello", options=RunOptions(limits=Limits(offer_deadline_seconds=60.0)))
         assert await world.drive() is DriveEnd.PARKED
         show = await held(world, key)
         if command is not None:
@@ -222,8 +221,7 @@ def test_an_edited_call_still_requires_the_remaining_approvals() -> None:
     run.decides(run.calls[0], DecisionKind.APPROVE)
     assert run.started == [call.call_id]
     run.ends(call.call_id)
-    result = run.calls[0].result
-    assert "A reviewer edited this call" in present(result).note
+    assert "A reviewer edited this call" in present(run.calls[0].result).note
 
 
 def test_an_approval_request_is_escalated_once() -> None:

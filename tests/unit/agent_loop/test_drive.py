@@ -1,23 +1,26 @@
-"""The execution of runs ("drives") with the real rules of the ledger."""
+"""The execution of runs ("drives") with the real rules of the ledger, and the shared token budget (LOOP-12)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 
 import pytest
 
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, Warned
+from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, TopUp, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
-from pawl.agent_loop.loop.rules.run import RunOptions, ToolChoice, ToolChoiceMode
-from pawl.agent_loop.model.request import ModelRequest
-from pawl.values import CallState, RunState, StopCause
+from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
+from pawl.agent_loop.model.request import ModelRequest, UsageReport
+from pawl.event.v1 import run_pb2
+from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import World
-from tests.fakes.model import calls, says
+from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
+from tests.unit.agent_loop.test_jobs import Story, background
 
 
 async def test_progress_of_a_tool_is_reported() -> None:
@@ -83,8 +86,7 @@ def _is_summary(request: ModelRequest) -> bool:
 async def test_a_cancel_stops_the_model_immediately_and_keeps_its_output() -> None:
     world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
     key = world.ledger.submit("hello")
-    claim = await world.claim()
-    drive = Drive(claim, world.dependencies)
+    drive = Drive(await world.claim(), world.dependencies)
     running = asyncio.create_task(drive.run())
     await asyncio.sleep(5.0)
     assert world.model.streaming == 1
@@ -211,3 +213,64 @@ async def test_tools_over_the_limit_are_omitted_except_for_the_forced_one(wanted
     (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
     assert warned.reason == "TOOLS_LEFT_OUT"
     assert warned.message.startswith("72 tools were left out")
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: int) -> None:
+    """LOOP-12: only model calls that are running when the budget is used up may exceed it."""
+    story, draw, at_once = Story(seconds=5.0), random.Random(seed), [0]
+    model, budget = story.world.model, draw.randint(1500, 5000)
+
+    def reply(_: ModelRequest) -> Script:
+        at_once.append(model.streaming + 1)
+        hires = [f'hire {{"task":"n{n}"}}' for n in range(2)]
+        series = [background("hire", task=f"b{n}", _interval=7, _stopAfter=3) for n in range(2)]
+        wanted = draw.sample(
+            [*hires, *series, background("work"), 'look {"n":1}'], draw.randint(len(model.requests) < 6, 3)
+        )
+        script = calls(*wanted) if wanted else says("Done.")
+        usage = UsageReport(input_tokens=200, output_tokens=100)
+        return [draw.random(), *(usage if isinstance(piece, UsageReport) else piece for piece in script)]
+
+    model.reply = reply
+    limits = Limits(total_tokens_max=budget, agent_depth_max=2)
+    key = story.say("do it", RunOptions(limits=limits, token_budget_policy=TokenBudgetPolicy.FAIL))
+    await story.until(lambda: all(run.state in ENDED for run in story.runs), poll_seconds=30.0)
+    used = 300 * len(model.requests)
+    assert used < budget + 300 * max(at_once)
+    assert used > budget - 300, "the budget is used up to its end"
+    assert story.world.ledger.row(key).shared_tokens_used == used
+
+
+async def test_a_run_with_an_exhausted_budget_expires_unless_topped_up() -> None:
+    """LOOP-12: a top-up that is too small does not resume the run."""
+    story = Story(seconds=20.0)
+    started = calls(background("hire", task="b0"), 'work {"n":1}')
+    costs = iter([(started, 100), (says("Done."), 2600), (says("Finished."), 100)])
+
+    def reply(_: ModelRequest) -> Script:
+        script, tokens = next(costs)
+        usage = UsageReport(input_tokens=tokens, output_tokens=100)
+        return [usage if isinstance(piece, UsageReport) else piece for piece in script]
+
+    story.world.model.reply = reply
+    key = story.say("do it", RunOptions(limits=Limits(total_tokens_max=3000, top_up_timeout_seconds=120.0)))
+    ledger = story.world.ledger
+    await story.until(lambda: WaitKind.BUDGET in ledger.run(key).waits)
+    waiting = ledger.run(key)
+    await ledger.send(key, TopUp(tokens=waiting.tokens_needed - 1))
+    await story.until(lambda: ledger.run(key).state in ENDED, seconds_max=300.0)
+    later = ledger.log(key)[waiting.last_seq :]
+    changes = [event.run_changed.run.state for event in later if event.HasField("run_changed")]
+    assert changes == [run_pb2.RUN_STATE_EXPIRED], "it does not resume with too few tokens"
+
+
+async def test_an_exhausted_budget_fails_one_turn_and_keeps_the_notices() -> None:
+    story = Story(calls(background("work", _interval=600, _stopAfter=4)), says("Begun."), says("I see."))
+    story.say("do it", RunOptions(limits=Limits(total_tokens_max=1000)))
+    await story.until(lambda: bool(story.jobs) and all(run.state in ENDED for run in story.runs))
+    turns = [turn.state for turn in story.turns]
+    assert turns.count(RunState.FAILED) == 1
+    key = story.say("and?")
+    await story.until(lambda: story.world.ledger.run(key).state in ENDED)
+    assert (len(story.turns), story.waiting) == (len(turns), [])

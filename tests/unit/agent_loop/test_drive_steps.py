@@ -1,9 +1,10 @@
-"""Steps of a drive: attempts, sizes, and model calls that start before their step is committed."""
+"""Steps of a drive: attempts, sizes, titles, and model calls that start before their step is committed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -12,15 +13,24 @@ from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, RoundStarted, Steer, ToolResult
-from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure, Undo
 from pawl.agent_loop.loop.rules.tool import ExecutionPiece
-from pawl.chassis.ids import RunKey
+from pawl.agent_loop.titles.titles import SECONDS_MAX, TitleMaker
+from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloaded, PawlError
+from pawl.event.v1 import run_pb2
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
+from pawl.job.v1.titles_pb2 import (
+    ClaimTitlesRequest,
+    ClaimTitlesResponse,
+    SetTitleRequest,
+    SetTitleResponse,
+    TitleTask,
+)
 from pawl.values import CallState, Execution, RunState, StopCause
-from tests.fakes import virtual_time
-from tests.fakes.loop_world import World, logged_states
-from tests.fakes.model import Script, calls, says
+from tests.fakes.loop_world import CountingMeter, World, logged_states
+from tests.fakes.manual_clock import VirtualClock, run_in_virtual_time
+from tests.fakes.model import FakeModel, Script, calls, fails, says
 from tests.unit.agent_loop.scenario import VERDICTS
 
 # The attempt count that the registry receives.
@@ -44,8 +54,7 @@ async def test_a_lost_execution_counts_as_an_attempt_and_a_refused_one_does_not(
             yield piece
 
     registry.execute = execute  # type: ignore[method-assign]
-    key = world.ledger.submit("hello")
-    await world.finish(key)
+    await world.finish(world.ledger.submit("hello"))
     assert [execution.earlier_attempts for execution in (*lost, *registry.asked)] == [0, earlier]
 
 
@@ -140,7 +149,7 @@ def played(scripts: list[Script], check: Hook, *, at_step: int, hook: Hook) -> N
         await world.finish(key)
         await check(world, key)
 
-    virtual_time.run(main())
+    run_in_virtual_time(main())
 
 
 def shown(world: World, key: RunKey) -> str:
@@ -182,3 +191,85 @@ def test_a_refused_step_is_planned_again_with_a_new_model_call() -> None:
         assert logged_states(world.ledger.log(key))[-1] == "COMPLETED"
 
     played([calls("look"), says("forgotten"), says("It rains.")], check, at_step=2, hook=hook)
+
+
+class Ledger:
+    def __init__(self, tasks: Sequence[TitleTask], *, refuses: type[Exception] | None = None) -> None:
+        self.tasks = list(tasks)
+        self.refuses = refuses
+        self.brought: list[tuple[str, str, run_pb2.Usage]] = []
+
+    async def ClaimTitles(self, request: ClaimTitlesRequest) -> ClaimTitlesResponse:
+        claimed, self.tasks = self.tasks[: request.titles_max], self.tasks[request.titles_max :]
+        return ClaimTitlesResponse(tasks=claimed)
+
+    async def SetTitle(self, request: SetTitleRequest) -> SetTitleResponse:
+        self.brought.append((request.conversation_id, request.text, request.usage))
+        if self.refuses is not None:
+            raise self.refuses
+        return SetTitleResponse()
+
+
+def task(conversation_id: str = "conv_0", model: str = "") -> TitleTask:
+    return TitleTask(
+        store_id="acme",
+        conversation_id=conversation_id,
+        attempt=1,
+        model=model,
+        user_text="How warm is it?",
+        answer_text="12 degrees.",
+    )
+
+
+def tasks(count: int) -> list[TitleTask]:
+    return [task(conversation_id=f"conv_{number}") for number in range(count)]
+
+
+async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
+    stub: Any = ledger
+    maker = TitleMaker(stub, model, clock=VirtualClock(), meter=CountingMeter(), default_model="default")
+    loop = asyncio.create_task(maker.run())
+    await asyncio.sleep(5 * SECONDS_MAX)
+    assert not loop.done()
+    loop.cancel()
+    return maker
+
+
+async def test_the_answering_model_writes_the_title_from_what_it_saw() -> None:
+    ledger, model = Ledger([task(model="steady"), task()]), FakeModel([says("Warmth"), says("Warmth")])
+    await made(ledger, model)
+    asked, other = model.requests
+    assert (asked.model, other.model, asked.tools) == ("steady", "default", ())
+    assert asked.output_tokens_max == 512
+    assert [message["role"] for message in asked.messages] == ["system", "user"]
+    assert asked.messages[1]["content"] == "User: How warm is it?\n\nAssistant: 12 degrees."
+    used = run_pb2.Usage(input_tokens=10, output_tokens=5, model_calls=1)
+    assert ledger.brought == [("conv_0", "Warmth", used)] * 2
+
+
+@pytest.mark.parametrize("script", [fails(), fails(after=says("Half a ti")[:1]), [2 * SECONDS_MAX]])
+async def test_a_failing_model_gives_no_title_and_does_not_block_others(script: Script) -> None:
+    ledger = Ledger(tasks(6))
+    await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
+    assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
+
+
+@pytest.mark.parametrize("error", [DependencyUnavailable, ValueError])
+async def test_a_title_that_cannot_be_stored_does_not_block_others(error: type[Exception]) -> None:
+    ledger = Ledger(tasks(6), refuses=error)
+    await made(ledger, FakeModel([]))
+    assert len(ledger.brought) == 6
+
+
+@pytest.mark.parametrize("makes_titles", [False, True])
+async def test_only_an_answered_run_requests_a_title(makes_titles: bool) -> None:
+    world = World(VERDICTS, [says("Done."), fails(retryable=False)])
+    world.dependencies = dataclasses.replace(world.dependencies, makes_titles=makes_titles)
+    first = world.ledger.submit("hello")
+    await world.finish(first)
+    assert [step.asks_title for step in world.ledger.steps][-1] is makes_titles
+    assert sum(step.asks_title for step in world.ledger.steps) == makes_titles
+    before = len(world.ledger.steps)
+    await world.finish(world.ledger.submit("fail"))
+    await world.finish(world.ledger.submit("undo", undo=Undo(run_id=RunId(first.run_id))))
+    assert not any(step.asks_title for step in world.ledger.steps[before:])

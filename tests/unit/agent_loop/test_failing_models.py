@@ -28,9 +28,8 @@ from pawl.agent_loop.model.request import (
 from pawl.chassis.ids import RunKey
 from pawl.errors import InvalidField
 from pawl.values import CallState, RunState, WaitKind
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
-from tests.fakes.manual_clock import ManualClock
+from tests.fakes.manual_clock import ManualClock, run_in_virtual_time
 from tests.fakes.model import FakeModel, Script, fails, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 
@@ -43,7 +42,7 @@ def played(*scripts: Script) -> tuple[World, RunKey]:
         world, key = await finished(VERDICTS, list(scripts))
         return world, key
 
-    return virtual_time.run(main())
+    return run_in_virtual_time(main())
 
 
 def end_of(world: World, key: RunKey) -> tuple[RunState, str]:
@@ -113,10 +112,8 @@ def test_a_run_waits_visibly_for_the_model_server_while_parked(
 
     async def main() -> None:
         failures = tries - 1 if state is RunState.COMPLETED else 100
-        scripts = [[ModelError(error)]] * failures + [says("Here I am.")]
-        world = World(VERDICTS, scripts)
-        options = RunOptions(limits=Limits(provider_wait_seconds=seconds))
-        key = world.ledger.submit("hello", options)
+        world = World(VERDICTS, [[ModelError(error)]] * failures + [says("Here I am.")])
+        key = world.ledger.submit("hello", RunOptions(limits=Limits(provider_wait_seconds=seconds)))
         started_at, waited = world.clock.monotonic(), list[float]()
         while await world.drive() is DriveEnd.PARKED:
             run = world.ledger.run(key)
@@ -131,7 +128,7 @@ def test_a_run_waits_visibly_for_the_model_server_while_parked(
             assert world.clock.monotonic() - started_at == pytest.approx(seconds, abs=30)
             assert "cannot be reached" in end_of(world, key)[1]
 
-    virtual_time.run(main())
+    run_in_virtual_time(main())
 
 
 async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
@@ -237,8 +234,7 @@ async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
     ]
     assert run.usage.model_calls == 4
     assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
-    again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
-    await world.finish(again)
+    await world.finish(world.ledger.submit("and?", options(*MODELS), run.conversation_id))
     assert world.model.requests[4].model == "first", "another run starts with the first model"
 
 
@@ -258,8 +254,7 @@ async def test_a_failed_models_opaque_fields_are_not_sent_to_another_model() -> 
 
 def test_model_fallbacks_are_limited_in_number_and_named() -> None:
     defaults = RunDefaults(model="m")
-    asked = AskedOptions(model_fallbacks=("a", "b", "a"))
-    assert complete(asked, defaults).model_fallbacks == ("a", "b")
+    assert complete(AskedOptions(model_fallbacks=("a", "b", "a")), defaults).model_fallbacks == ("a", "b")
     for wrong in (("",), ("x" * 300,), tuple("abcde")):
         with pytest.raises(InvalidField, match="model"):
             complete(AskedOptions(model_fallbacks=wrong), defaults)

@@ -39,10 +39,9 @@ from pawl.agent_loop.model.request import Finished, TextPiece
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.model_server.request import read_request
 from pawl.values import CallState, Disposition, ExecutionContext, OfferFallback, RunState
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
-from tests.fakes.model import Script, calls, says
-from tests.fakes.provider import check_history
+from tests.fakes.manual_clock import run_in_virtual_time
+from tests.fakes.model import Script, calls, check_history, says
 from tests.unit.agent_loop.scenario import VERDICTS, present
 
 RUN = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
@@ -257,8 +256,7 @@ def test_reasoning_is_echoed_only_to_servers_that_sent_it() -> None:
     history_sent = [message for message in history.of_run(thinking) if message["role"] == "assistant"]
     assert [message["reasoning_content"] for message in history_sent] == ["hm", ""]
 
-    renamed = history.of_run(thinking, ReasoningEcho.REASONING)
-    assert renamed[1]["reasoning"] == "hm"
+    assert history.of_run(thinking, ReasoningEcho.REASONING)[1]["reasoning"] == "hm"
     never = history.of_run(thinking, ReasoningEcho.NONE)
     assert not {"reasoning", "reasoning_content"} & set(never[1])
 
@@ -390,7 +388,7 @@ def played(*scripts: Script, unavailable_checks: int = 0, **options: Any) -> tup
         await world.finish(key)
         return world, key
 
-    return virtual_time.run(main())
+    return run_in_virtual_time(main())
 
 
 def test_a_valid_structured_answer_ends_the_run_with_json() -> None:

@@ -220,8 +220,7 @@ async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None
     notices = [story.notices(number) for number in range(len(story.world.model.requests))]
     assert notices[:3] == [[], [], []]
     assert sum(bool(each) for each in notices) >= 1
-    messages = story.world.ledger.messages(second)
-    assert [message.role for message in messages].count(Role.NOTICE) == 1
+    assert [message.role for message in story.world.ledger.messages(second)].count(Role.NOTICE) == 1
 
 
 @pytest.mark.parametrize(
@@ -330,8 +329,7 @@ async def test_a_silent_turn_does_not_add_an_answer(answers: list[Script]) -> No
     assert len(story.world.model.requests) == 2 + len(answers)
     messages = story.world.ledger.messages(key)
     assert [message for message in messages if not (message.text or message.call_ids)] == []
-    log = story.world.ledger.log(story.key(turn))
-    assert "".join(event.output_delta.text for event in log) == ""
+    assert "".join(event.output_delta.text for event in story.world.ledger.log(story.key(turn))) == ""
 
 
 @pytest.mark.parametrize("answer", ["[silent]", "All is well."])

@@ -44,8 +44,7 @@ async def test_tool_names_filter_only_registered_tools(names: tuple[str, ...]) -
 
 
 async def test_a_child_run_does_not_inherit_client_supplied_tools() -> None:
-    asked = 'run_agent {"task":"part"}'
-    world = World(VERDICTS, [calls(asked), says("Part."), says("Done.")])
+    world = World(VERDICTS, [calls('run_agent {"task":"part"}'), says("Part."), says("Done.")])
     key = world.ledger.submit("go", own_tools=[SHOW])
     for _ in range(3):
         try:

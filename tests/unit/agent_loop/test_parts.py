@@ -23,7 +23,7 @@ from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField, TooLarge, UnsupportedPart
 from pawl.event.v1 import message_pb2
 from tests.fakes.images import IMAGES, PNG
-from tests.fakes.provider import check_history
+from tests.fakes.model import check_history
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=40)
 

@@ -54,8 +54,7 @@ class TestRounds:
     """LOOP-4, C7: the last round of a run."""
 
     def test_after_the_last_round_the_model_answers_without_tools(self) -> None:
-        options = RunOptions(limits=Limits(rounds_max=2))
-        run = started(("serial",), ("serial",), options=options)
+        run = started(("serial",), ("serial",), options=RunOptions(limits=Limits(rounds_max=2)))
         run.ends(run.calls[0].call_id)
         run.model_answers()
         run.ends(run.calls[1].call_id)
@@ -85,8 +84,7 @@ class TestRounds:
         assert started((), options=options).run.state is RunState.COMPLETED
 
     def test_a_warning_is_sent_at_eighty_percent(self) -> None:
-        names = [answer("serial", arguments=[f'{{"n":{n}}}']) for n in range(10)]
-        run = Simulation(names)
+        run = Simulation([answer("serial", arguments=[f'{{"n":{n}}}']) for n in range(10)])
         run.turn()
         run.finishes()
         assert [event.reason for event in run.events if isinstance(event, Warned)] == [
@@ -215,8 +213,7 @@ class TestPeople:
         assert (call.tool_name, call.state) == ("gated", CallState.AWAITING_APPROVAL)
         run.decides(call, DecisionKind.APPROVE)
         run.ends(call.call_id)
-        result = run.calls[0].result
-        assert "No client ran front_falls_back" in present(result).note
+        assert "No client ran front_falls_back" in present(run.calls[0].result).note
 
 
 class TestSteering:

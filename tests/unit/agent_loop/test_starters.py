@@ -1,4 +1,7 @@
-"""Schedules, webhooks and e-mails that start runs: one failure never stops the others."""
+"""Schedules, webhooks and e-mails that start runs, and the instructions of these runs.
+
+One failure never stops the others.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace as replaced
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -15,7 +18,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
-from pawl.agent_loop.schedules.rpc import ScheduleServicer
+from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
 from pawl.agent_loop.schedules.starting import ClaimPause, Starting
 from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
 from pawl.chassis.identity.auth import Principal
@@ -55,9 +58,7 @@ from pawl.job.v1.triggers_pb2 import (
     FireTriggerResponse,
     TriggerEvent,
 )
-from tests.fakes import virtual_time
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.virtual_time import VirtualClock
+from tests.fakes.manual_clock import ManualClock, VirtualClock, run_in_virtual_time
 
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
@@ -143,7 +144,7 @@ def test_the_pause_between_claims_ends_a_second_after_the_last_claim_if_anything
         assert await waited(0.4, change_after=0.1) == 0.4
         assert await waited(0.0) == 0.01
 
-    virtual_time.run(main())
+    run_in_virtual_time(main())
 
 
 async def test_a_schedule_that_cannot_start_is_refused_with_a_reason(clock: ManualClock) -> None:
@@ -328,8 +329,7 @@ async def test_pointers_into_the_data_set_the_conversation_and_lane(clock: Manua
 
 async def test_a_changed_trigger_is_checked_again_for_the_same_event(clock: ManualClock) -> None:
     ledger = EventBook(due_trigger(), changes=2)
-    fired = await triggers_of(ledger, clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)
-    assert fired.HasField("fire")
+    assert (await triggers_of(ledger, clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)).HasField("fire")
     assert len(ledger.fired) == 3
     assert len({event.event_id for event, *_ in ledger.fired}) == 1
     ledger = EventBook(due_trigger())
@@ -378,3 +378,44 @@ async def test_only_an_admin_saves_a_trigger_with_a_mailbox(clock: ManualClock) 
         await triggers_of(ledger, clock).check(ANN, mailbox)
     await triggers_of(ledger, clock).check(replaced(ANN, rights=frozenset({"admin"})), mailbox)
     await triggers_of(ledger, clock).check(ANN, TriggerDefinition(name="orders", text="look"))
+
+
+TIME = datetime(2026, 7, 6, 7, 0, tzinfo=UTC)
+
+
+def report(time: datetime | None = TIME, time_zone: str = "Europe/Berlin") -> DueSchedule:
+    due = DueSchedule(definition=ScheduleDefinition(name="report", time_zone=time_zone))
+    if time is not None:
+        due.expected_time.FromDatetime(time)
+    return due
+
+
+def test_a_scheduled_run_sees_its_delay_and_its_scheduled_time_with_zone() -> None:
+    local, later = "2026-07-06T09:00:00+02:00 (Europe/Berlin)", TIME + timedelta(minutes=5)
+    rows: list[tuple[DueSchedule, datetime, datetime | None, str]] = [
+        (report(), TIME, None, f"due at {local}."),
+        (report(), later, None, f"due at {local} and is 300 seconds late."),
+        (report(None), later, TIME, f"for the scheduled time {local} in the past (a backfill)."),
+        (report(None, ""), TIME, None, "by hand at 2026-07-06T07:00:00+00:00 (UTC)."),
+    ]
+    for fired, now, backfill_time, sentence in rows:
+        text = fire_note(fired, now, backfill_time)
+        assert text.startswith("This run belongs to the schedule report. ")
+        assert text.endswith(sentence)
+
+
+async def test_the_instructions_of_a_run_name_its_trigger(clock: ManualClock) -> None:
+    instructions: list[str] = []
+
+    class Book(ScheduleBook):
+        async def GetDueSchedule(self, request: GetDueScheduleRequest) -> GetDueScheduleResponse:
+            response = GetDueScheduleResponse(due=report())
+            response.past_times.add().FromDatetime(TIME)
+            return response
+
+        async def FireSchedule(self, request: FireScheduleRequest) -> FireScheduleResponse:
+            instructions.append(request.message.options.instructions)
+            return FireScheduleResponse(fire=ScheduleFire())
+
+    await firing_of(Book(), Checks({}), clock).backfill(ANN, "x", Timestamp(), Timestamp(), RequestId("r"))
+    assert "backfill" in instructions[0]

@@ -85,8 +85,7 @@ def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
 
 def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
     """I3, I12: the step that moves a call must also consume the command."""
-    options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
-    run = started(("serial",), options=options)
+    run = started(("serial",), options=RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION))
     [call] = run.calls
     run.ends(call.call_id, UNKNOWN)
     again = Resolve(call_id=call.call_id, resolution=CallResolution.RUN_AGAIN)

@@ -153,8 +153,7 @@ async def test_an_inverse_with_an_unknown_outcome_is_never_run_again() -> None:
     world = new_world([calls("write"), says("Done.")])
     world.registry.forgets = {"unwrite"}
     key = await finished(world)
-    by = await undo_of(world, key)
-    await world.finish(by)
+    await world.finish(await undo_of(world, key))
     again = await undo_of(world, key)
     await world.finish(again)
 
@@ -216,8 +215,7 @@ async def disturb(world: World, by: RunKey, chance: random.Random) -> None:
 async def test_a_message_during_an_undo_stops_it_and_is_answered() -> None:
     world = new_world([*THREE_ROUNDS, says("I stopped.")])
     world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
-    key = await finished(world)
-    by = await undo_of(world, key)
+    by = await undo_of(world, await finished(world))
     await world.drive()
     await world.ledger.send(by, Steer(text="wait"))
     await world.finish(by)
@@ -374,8 +372,7 @@ async def test_an_undo_of_a_missing_run_fails() -> None:
             raise RunNotFound
 
     world = new_world()
-    key = await finished(world)
-    by = await undo_of(world, key)
+    by = await undo_of(world, await finished(world))
     world.ledger.fault = gone
     await world.finish(by)
     run = world.ledger.run(by)

@@ -19,8 +19,8 @@ from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
 from pawl.values import Question, RunState, StopCause
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
+from tests.fakes.manual_clock import run_in_virtual_time
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
@@ -97,7 +97,7 @@ def test_runs_survive_an_outage_shorter_than_their_leases(error: type[Exception]
         assert world.meter.left == ["ended"]
 
     for tenth in range(0, 20, 3):
-        virtual_time.run(main(1004.0 + tenth / 10))
+        run_in_virtual_time(main(1004.0 + tenth / 10))
 
 
 async def test_a_run_is_not_driven_twice_while_a_dropped_drive_winds_down() -> None:

@@ -54,8 +54,7 @@ def test_a_sample_that_always_takes_longer_is_detected() -> None:
 
 
 def test_many_samples_reveal_a_small_shift() -> None:
-    other = [CHOOSER.expovariate(1.0) + 0.2 for _ in range(1000)]
-    assert difference(other, TIMES).by_luck < 0.001
+    assert difference([CHOOSER.expovariate(1.0) + 0.2 for _ in range(1000)], TIMES).by_luck < 0.001
 
 
 def outcome(refusal: str = "", *, ended: float | None = None) -> Outcome:

@@ -59,8 +59,7 @@ class World:
 
     async def user(self, private: Any, **more: Any) -> str:
         now = int(self.clock.now())
-        made = token(private=private, iat=now, exp=now + 60, **more)
-        return (await self.issuers.credential(made)).user_id
+        return (await self.issuers.credential(token(private=private, iat=now, exp=now + 60, **more))).user_id
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -80,8 +80,7 @@ async def test_a_long_message_still_fits_in_a_trailer(message: str, metadata: di
 
 async def test_an_unknown_reason_keeps_its_kind_and_name() -> None:
     """I23: a newer service may have sent the error."""
-    carried = await carry(NotFound.restore("gone", "GOAT_NOT_FOUND", {"goat": "billy"}))
-    got = status.from_rpc_error(carried)
+    got = status.from_rpc_error(await carry(NotFound.restore("gone", "GOAT_NOT_FOUND", {"goat": "billy"})))
     assert (type(got), got.reason, got.metadata) == (NotFound, "GOAT_NOT_FOUND", {"goat": "billy"})
 
 

@@ -149,8 +149,7 @@ def test_a_waiting_call_shows_all_details_and_how_to_decide() -> None:
 
 
 def run_event(**fields: Any) -> event_pb2.RunEvent:
-    run = run_pb2.Run(run_id="run_1", **fields)
-    return event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run))
+    return event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run_pb2.Run(run_id="run_1", **fields)))
 
 
 UNKNOWN_OUTCOME = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME)

@@ -288,8 +288,7 @@ def test_the_editor_edits_the_arguments(monkeypatch: pytest.MonkeyPatch, tmp_pat
     editor.write_text("#!/bin/sh\nsed -i s/ann/bob/ $1\n")
     editor.chmod(0o700)
     monkeypatch.setenv("VISUAL", str(editor))
-    decision = answers.decision_of("e", GATED)
-    assert b"bob@example.com" in decision.arguments_json
+    assert b"bob@example.com" in answers.decision_of("e", GATED).arguments_json
 
 
 def test_no_decision_is_made_if_the_editor_fails(monkeypatch: pytest.MonkeyPatch) -> None:

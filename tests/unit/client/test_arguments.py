@@ -130,5 +130,4 @@ def test_the_client_thread_refuses_to_wait_for_itself() -> None:
 def test_the_synchronous_client_has_every_method(blocking: type, original: type) -> None:
     own = {name for name, value in vars(original).items() if inspect.isfunction(value) and not name.startswith("_")}
     assert {name for name in own if not hasattr(blocking, name)} == set()
-    undocumented = {name for name in own if not getattr(blocking, name).__doc__}
-    assert undocumented == set()
+    assert {name for name in own if not getattr(blocking, name).__doc__} == set()

@@ -71,8 +71,7 @@ async def test_a_broken_stream_resumes_after_the_last_event_seen(cluster: Cluste
     await cluster.book.append(10, ended=True)
     async with cluster.client() as client, asyncio.timeout(60):
         assert await client.start("go") == RUN
-        seqs = [frame.event.seq async for frame in until_end(client)]
-        assert seqs == list(range(1, 11))
+        assert [frame.event.seq async for frame in until_end(client)] == list(range(1, 11))
     assert cluster.book.sent("attach")[0].attach.after_seq == 4
 
 

@@ -119,8 +119,7 @@ def test_an_operator_may_resolve_a_call_of_another_user(world: World, run_id: st
     assert [call.call_id for call in world.steer(run_id).pending] == ["call_1"]
     foreign = world.send(run_id, Resolve(call_id=CallId("call_1")), user_id=OPERATOR)
     assert foreign.outcome is CommandOutcome.UNKNOWN
-    receipt = operate(world, run_id, Resolve(call_id=CallId("call_1")))
-    assert receipt.outcome is CommandOutcome.ACCEPTED
+    assert operate(world, run_id, Resolve(call_id=CallId("call_1"))).outcome is CommandOutcome.ACCEPTED
     assert [(act.user_id, act.act, act.call_id) for act in acts(world, run_id)] == [
         (OPERATOR, OperatorAct.RESOLVED, "call_1")
     ]

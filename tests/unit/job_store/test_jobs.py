@@ -87,8 +87,7 @@ def test_a_notice_not_allowed_to_start_a_turn_does_not_block_others() -> None:
     desk.end_job(old)
     assert desk.turns == []
     run_id = desk.start_run()
-    job = desk.start_job(run_id)
-    desk.end_job(job)
+    desk.end_job(desk.start_job(run_id))
     desk.end(run_id)
     (turn,) = desk.turns
     assert turn.generation == 1

@@ -12,8 +12,7 @@ from pawl.errors import DependencyUnavailable
 from pawl.job_store.erasure.erasing import JetStreamErasures
 from pawl.job_store.ledger.rules.attention import Silence
 from pawl.job_store.sweeps import watch_clock
-from tests.fakes import virtual_time
-from tests.fakes.virtual_time import VirtualClock
+from tests.fakes.manual_clock import VirtualClock, run_in_virtual_time
 
 
 class JumpingDatabase:
@@ -57,12 +56,12 @@ async def sweep(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingData
 
 def test_only_a_backward_clock_jump_moves_runs_to_an_earlier_time() -> None:
     for jumps, seen in (((-130.0,), [130.0]), ((-130.0, 130.0, -60.0), [130.0, 60.0]), ((130.0,), []), ((-1.0,), [])):
-        assert virtual_time.run(sweep(*jumps)).brought_forward == seen, jumps
+        assert run_in_virtual_time(sweep(*jumps)).brought_forward == seen, jumps
 
 
 def test_a_response_that_is_read_late_is_not_a_backward_jump() -> None:
     """If the process was frozen, leases that were just renewed must not end."""
-    assert virtual_time.run(sweep(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []
+    assert run_in_virtual_time(sweep(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []
 
 
 def test_a_gap_between_polls_restarts_the_silence_count() -> None:

@@ -151,8 +151,7 @@ def test_the_output_lists_addresses_and_next_steps(tmp_path: Path) -> None:
             assert part in text
         assert ("\x1b[" in text) == terminal
     output = io.StringIO()
-    replaced = Endpoints(launcher_pid=1, data=str(tmp_path), secrets="s", services={})
-    show(replaced, console=Console(file=output))
+    show(Endpoints(launcher_pid=1, data=str(tmp_path), secrets="s", services={}), console=Console(file=output))
     assert "PAWL_DATABASE_URL" in output.getvalue()
     assert "scripted" not in output.getvalue()
 
@@ -167,8 +166,7 @@ def test_the_output_says_first_if_commands_need_a_key(tmp_path: Path) -> None:
 
 def test_nats_reads_its_configuration_in_a_folder_of_any_name(tmp_path: Path) -> None:
     for name in ("é ü", "a#b%20", "quo'te\"", "日本"):
-        nats = Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s"))
-        nats.prepare()
+        Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s")).prepare()
         subprocess.run([program(), "-t", "--config", str(tmp_path / name / "nats.conf")], check=True, timeout=60)
 
 

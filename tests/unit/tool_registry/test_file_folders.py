@@ -42,8 +42,7 @@ class Desk:
 
     def __call__(self, name: str, /, *, key: str = "", **arguments: Any) -> Any:
         tool = self.tools[name]
-        context = ToolContext(store_id=self.store, call_id=key or next(KEYS))
-        return tool.bind(arguments, context)()
+        return tool.bind(arguments, ToolContext(store_id=self.store, call_id=key or next(KEYS)))()
 
     def value(self, name: str, /, **arguments: Any) -> Any:
         returned = self(name, **arguments)
@@ -124,8 +123,7 @@ def test_an_inverse_does_not_touch_later_changes(desk: Desk) -> None:
 
 
 def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: Desk) -> None:
-    large = "x" * (UNDO_BYTES_MAX + 1)
-    assert isinstance(desk("write_file", path="a", content=large), Reversible)
+    assert isinstance(desk("write_file", path="a", content="x" * (UNDO_BYTES_MAX + 1)), Reversible)
     with pytest.raises(ToolError, match="could not be undone"):
         desk("write_file", path="a", content="small", overwrite=True)
     assert not isinstance(desk("append_file", path="a", content="y"), Reversible)

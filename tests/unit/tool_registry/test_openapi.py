@@ -178,8 +178,7 @@ def test_parameters_with_the_same_name_are_separate_arguments() -> None:
 
 
 def test_the_same_document_gives_the_same_tools_as_json_and_as_yaml() -> None:
-    document = read_document(PETS.encode()).root
-    assert read(json.dumps(document)) == read(PETS)
+    assert read(json.dumps(read_document(PETS.encode()).root)) == read(PETS)
 
 
 def test_tool_names_are_valid_and_distinct() -> None:
