@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pawl.chassis.bus  # noqa: F401  # before the modules that import nats
 from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
 from pawl.job_store.ledger.ports import Limits

@@ -8,15 +8,13 @@ from typing import Final
 
 import msgspec
 
-# structlog imports rich if it is installed, for tracebacks that are not used here: 4 MB per process.
-_has_rich = "rich" in sys.modules
-sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as if it were not installed
-import structlog  # noqa: E402
+from pawl.chassis.process.imports import without
 
-if not _has_rich:
-    del sys.modules["rich"]
+# structlog would load rich for tracebacks that are not used here.
+with without("rich"):
+    import structlog
 
-from pawl.chassis.process.logs import Format  # noqa: E402
+from pawl.chassis.process.logs import Format
 
 # Libraries that log every connection and request at INFO.
 _VERBOSE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", "openai", "uvicorn")
