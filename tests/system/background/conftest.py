@@ -14,7 +14,7 @@ from pawl.client import AsyncClient
 from tests.system.background.world import REPLICAS, SERVICES, World, running
 from tests.system.talk import Talk
 
-pytest.register_assert_rewrite("tests.system.background.world", "tests.system.background.stories")
+pytest.register_assert_rewrite("tests.system.background.stories")
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")

@@ -1,4 +1,4 @@
-"""Background work ("stories") that a test can interrupt with faults."""
+"""Background work ("stories") that a test can interrupt with faults, and checks of the ledger afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,14 @@ from typing import Any, Final
 from standardwebhooks.webhooks import Webhook
 
 from pawl.client import AsyncClient, approve
-from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.notify.v1 import channel_pb2, notify_pb2
+from tests.chaos import checkers
+from tests.chaos.history import History
+from tests.chaos.world import Record
 from tests.poll import put, until
+from tests.simulation.checkers import ENDED, LEDGER_CHECKERS
+from tests.simulation.record import run_state
 from tests.system.background.world import World
 from tests.system.talk import COMPLETED, PATIENCE_SECONDS, Talk, count_of, in_background, is_end, waiting
 from tests.web_server import Reply
@@ -312,3 +318,49 @@ class Mail(_EndNotifications):
     def came(self) -> list[tuple[str, bytes]]:
         reported = [each for each in self._mails() if "confirm" not in str(each["Subject"]).lower()]
         return [(str(each["Message-ID"]), each.as_bytes()) for each in reported]
+
+
+_CHECKERS: Final = (
+    checkers.runs_do_not_fail,
+    checkers.terminal_states_are_final,
+    checkers.logs_have_no_gaps,
+    checkers.earlier_owners_stop_writing,
+    *LEDGER_CHECKERS,
+)
+# Checkers of things that happen a little later.
+_IN_TIME: Final = (checkers.runs_end, checkers.every_run_end_is_notified, checkers.job_ends_are_reported)
+
+
+async def check_ledger(pawl: AsyncClient) -> None:
+    """Check the client's store after its runs have ended and their ends were reported."""
+    record = await _read(pawl)
+
+    async def is_quiet() -> bool:
+        nonlocal record
+        record = await _read(pawl)
+        return not list(_wrong(record, _IN_TIME))
+
+    with suppress(TimeoutError):
+        await until(is_quiet)
+    assert list(_wrong(record, _IN_TIME)) == []
+    assert list(_wrong(record, _CHECKERS)) == []
+
+
+def _wrong(record: Record, wanted: tuple[checkers.Checker, ...]) -> Iterator[str]:
+    return (f"{checker.__name__}: {found}" for checker in wanted for found in checker(record))
+
+
+async def _read(pawl: AsyncClient) -> Record:
+    record = Record(history=History())
+    record.runs = {run.run_id: run async for run in pawl.runs()}
+    for run in record.runs.values():
+        record.calls |= {call.call_id: call async for call in pawl.calls(run.run_id)}
+        record.messages[run.conversation_id] = [message async for message in pawl.messages(run.conversation_id)]
+        if run_state(run.state) in ENDED:
+            record.logs[run.run_id] = [
+                each async for each in pawl.watch(run.run_id) if isinstance(each, event_pb2.RunEvent)
+            ]
+    request = notify_pb2.ListNotificationsRequest()
+    pages = [page async for page in pawl.pages(pawl.notifier.ListNotifications, request)]
+    record.notifications["", ""] = [reported for page in pages for reported in page.notifications]
+    return record

@@ -24,8 +24,9 @@ from tests.system.background.stories import (
     Story,
     TriggerEvents,
     WebhookDelivery,
+    check_ledger,
 )
-from tests.system.background.world import SERVICES, World, check_ledger
+from tests.system.background.world import SERVICES, World
 
 STORIES: Final[Mapping[str, type[Story]]] = {
     "job": OneShotJob,

@@ -1,12 +1,12 @@
-"""A suite with two replicas of each service, receivers of its notifications, and checks of its ledger."""
+"""A suite with two replicas of each service, and receivers of its notifications."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,18 +14,10 @@ from typing import Any, Final
 import asyncpg
 
 from pawl.client import AsyncClient
-from pawl.event.v1 import event_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
-from pawl.notify.v1 import notify_pb2
-from tests.chaos import checkers
-from tests.chaos.history import History
-from tests.chaos.world import Record
 from tests.keys import LOCAL_KEY
 from tests.mail_server import Postbox, mail_server
-from tests.poll import until
-from tests.simulation.checkers import ENDED, LEDGER_CHECKERS
-from tests.simulation.record import run_state
 from tests.web_server import Reply, WebServer, web_server
 
 SERVICES: Final = ("agent-loop", "job-store", "tool-registry", "notifier")
@@ -103,48 +95,3 @@ async def running(
         )
         async with Suite(options) as suite:
             yield World(suite=suite, receiver=receiver, postbox=postbox)
-
-
-_CHECKERS: Final = (
-    checkers.runs_do_not_fail,
-    checkers.terminal_states_are_final,
-    checkers.logs_have_no_gaps,
-    checkers.earlier_owners_stop_writing,
-    *LEDGER_CHECKERS,
-)
-# Checkers of things that happen a little later.
-_IN_TIME: Final = (checkers.runs_end, checkers.every_run_end_is_notified, checkers.job_ends_are_reported)
-
-
-async def check_ledger(pawl: AsyncClient) -> None:
-    """Check the client's store after its runs have ended and their ends were reported."""
-    record = await _read(pawl)
-
-    async def is_quiet() -> bool:
-        nonlocal record
-        return not list(_wrong(await _read(pawl), _IN_TIME))
-
-    with suppress(TimeoutError):
-        await until(is_quiet)
-    assert list(_wrong(record, _IN_TIME)) == []
-    assert list(_wrong(record, _CHECKERS)) == []
-
-
-def _wrong(record: Record, wanted: tuple[checkers.Checker, ...]) -> Iterator[str]:
-    return (f"{checker.__name__}: {found}" for checker in wanted for found in checker(record))
-
-
-async def _read(pawl: AsyncClient) -> Record:
-    record = Record(history=History())
-    record.runs = {run.run_id: run async for run in pawl.runs()}
-    for run in record.runs.values():
-        record.calls |= {call.call_id: call async for call in pawl.calls(run.run_id)}
-        record.messages[run.conversation_id] = [message async for message in pawl.messages(run.conversation_id)]
-        if run_state(run.state) in ENDED:
-            record.logs[run.run_id] = [
-                each async for each in pawl.watch(run.run_id) if isinstance(each, event_pb2.RunEvent)
-            ]
-    request = notify_pb2.ListNotificationsRequest()
-    pages = [page async for page in pawl.pages(pawl.notifier.ListNotifications, request)]
-    record.notifications["", ""] = [reported for page in pages for reported in page.notifications]
-    return record

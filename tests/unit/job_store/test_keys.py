@@ -132,7 +132,7 @@ def test_the_callers_store_is_the_default() -> None:
         (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "created with a deployment key"),
         (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "may decide on its own calls"),
         (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "at least one of viewer, member"),
-        (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "only a store's operators"),
+        (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "managed only by its operators"),
         (with_fields(ORDINARY, user_id=UserId("")), InvalidId, "user_id"),
         (with_fields(ORDINARY, decides_for_users=True), InvalidField, "requires the delegate role"),
         (with_fields(ORDINARY, expire_time=NOW), InvalidField, "in the future"),
