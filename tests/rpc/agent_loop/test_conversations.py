@@ -1,20 +1,15 @@
-"""ConversationService, conversation keys and undo: permissions, preconditions and rejected requests."""
+"""ConversationService and conversation keys, including each way in which a request is rejected."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from pawl.agent.v1 import agent_pb2, session_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.client.history import history
-from pawl.event.v1 import call_pb2, message_pb2, run_pb2
-from tests.rpc.agent_loop.asking import reason
+from pawl.event.v1 import message_pb2
 from tests.rpc.agent_loop.client import Client
-from tests.rpc.agent_loop.conftest import ADMIN, ME, OFFICE
-from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.agent_loop.conftest import ME
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -104,99 +99,3 @@ async def test_watchers_see_an_imported_run_as_ended(
     assert not [event async for response in watched for event in response.events]
     steps = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id=run_id), metadata=ME)
     assert not [change async for response in steps for change in response.changes]
-
-
-RUN = undo_pb2.UndoRunRequest(run_id="run_1")
-
-
-@pytest.fixture(autouse=True)
-async def run(ledger: PlayedLedger) -> None:
-    """An ended run with one reversible call and two others."""
-    await ledger.add_run()
-    for number, name in enumerate(("write", "mail", "look"), 1):
-        result = call_pb2.CallResult(content_json=b"null")
-        if name == "write":
-            result.inverse.tool_name = "unwrite"
-            result.inverse.arguments_json = b'{"n":1}'
-            result.inverse.summary = "Take it back"
-        reads = call_pb2.Call(effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
-        await ledger.add_call(
-            f"call_{number}",
-            call_pb2.CALL_STATE_SUCCEEDED,
-            tool_name=name,
-            spec=reads if name == "look" else None,
-            result=result.SerializeToString(),
-            end_time=datetime.fromtimestamp(number, UTC),
-        )
-    await ledger.finish()
-
-
-async def preview(stub: AgentServiceAsyncStub) -> list[tuple[str, str]]:
-    response = await stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id="run_1"), metadata=ME)
-    return [(call.call_id, undo_pb2.UndoState.Name(call.state).removeprefix("UNDO_STATE_")) for call in response.calls]
-
-
-async def test_preview_shows_how_an_undo_would_affect_each_call(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    assert await preview(stub) == [
-        ("call_3", "NOTHING_TO_UNDO"),
-        ("call_2", "CANNOT_BE_UNDONE"),
-        ("call_1", "TO_UNDO"),
-    ]
-    assert list(ledger.runs) == ["run_1"]
-    response = await stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id="run_1", call_id="call_1"), metadata=ME)
-    assert [call.summary for call in response.calls] == ["Take it back"]
-
-
-async def test_undo_is_a_run_in_the_same_conversation(stub: AgentServiceAsyncStub) -> None:
-    undoing = (await stub.UndoRun(RUN, metadata=ME)).run
-
-    assert (undoing.conversation_id, undoing.user_id) == ("conv_1", "me")
-    assert undoing.undo == run_pb2.Undo(run_id="run_1", user_id="me")
-    assert undoing.options.limits.run_timeout_seconds == 300.0
-
-
-async def test_admin_undo_runs_for_the_user_and_is_recorded(stub: AgentServiceAsyncStub) -> None:
-    undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
-
-    assert (undoing.user_id, undoing.undo.user_id) == ("me", "root")
-    # The ledger treats both as starters of the run: neither may approve its calls, with any credential.
-    assert undoing.delegate_user_id == "root"
-    report = await stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing.run_id), metadata=ADMIN)
-    assert len(report.calls) == 3
-
-
-async def test_admin_undo_through_a_delegate_records_both(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """HITL-4: the run names the admin and the credential of the delegate, and the delegate cannot approve its calls."""
-    undoing = (await stub.UndoRun(RUN, metadata=OFFICE)).run
-    assert (undoing.user_id, undoing.undo.user_id, undoing.delegate_user_id) == ("me", "root", "root")
-    assert undoing.credential_id.startswith("file-")
-    assert undoing.credential_id != (await stub.UndoRun(RUN, metadata=ADMIN)).run.credential_id
-    assert ledger.people(undoing.run_id) == ("office",)
-
-
-async def test_admin_undo_runs_with_the_roles_of_the_original_user(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """Otherwise inverse calls of role-restricted tools would fail, and tools that the user may not call would run."""
-    ledger.put_run("run_1", options=run_pb2.Run(user_roles=["finance", "member"]).SerializeToString())
-    undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
-
-    assert (undoing.user_id, list(undoing.user_roles)) == ("me", ["finance", "member"])
-
-
-async def test_undo_needs_as_many_approvals_as_the_original_run(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    options = run_pb2.RunOptions(approvals_required=3)
-    ledger.put_run("run_1", options=run_pb2.Run(options=options).SerializeToString())
-    assert (await stub.UndoRun(RUN, metadata=ME)).run.options.approvals_required == 3
-
-
-async def test_single_call_can_be_undone(stub: AgentServiceAsyncStub) -> None:
-    request = undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_9")
-    assert await reason(stub.UndoCall(request, metadata=ME)) == "CALL_NOT_FOUND"
-    request.call_id = "call_1"
-    undoing = (await stub.UndoCall(request, metadata=ME)).run
-    assert undoing.undo == run_pb2.Undo(run_id="run_1", call_id="call_1", user_id="me")
