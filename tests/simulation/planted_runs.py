@@ -155,8 +155,8 @@ OF_RUNS = (
     Mutant(
         name="feeds_repeat_events",
         module="pawl.agent_loop.api.feed",
-        text="        self._tail.append(event)\n",
-        instead="        self._tail.extend([event] * (2 if self._last_seq == 6 else 1))\n",
+        text="        self._tail.extend(events)\n",
+        instead="        self._tail.extend([*events, *events[:1]] if (self._last_seq or 0) > 5 else events)\n",
         checker="seqs_without_gaps",
         seed=7,
     ),
