@@ -171,6 +171,15 @@ async def test_step_that_waited_and_lost_writes_nothing(
     assert after.runs[other].last_commit == written.outcomes[1]
 
 
+async def test_step_that_waited_for_a_second_is_left_to_the_transaction(store: PostgresStore) -> None:
+    """I14: the times of this step and of later ones would be early."""
+    (run, epoch), _ = await claimed(store)
+    await store.pass_time(5.0)
+    store.cache.note_time(await store.now() - timedelta(seconds=1))
+    assert not await is_written(store, step(run, epoch, 1))
+    assert (await store.tables()).runs[run].last_commit is None
+
+
 def of_run(tables: Tables, table: str, run: RunKey) -> list[Any]:
     """Return the rows of a table that name the run or its conversation in their key or fields."""
     return [(key, row) for key, row in getattr(tables, table).items() if run.run_id in repr((key, row))]

@@ -287,6 +287,7 @@ class PlayedLedger(PublicLedger):
     async def _log(self, run: RunRow, body: EventBody, *, call: CallRow | None = None) -> None:
         unit = UnitOfWork(self._ids)
         unit.now = self._database.now()
+        unit.runs.load(run.key, run)
         if call is not None:
             unit.put_call(call)
         write(unit, run, [body])

@@ -52,7 +52,7 @@ def test_bootstrap_key_is_created_once_and_can_create_others(pawl: CommandLine) 
 def test_invalid_key_options_are_refused_with_a_clear_error(pawl: CommandLine) -> None:
     for arguments, says in (
         ("create ann --role delegate", "roles that you do not have"),
-        ("create ann --role member --in-store acme", "managed only by its operators"),
+        ("create ann --role member --in-store acme", "A store's keys can be managed only by its operators"),
         ("create ann --role member --for soon", "not a duration like"),
         ("revoke key_x", "`pawl keys list`"),
         ("bootstrap --database-url postgresql://127.0.0.1:1/nothing", "no database answered"),

@@ -12,6 +12,7 @@ import aiohttp
 import httpx2
 import msgspec
 import openai
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pawl.agent_loop.model import failure
 from pawl.agent_loop.model.answer import Answer
@@ -33,6 +34,9 @@ _DRAIN_SECONDS: Final = 0.1
 CONNECTIONS_MAX: Final = 1000
 _ERROR_BYTES_MAX: Final = 1024 * 1024
 _IDLE_SECONDS: Final = 60.0
+
+# What reading a broken response raises; the last one only without aiohttp's extension in C.
+_BROKEN: Final = (httpx2.HTTPError, aiohttp.ClientError, HttpProcessingError)
 
 OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
 
@@ -58,15 +62,18 @@ class OpenAiModel:
         self._output_tokens_field = output_tokens_field
         self._format_with_tools = format_with_tools
         self._now = now
+        url = httpx2.URL(base_url)
+        auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
         limits = httpx2.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=_IDLE_SECONDS)
         self._client = openai.AsyncOpenAI(
-            base_url=base_url,
+            # aiohttp refuses a URL with credentials next to the header for them.
+            base_url=url.copy_with(userinfo=b""),
             # The client requires a key; servers that do not use keys ignore it.
             api_key=api_key or "none",
             max_retries=0,
             timeout=None,
             http_client=openai.DefaultAioHttpClient(
-                limits=limits, timeout=None, follow_redirects=True, event_hooks={"response": [self._check]}
+                limits=limits, timeout=None, follow_redirects=True, auth=auth, event_hooks={"response": [self._check]}
             ),
         )
 
@@ -153,7 +160,12 @@ class OpenAiModel:
 
         The openai client would read its whole body, however large.
         """
-        if response.is_success or response.has_redirect_location:
+        if response.has_redirect_location:
+            # The client would read its whole body too.
+            await cast("httpx2.AsyncByteStream", response.stream).aclose()
+            response.stream = httpx2.ByteStream(b"")
+            return
+        if response.is_success:
             return
         text = self._without_key(await _error_text(response))
         retry_after_seconds = failure.retry_after_seconds(response.headers, now=self._now())
@@ -174,9 +186,12 @@ async def _error_text(response: httpx2.Response) -> str:
                 break
     except httpx2.DecodingError:
         return ""
-    except (httpx2.HTTPError, aiohttp.ClientError):
+    except _BROKEN:
         pass
-    return body.decode(response.encoding or "utf-8", errors="replace")
+    try:
+        return body.decode(response.encoding or "utf-8", errors="replace")
+    except (LookupError, ValueError):
+        return ""
 
 
 async def _read(body: AsyncIterator[bytes], answer: Answer, request: ModelRequest, deadline: float) -> bytes | None:
@@ -193,7 +208,7 @@ async def _read(body: AsyncIterator[bytes], answer: Answer, request: ModelReques
         fault = failure.ROUND_TIMEOUT if deadline <= silent_at else failure.idle_timeout(timeout_seconds)
     except httpx2.DecodingError:
         fault = failure.garbled()
-    except (httpx2.HTTPError, aiohttp.ClientError):
+    except _BROKEN:
         fault = failure.TRUNCATED
     if answer.finished:
         return None
@@ -205,5 +220,5 @@ async def _drain(body: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(_DRAIN_SECONDS):
             async for _ in body:
                 pass
-    except (TimeoutError, httpx2.HTTPError, aiohttp.ClientError):
+    except (TimeoutError, *_BROKEN):
         return  # The connection is closed instead of reused.

@@ -139,6 +139,7 @@ async def test_error_text_is_kept_in_any_shape_and_encoding() -> None:
     for encoding, sent, said in (
         ("gzip", gzip.compress(b"no room"), ": no room."),
         ("gzip", b"no room", "."),
+        ("identity\r\nContent-Type: text/plain; charset=base64", b"no room", "."),
         ("identity", b"\xff", "."),
         ("identity", b"", "."),
     ):
@@ -271,6 +272,21 @@ async def test_redirects_are_followed() -> None:
             assert [await collect(model) for _ in range(3)] == [ANSWER] * 3
     assert [exchange.body["model"] for exchange in new.exchanges] == ["m"] * 3
     assert (await failed(responds(304))).reason == "HTTP_304"
+
+
+async def test_the_body_of_a_redirect_is_not_read() -> None:
+    async with model_http(answer) as new:
+        head = f"HTTP/1.1 307 Moved\r\nLocation: {new.url}/chat/completions\r\nContent-Length: 99999999\r\n\r\n"
+        assert await answered(sends(head, then=Exchange.client_left)) == ANSWER
+
+
+async def test_credentials_in_the_address_are_sent() -> None:
+    async with (
+        model_http(answer) as server,
+        OpenAiModel(base_url=server.url.replace("://", "://ann:pw@"), api_key="") as model,
+    ):
+        assert await collect(model) == ANSWER
+    assert fields(server.exchanges[0])["authorization"] == "Basic YW5uOnB3"
 
 
 async def test_cookies_are_sent_back_to_the_server() -> None:

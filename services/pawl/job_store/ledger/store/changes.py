@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -64,15 +65,17 @@ _RUNS: Final = Statement(
     gathered=True,
     name="locked_runs",
 )
-_HEADS: Final = Write(
-    Statement(
-        """SELECT array_agg(head) AS numbers FROM locked_runs
-        WHERE alone OR head IN (SELECT head FROM locked_conversations)""",
-        (),
-        gathered=True,
-        name="heads",
-    ),
-    (),
+# Evaluated after all locks. Steps that have waited for a second are left to a transaction: their time is outdated.
+_HEADS: Final = Statement(
+    """SELECT CASE WHEN clock_timestamp() < p.time + interval '1 s' THEN numbers END AS numbers,
+        clock_timestamp() AS now
+    FROM (
+        SELECT array_agg(head) AS numbers FROM locked_runs
+        WHERE alone OR head IN (SELECT head FROM locked_conversations)
+    ) AS h, ({rows}) AS p (time)""",
+    ("timestamptz",),
+    gathered=True,
+    name="heads",
 )
 _CHANGED: Final = Statement(
     f"""UPDATE job_store.conversations AS t
@@ -96,7 +99,7 @@ _FREED: Final = Statement(
     gathered=True,
     name="freed",
 )
-_STEPS_WRITTEN: Final = f"""{_VERSION}, clock_timestamp() AS now, (SELECT numbers FROM heads) AS numbers,
+_STEPS_WRITTEN: Final = f"""{_VERSION}, (SELECT now FROM heads) AS now, (SELECT numbers FROM heads) AS numbers,
 (SELECT any_waits FROM freed) AS any_waits"""
 
 
@@ -146,7 +149,7 @@ def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
     return joined(writes, _VERSION) if writes else None
 
 
-def of_steps(steps: Sequence[Step], changed: Sequence[Changes]) -> tuple[str, list[Any]]:
+def of_steps(steps: Sequence[Step], changed: Sequence[Changes], now: datetime) -> tuple[str, list[Any]]:
     """Return the statement that writes the changes of those steps whose rows are unchanged, and returns their numbers.
 
     Nothing of the other steps is written.
@@ -155,7 +158,7 @@ def of_steps(steps: Sequence[Step], changed: Sequence[Changes]) -> tuple[str, li
     writes = [
         _write(_CONVERSATIONS, [(number, *_read(before)) for number, before, _ in conversations]),
         _write(_RUNS, [_head(step) for step in steps]),
-        _HEADS,
+        _write(_HEADS, [(now,)]),
         _write(_FREED, sorted({(step.cached.run.store_id,) for step in steps if step.frees_slot})),
     ]
     if conversations:

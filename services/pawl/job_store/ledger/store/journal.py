@@ -47,12 +47,11 @@ class PostgresJournal:
 
     async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
         now = self._cache.now()
-        prepared = steps.prepare(operations, self._cache.get, now, self._ids) if now is not None else []
         outcomes: list[Any] = [None] * len(operations)
-        if not prepared:
+        if now is None or not (prepared := steps.prepare(operations, self._cache.get, now, self._ids)):
             return Written(outcomes=outcomes)
         parts = [Changes(step.unit, keeps_lifecycle=self._keeps_lifecycle) for step in prepared]
-        statement, arguments = changes.of_steps(prepared, parts)
+        statement, arguments = changes.of_steps(prepared, parts, now)
         for step in prepared:
             self._cache.drop(step.cached.key)
         try:

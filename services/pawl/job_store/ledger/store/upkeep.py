@@ -160,6 +160,8 @@ _NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES
 _COUNT_MAX: Final = 2**62
 _SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
 _KEY: Final = "store_id, agent_name, day, user_id"
+# By code point, as transactions sort them, whatever the database's collation: both lock the rows in the same order.
+_ORDER: Final = 'store_id COLLATE "C", agent_name COLLATE "C", day, user_id COLLATE "C"'
 _ON_CONFLICT: Final = f"ON CONFLICT ({_KEY}, slot) DO UPDATE SET ({', '.join(_FIGURES)}) = ROW({_SUMS})"
 _TYPES: Final = ("text", "text", "date", "text", *["bigint"] * len(_FIGURES))
 _ADD: Final = Statement(
@@ -171,7 +173,7 @@ _ADD: Final = Statement(
 _ADD_GUARDED: Final = Statement(
     f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
     SELECT pg_backend_pid() % 8, {_KEY}, {", ".join(f"least(sum({name}), {_COUNT_MAX})::bigint" for name in _FIGURES)}
-    FROM ({{rows}}) AS u (head, {_NAMES}) WHERE {IS_HEAD} GROUP BY {_KEY} ORDER BY {_KEY} {_ON_CONFLICT}""",
+    FROM ({{rows}}) AS u (head, {_NAMES}) WHERE {IS_HEAD} GROUP BY {_KEY} ORDER BY {_ORDER} {_ON_CONFLICT}""",
     ("integer", *_TYPES),
     gathered=False,
 )
