@@ -184,8 +184,7 @@ class Reader:
 
     async def _watch(self, name: str, run_id: str) -> None:
         agent = self._user.world.some_agent(self._draw)
-        events_max = self._draw.choice([1, 3, 10, 1000])
-        watching = agent.process.spawn(self._read(agent, name, run_id, events_max))
+        watching = agent.process.spawn(self._read(agent, name, run_id, self._draw.choice([1, 3, 10, 1000])))
         await asyncio.wait([watching], timeout=4.0 * self._draw.random())
         watching.cancel()
 

@@ -265,8 +265,7 @@ class User:
         )
 
     async def _resolve(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
-        draw = self.world.chance.stream("decision", command_id)
-        resolution = draw.choice(list(CallResolution))
+        resolution = self.world.chance.stream("decision", command_id).choice(list(CallResolution))
         content = msgspec.json.encode(f"it happened {command_id}") if resolution is CallResolution.HAPPENED else b""
         sent = self._sent(caller, command_id, call, resolution.name, content=content)
         await self._send(

@@ -48,8 +48,7 @@ def test_prometheus_scrapes_every_service_at_its_address() -> None:
 def test_container_passwords_have_no_defaults() -> None:
     secrets = re.findall(r"\$\{(\w+(?:PASSWORD|KEY))(:?[-?]?)", COMPOSE)
     assert {operator for _, operator in secrets} <= {":?", ""}
-    checked = {name for name, operator in secrets if operator == ":?"}
-    assert {name for name, _ in secrets} == checked
+    assert {name for name, _ in secrets} == {name for name, operator in secrets if operator == ":?"}
 
 
 def members(network: str) -> set[str]:

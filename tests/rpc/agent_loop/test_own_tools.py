@@ -108,8 +108,7 @@ async def test_run_has_the_tools_from_its_session_and_its_start_frame(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await opened(stub, "cli_a", tool())
-    receipt = await started(client, tool("form"))
-    assert sorted(own(ledger, receipt.run_id).names) == ["form", "show"]
+    assert sorted(own(ledger, (await started(client, tool("form"))).run_id).names) == ["form", "show"]
     request = session_pb2.UserMessage(conversation_id="conv_1", text="and now", policy=types_pb2.MESSAGE_POLICY_QUEUE)
     sent = await client.ask(message=request)
     assert not ledger.runs[sent.run_id].run.HasField("own_tools")

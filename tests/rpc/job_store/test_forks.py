@@ -231,8 +231,7 @@ async def test_imported_conversation_can_be_continued(user: User, database: Data
     await ended_run(user, made.conversation_id, "and now", "13")
     await index_all(database)
     assert await listed(user, query="degrees") == [made.conversation_id]
-    forked = await fork(user, made.conversation_id, 2)
-    assert len(await texts(user, forked.conversation_id)) == 2
+    assert len(await texts(user, (await fork(user, made.conversation_id, 2)).conversation_id)) == 2
 
 
 async def test_imported_runs_are_not_listed_pending_or_announced(user: User, database: Database) -> None:

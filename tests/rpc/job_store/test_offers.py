@@ -48,8 +48,7 @@ async def test_call_taken_by_a_client_starts_executing(user: User) -> None:
     await user.lease(owner.run_id, "call_1", "tab", session_id="ses_1")
     await user.ask("RenewOffers", **names, lease_seconds=60)
     await user.ask("ReleaseOffers", **names)
-    given_back = (await user.events(owner.run_id))[-1].call_changed.call
-    assert not given_back.HasField("start_time")
+    assert not (await user.events(owner.run_id))[-1].call_changed.call.HasField("start_time")
     lease = await user.lease(owner.run_id, "call_1", "other")
     assert lease.call.HasField("start_time")
     assert await bring(user, owner.run_id, "other", lease.call.offer.offer_epoch, "cmd_1") == "ACCEPTED"

@@ -174,8 +174,7 @@ async def test_two_replicas_send_each_delivery_once(
     desk: Desk, store: PostgresStore, draft: Drafts, database: Database, egress: GuardedEgress
 ) -> None:
     await desk.hook()
-    second = wired(database, egress)
-    running = asyncio.create_task(second.deliveries.run())
+    running = asyncio.create_task(wired(database, egress).deliveries.run())
     await store.add([draft(str(number)) for number in range(300)])
 
     async def all_are_there() -> bool:

@@ -170,8 +170,7 @@ async def test_helper_over_its_limit_is_killed_and_another_continues(helpers: He
 
 async def test_externally_killed_helper_is_replaced_transparently(helpers: Helpers) -> None:
     """A machine that runs out of memory kills processes too, and then the job is not at fault."""
-    process_id = await helpers.run(ACME, os.getpid, cpu_seconds=5)
-    os.kill(process_id, signal.SIGKILL)
+    os.kill(await helpers.run(ACME, os.getpid, cpu_seconds=5), signal.SIGKILL)
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
     with pytest.raises(TooCostly):
         await helpers.run(ACME, os.abort, cpu_seconds=5)

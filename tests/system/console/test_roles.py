@@ -43,8 +43,7 @@ async def test_console_shows_only_what_the_users_role_allows(world: World) -> No
     await other_user.goto("/inbox")
     await expect(other_user.locator(".empty")).to_be_visible()
 
-    approver = await world.enter("acme", "bob", "/inbox")
-    card = approver.locator("[data-item]", has_text="roles")
+    card = (await world.enter("acme", "bob", "/inbox")).locator("[data-item]", has_text="roles")
     await expect(card).to_be_visible(timeout=90_000)
     # A personal rule would not apply to another user's run.
     await expect(card.get_by_label("Remember as a rule")).to_have_count(0)

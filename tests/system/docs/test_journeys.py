@@ -54,8 +54,7 @@ class Calls:
 
 
 def journey(title: str) -> list[Step]:
-    page = ARCHITECTURE.read_text(encoding="utf-8")
-    section = page.split(f"\n### {title}\n")[1].split("\n#")[0]
+    section = ARCHITECTURE.read_text(encoding="utf-8").split(f"\n### {title}\n")[1].split("\n#")[0]
     return [(f"pawl.{path.replace('/', '.')}", name) for path, name in _STEP.findall(section)]
 
 

@@ -193,8 +193,7 @@ class Simulation:
         """Plan, commit and start work until nothing can happen without new input."""
         while True:
             before = self.base
-            base = replace(self.base, under_way=frozenset(self.under_way))
-            plan = planning.plan(base, self.facts, self.now)
+            plan = planning.plan(replace(self.base, under_way=frozenset(self.under_way)), self.facts, self.now)
             self.facts.clear()
             self._check(before, plan)
             self.events += plan.events

@@ -70,8 +70,7 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
     others: dict[str, Any], parameters: dict[str, Any], as_escapes: bool
 ) -> None:
     assume(NAMES.isdisjoint(others))
-    written = escaped(json.dumps(others | parameters), as_escapes)
-    reading = background.read(written, _SCHEMA)
+    reading = background.read(escaped(json.dumps(others | parameters), as_escapes), _SCHEMA)
     try:
         rest = strict_json.loads(reading.arguments.encode(), bytes_max=1 << 20)
     except (InvalidJson, TooLarge, UnicodeError):

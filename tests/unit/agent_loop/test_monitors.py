@@ -104,8 +104,7 @@ def test_equal_numbers_match_in_any_notation() -> None:
         *(("20", 20, False), (20, "20", False), (20, None, False), (2**53 + 1, float(2**53), False)),
     ]
     for wanted, value, holds in rows:
-        found = condition.read({"equals": wanted})
-        assert present(found).is_met(value) is holds, wanted
+        assert present(condition.read({"equals": wanted})).is_met(value) is holds, wanted
 
 
 def test_another_notation_of_a_number_is_not_a_change() -> None:

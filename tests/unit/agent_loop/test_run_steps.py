@@ -105,8 +105,7 @@ def steps_of(log: list[event_pb2.RunEvent]) -> Steps:
 def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
     for change in changes:
         step, old = change.step, shown.get(change.step.step_id)
-        content = old.content + step.content if change.appends and old else step.content
-        step.content = content
+        step.content = old.content + step.content if change.appends and old else step.content
         shown[step.step_id] = step
 
 

@@ -80,8 +80,7 @@ async def test_a_source_over_its_limit_causes_no_lookups_and_few_log_lines() -> 
     failed, metrics = failures(clock)
     with capture_logs() as lines:
         for number in range(1000):
-            shown = (("authorization", f"Bearer guess-number-{number:06}"),)
-            failed.note(HERE, shown, "/m")
+            failed.note(HERE, (("authorization", f"Bearer guess-number-{number:06}"),), "/m")
         lines_before = len(lines)
         assert lines_before < 50
         assert not failed.may_look_up(HERE, "Bearer another")

@@ -75,8 +75,7 @@ WAITING: dict[str, Any] = {
 
 def resume(**more: Any) -> list[agui_input.Resume]:
     payloads: list[Any] = [{"approved": True}, "a", {"tokens": 9}]
-    names = [each["id"] for each in agui_input.interrupts(WAITING)]
-    found = dict(zip(names, payloads, strict=True)) | more
+    found = dict(zip([each["id"] for each in agui_input.interrupts(WAITING)], payloads, strict=True)) | more
     return [agui_input.Resume(interrupt_id=name, status="resolved", payload=payload) for name, payload in found.items()]
 
 

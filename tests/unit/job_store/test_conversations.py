@@ -44,8 +44,7 @@ def update(world: World, **fields: Any) -> ConversationRow:
 
 
 def keyed(world: World, policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> str:
-    run = world.submit(policy, **({"conversation_id": "", "key_hash": KEY} | fields)).run
-    return run.conversation_id
+    return world.submit(policy, **({"conversation_id": "", "key_hash": KEY} | fields)).run.conversation_id
 
 
 def test_messages_with_the_same_key_share_a_conversation(world: World) -> None:
