@@ -162,8 +162,8 @@ def test_a_process_with_invalid_settings_exits_with_code_2(
 
 def test_an_incomplete_tls_configuration_is_refused(environment: pytest.MonkeyPatch) -> None:
     for name, problem in (
-        ("PAWL_TLS_CERTIFICATE_FILE", "PAWL_TLS_KEY_FILE requires "),
-        ("PAWL_TLS_KEY_FILE", "PAWL_TLS_KEY_FILE requires "),
+        ("PAWL_TLS_CERTIFICATE_FILE", "set both PAWL_TLS_CERTIFICATE_FILE and "),
+        ("PAWL_TLS_KEY_FILE", "set both PAWL_TLS_CERTIFICATE_FILE and "),
         ("PAWL_TLS_CA_FILE", "PAWL_TLS_CA_FILE requires "),
     ):
         with environment.context() as half:
