@@ -264,7 +264,7 @@ OF_JOBS = (
         text="and grant.uses < grant.series.iterations_max",
         instead="",
         checker="series_stay_within_their_grant",
-        seed=25,
+        seed=23,
         also=(
             (
                 "pawl.agent_loop.loop.rules.job_program",
@@ -307,7 +307,7 @@ OF_JOBS = (
         text="if run.depth or run.job is not None:",
         instead="if run.job is not None:",
         checker="detached_calls_have_their_job",
-        seed=2,
+        seed=11,
     ),
     Mutant(
         name="notices_enter_again",
@@ -323,7 +323,7 @@ OF_JOBS = (
         text="if each.user_id == user_id and not each.entered_by",
         instead="if not each.entered_by",
         checker="notices_stay_with_their_user",
-        seed=9,
+        seed=51,
     ),
     Mutant(
         name="every_job_is_reported_as_a_success",
@@ -387,7 +387,7 @@ OF_JOBS = (
         text="    if not state.run.is_turn:\n        return state\n",
         instead="    if True:\n        return state\n",
         checker="turns_never_wait_for_people",
-        seed=11,
+        seed=23,
     ),
     Mutant(
         name="iterations_follow_immediately",
@@ -404,7 +404,7 @@ OF_JOBS = (
         text="first = job.delay_first if last is None",
         instead="first = 0 if last is None",
         checker="series_keep_their_interval",
-        seed=6,
+        seed=11,
     ),
     Mutant(
         name="series_continue_after_their_end",
@@ -428,7 +428,7 @@ OF_JOBS = (
         text="fired_time=now, is_armed=False",
         instead="fired_time=now, is_armed=True",
         checker="monitors_fire_on_edges",
-        seed=9,
+        seed=23,
     ),
     Mutant(
         name="monitors_forget_their_pause",
@@ -436,7 +436,7 @@ OF_JOBS = (
         text="has_passed(cursor.fired_time, now, monitor.pause_seconds)",
         instead="True",
         checker="monitors_fire_on_edges",
-        seed=33,
+        seed=25,
     ),
     Mutant(
         name="paused_jobs_continue",
