@@ -44,6 +44,7 @@ async def take(operations: int, before: Sample | None) -> Sample:
     """Take a sample once tasks and descriptors are about as many as in `before`, or after a minute."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS_MAX
+    gc.unfreeze()  # Services freeze their objects once they have started.
     gc.collect()
     while before is not None and loop.time() < deadline:
         if (

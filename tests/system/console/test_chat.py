@@ -136,7 +136,7 @@ async def test_queued_message_waits_and_stop_button_cancels(open_page: NewPage) 
 
 
 async def test_steering_message_appears_where_it_was_received(open_page: NewPage, model: Model) -> None:
-    slow = {"text": "Let me see. " * 120, "chunk_delay": 0.1, "tool_calls": [{"name": "get_current_time"}]}
+    slow = {"text": "Let me see. " * 400, "chunk_delay": 0.1, "tool_calls": [{"name": "get_current_time"}]}
     prompt = await model.play({"when": {"round": 0}, "reply": slow})
     page = await open_page(user="steerer")
     await say(page, prompt)
