@@ -14,7 +14,7 @@ from typing import Final
 import asyncpg
 import psutil
 
-from pawl.chassis.db.idle import IdleConnections
+from pawl.server.db.idle import IdleConnections
 
 _SETTLE_SECONDS_MAX: Final = 60.0
 # The listener of tool-registry for workers, on a thread that has run nothing else.

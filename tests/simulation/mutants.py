@@ -94,8 +94,9 @@ def misplaced() -> list[str]:
 
 
 def _source(module: str) -> str:
-    root = "services" if module.startswith("pawl.") else "."
-    return Path(root, *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    path = Path(*module.split(".")).with_suffix(".py")
+    (found,) = filter(Path.exists, (Path(root, path) for root in ("services", "services/pawl-client", ".")))
+    return found.read_text(encoding="utf-8")
 
 
 def main() -> int:

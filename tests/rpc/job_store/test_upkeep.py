@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
@@ -17,6 +16,7 @@ from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
+from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission

@@ -12,9 +12,9 @@ import asyncpg
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable
+from pawl.server.db.database import Database
 from pawl.tool_registry.execution.executor import ExecutorOptions
 from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
 from pawl.tool_registry.rules.execution import succeeded

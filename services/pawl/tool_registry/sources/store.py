@@ -7,9 +7,9 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField
+from pawl.server.db.database import DatabaseAdapter
 from pawl.tool.v1.source_pb2 import SourceConfig
 from pawl.tool_registry.sources.rules import SOURCES_MAX
 from pawl.tool_registry.sources.source import Source, SourceState

@@ -18,7 +18,7 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.policy.rules.gate import BULK_ITEMS_MIN
 from pawl.tool_registry.policy.rules.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
-from pawl.tool_registry.rules.definition import CONTROL, can_exist, sentence
+from pawl.tools.rules.definition import CONTROL, can_exist, sentence
 from pawl.values import Category
 
 ANY_TOOL: Final = "*"
