@@ -46,7 +46,8 @@ OUTPUT_BYTES_MAX: Final = 16 * 1024
 # A model's answer when it has nothing to say.
 SILENT: Final = "[silent]"
 
-_IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
+# Contexts of tools that can run in the background.
+IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
@@ -230,7 +231,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
-    if verdict.context not in _IN_BACKGROUND:
+    if verdict.context not in IN_BACKGROUND:
         raise InvalidArguments(_NEEDS_USER)
     if verdict.without_background:
         raise InvalidArguments(f"{job.tool_name} cannot run in the background.")
@@ -280,7 +281,7 @@ def draft(run: Run, job: Job, now: float) -> Call:
 
 def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
     """Start a job: make the call DETACHED and add its job, or make it FAILED if it cannot run in the background."""
-    if call.context not in _IN_BACKGROUND:
+    if call.context not in IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
         message = f"This conversation has {OPEN_MAX} open jobs, which is the maximum. Stop one or wait until one ends."
