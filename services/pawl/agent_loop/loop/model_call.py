@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, draft_name
 from pawl.agent_loop.loop.ports import Randomness
-from pawl.agent_loop.loop.rules import background, budget, guidelines, history, jobs, output, retry
+from pawl.agent_loop.loop.rules import background, budget, file_front, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.coalesce import Coalescer
 from pawl.agent_loop.loop.rules.fact import ModelFailed, OutputDelta
@@ -174,7 +174,7 @@ def request_of(
 def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
     """Return the tools that are offered to the model. `tools` also contains fallback tools, which are not offered."""
     names = state.run.options.tool_names
-    return [tool for tool in tools if not names or tool.name in names or tool.is_own]
+    return file_front.offered([tool for tool in tools if not names or tool.name in names or tool.is_own])
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import background, budget, delegation, settle, text
+from pawl.agent_loop.loop.rules import background, budget, delegation, file_front, settle, text
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.message import Message, Role
@@ -72,9 +72,12 @@ def extract_terms(
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
     """Return the calls without background parameters, and the background requests that some of them made.
 
-    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
+    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name. Calls of `file_front.TOOL`
+    become calls of the file tools.
     """
+    tools = tuple(tools)
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
+    registered = file_front.registered(tools)
     terms: dict[CallId, RequestedTerms] = {}
     found = []
     for call in calls:
@@ -84,6 +87,11 @@ def extract_terms(
                 call = replace(call, tool_name=named, proposed_tool_name=background.TOOL)  # noqa: PLW2901
         else:
             reading = background.read(call.proposed_arguments, schemas.get(call.tool_name, b""))
+        if not reading.fault and call.tool_name == file_front.TOOL in registered:
+            front = file_front.resolve(reading.arguments, registered)
+            reading = replace(reading, arguments=front.arguments, fault=front.fault)
+            if call.state is CallState.PROPOSED and not front.fault:
+                call = replace(call, tool_name=front.tool_name, proposed_tool_name=call.name_for_model)  # noqa: PLW2901
         if call.state is CallState.PROPOSED and reading.fault:
             call = _refused(call, "INVALID_ARGUMENTS", reading.fault, now)  # noqa: PLW2901
         elif call.state is CallState.PROPOSED and reading.arguments != call.proposed_arguments:
