@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, draft_name
 from pawl.agent_loop.loop.ports import Randomness
-from pawl.agent_loop.loop.rules import background, budget, file_front, history, jobs, output, retry
+from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.coalesce import Coalescer
 from pawl.agent_loop.loop.rules.fact import ModelFailed, OutputDelta

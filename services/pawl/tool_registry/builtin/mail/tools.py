@@ -18,6 +18,7 @@ import msgspec
 
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.chassis.process.clock import Clock
+from pawl.server.egress.mail import ENCODED, POLICY, SmtpServer
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from pawl.tool_registry.documents.tools import Name, read_one
 from pawl.tools.sdk.context import ToolContext, ToolError
