@@ -17,6 +17,7 @@ from pawl.event.v1 import run_pb2
 from pawl.job_store.ledger.reading import (
     NOTICES_MAX,
     OPEN_CALLS_MAX,
+    ChangedRuns,
     Claimed,
     Loaded,
     LogGap,
@@ -440,6 +441,36 @@ class MemoryReads:
             raise ConversationNotFound
         page = _page([row for row in self._tables.shown(key) if row.number > after], rows_max)
         return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
+
+    async def changed_runs(
+        self, conversation: ConversationRow, user_id: UserId, *, since: datetime | None, all_open: bool
+    ) -> ChangedRuns:
+        await self._database.reach()
+        named = {conversation.conversation_id}
+        found: dict[RunId, RunRow] = {}
+        while True:
+            more = {
+                run.run_id: run
+                for run in self._tables.runs.values()
+                if run.store_id == conversation.store_id and run.user_id == user_id and not run.imported
+                if named & {run.conversation_id, run.reports_to} or run.parent_run_id in found
+                if not run.state.is_terminal or (since is not None and run.update_time >= since)
+            }
+            if more.keys() <= found.keys():
+                break
+            found |= more
+        is_open = [run for run in found.values() if not run.state.is_terminal]
+        rows = sorted(found.values(), key=lambda run: (run.create_time, run.run_id))
+        return ChangedRuns(
+            time=self._database.now(),
+            run_ids=[run.run_id for run in rows if all_open or since is None or run.update_time >= since],
+            open_run_ids=[run.run_id for run in is_open],
+            conversation_ids=sorted(named | {run.conversation_id for run in is_open}),
+        )
+
+    async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
+        await self._database.reach()
+        return [str(hash(repr(row))) if (row := self._tables.conversations.get(key)) else "" for key in keys]
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         await self._database.reach()
