@@ -17,7 +17,6 @@ from pawl.event.v1 import run_pb2
 from pawl.job_store.ledger.reading import (
     NOTICES_MAX,
     OPEN_CALLS_MAX,
-    ChangedRuns,
     Claimed,
     Loaded,
     LogGap,
@@ -37,6 +36,7 @@ from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, Co
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
+from tests.simulation.changes import MemoryChanges
 from tests.simulation.store import Database, continues, with_lease
 
 R = TypeVar("R")
@@ -239,11 +239,7 @@ class MemoryAttentionRepository:
         return _page(views, rows_max)
 
 
-class MemoryReads:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._tables = database.tables
-
+class MemoryReads(MemoryChanges):
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
         await self._database.reach()
         shown = [self._situation(self._run(key, user_id))]
@@ -441,36 +437,6 @@ class MemoryReads:
             raise ConversationNotFound
         page = _page([row for row in self._tables.shown(key) if row.number > after], rows_max)
         return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
-
-    async def changed_runs(
-        self, conversation: ConversationRow, user_id: UserId, *, since: datetime | None, all_open: bool
-    ) -> ChangedRuns:
-        await self._database.reach()
-        named = {conversation.conversation_id}
-        found: dict[RunId, RunRow] = {}
-        while True:
-            more = {
-                run.run_id: run
-                for run in self._tables.runs.values()
-                if run.store_id == conversation.store_id and run.user_id == user_id and not run.imported
-                if named & {run.conversation_id, run.reports_to} or run.parent_run_id in found
-                if not run.state.is_terminal or (since is not None and run.update_time >= since)
-            }
-            if more.keys() <= found.keys():
-                break
-            found |= more
-        is_open = [run for run in found.values() if not run.state.is_terminal]
-        rows = sorted(found.values(), key=lambda run: (run.create_time, run.run_id))
-        return ChangedRuns(
-            time=self._database.now(),
-            run_ids=[run.run_id for run in rows if all_open or since is None or run.update_time >= since],
-            open_run_ids=[run.run_id for run in is_open],
-            conversation_ids=sorted(named | {run.conversation_id for run in is_open}),
-        )
-
-    async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
-        await self._database.reach()
-        return [str(hash(repr(row))) if (row := self._tables.conversations.get(key)) else "" for key in keys]
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         await self._database.reach()
