@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import ConversationId, RunId, UserId
 from pawl.job_store.ledger.reading import ChangedRuns
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow
+from pawl.server.db.database import Database
 from pawl.values import CallState
 
 # The statements are built only from constants in this package.

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.ledger.cache import RunCache
@@ -39,6 +38,7 @@ from pawl.job_store.ledger.store import (
     situations,
     tables,
 )
+from pawl.server.db.database import Connection, Database, DatabaseAdapter
 from pawl.values import CallState
 
 # The statements are built only from constants in this package.
