@@ -217,6 +217,8 @@ COMMENTS: dict[str, str] = {
     'pawl.agent.v1.UserMessage.parts': 'Additional parts of the message; see SendMessageRequest.parts.',
     'pawl.agent.v1.UserMessage.policy': 'What to do if a run is active.',
     'pawl.agent.v1.UserMessage.text': 'The message.',
+    'pawl.agent.v1.WatchConversationRequest.after': 'Continue after this position: `cursor` of the last response that the client has applied.',
+    'pawl.agent.v1.WatchConversationRequest.conversation_id': 'Conversation ID.',
     'pawl.agent.v1.WatchPendingRequest.filter': 'What to watch.',
     'pawl.agent.v1.WatchRunRequest.after_seq': 'Return events after this seq; 0 means all.',
     'pawl.agent.v1.WatchRunRequest.run_id': 'Run ID.',
