@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pawl.agent.v1 import agent_pb2, conversation_pb2, jobs_pb2
 from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import conversation_pb2 as event_conversation_pb2
 from pawl.gateway.agui import input as agui_input
 from pawl.gateway.agui.events import Fold
 from pawl.gateway.agui.http import _Plan, _Thread
@@ -191,7 +192,7 @@ async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
 
 @pytest.mark.parametrize("conversation_id", ["conv_1", "conv_2"])
 async def test_cancel_stops_only_a_job_of_its_thread(conversation_id: str) -> None:
-    services, conversation = MagicMock(), {"conversation_id": "conv_1"}
+    services, conversation = MagicMock(), event_conversation_pb2.Conversation(conversation_id="conv_1")
     job = jobs_pb2.BackgroundJob(job_id="run_7", conversation_id=conversation_id)
     stopping = jobs_pb2.BackgroundJob(job_id="run_7", state=run_pb2.RUN_STATE_CANCELLING)
     services.call = AsyncMock(

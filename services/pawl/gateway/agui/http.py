@@ -141,8 +141,8 @@ class _Thread:
             yield event
         if not plan.run:
             yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
-            end = await self._with_jobs(plan, self._success())
-            for each in (*await self._activities(), end):
+            success = await self._with_jobs(plan, self._success())
+            for each in (*await self._activities(), success):
                 yield each
             return
         run_id, watch = plan.run["runId"], PUBLIC[WATCH_RUN]

@@ -280,6 +280,9 @@ def encode_definition(definition: ToolDefinition) -> bytes:
         name: list(value) if isinstance(value, tuple) else value
         for name, value in msgspec.to_builtins(definition).items()
     }
+    if definition.reports is not None:
+        percents = list(definition.reports.report_percents)
+        fields["reports"] = msgspec.to_builtins(definition.reports) | {"report_percents": percents}
     fields["timeout_seconds"] = float(definition.timeout_seconds)
     fields["cache_seconds"] = float(definition.cache_seconds)
     return dumps_canonical(fields)
