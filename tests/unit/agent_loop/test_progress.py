@@ -78,12 +78,14 @@ def test_each_percentage_is_reported_once_and_a_minute_apart(
 
 
 @given(PERCENTS, REPORTS)
-def test_each_percentage_passed_is_covered_within_a_minute(
+def test_each_percentage_passed_for_good_is_covered_within_a_minute(
     percents: tuple[int, ...], reports: list[tuple[float, float]]
 ) -> None:
+    """A percentage that is lost before its report, because a restart goes back, is reported when passed again."""
     found, _ = told(job(report_percents=percents), reports, 61)
-    highest = max((each for each in percents if any(fraction * 100 >= each for _, fraction in reports)), default=0)
-    assert (found[-1].percent if found else 0) == highest
+    last = reports[-1][1] if reports else 0.0
+    highest = max((each for each in percents if last * 100 >= each), default=0)
+    assert (found[-1].percent if found else 0) >= highest
 
 
 @given(st.integers(1, 30), REPORTS, st.floats(0, 7200))
