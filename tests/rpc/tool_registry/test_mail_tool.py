@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.egress.mail import read_smtp_url
 from pawl.chassis.ids import StoreId, UserId
 from pawl.mailbox.mail import read_mail
+from pawl.server.db.database import Database
+from pawl.server.egress.mail import read_smtp_url
 from pawl.tool_registry.builtin.mail.tools import ATTACHMENTS_BYTES_MAX, RECIPIENTS_MAX, SmtpMailer, mail_tools
 from pawl.tool_registry.builtin.people import LISTED_MAX, people_tools
 from pawl.tool_registry.documents.rules import STORE_OWNER

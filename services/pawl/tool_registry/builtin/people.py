@@ -14,8 +14,8 @@ import msgspec
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import DocumentNotFound
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 ADDRESS_BOOK: Final = "people.csv"

@@ -11,9 +11,9 @@ from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.tool_registry.builtin.planning.changes import Title, find_project, find_task, once
 from pawl.tool_registry.builtin.planning.rules import Comment, Owner, PlanChange
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.inverse import Inverse, Reversible
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.inverse import Inverse, Reversible
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 # Comments that `list_projects` shows.
