@@ -16,6 +16,7 @@ import grpc
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
+from pawl.agent.v1.declaration_pb2_grpc import DeclarationServiceStub
 from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceStub
@@ -103,6 +104,7 @@ class Target:
     agents = _stub(AgentServiceStub, "agent")
     agent_register = _stub(AgentRegistryServiceStub, "agent")
     conversations = _stub(ConversationServiceStub, "agent")
+    declarations = _stub(DeclarationServiceStub, "agent")
     jobs = _stub(JobServiceStub, "agent")
     scheduler = _stub(ScheduleServiceStub, "agent")
     triggers = _stub(TriggerServiceStub, "agent")
