@@ -8,10 +8,10 @@ from typing import Final
 import asyncpg
 
 from pawl.agent.v1.declaration_pb2 import Declaration
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import Conflict, TooLarge
 from pawl.job_store.ledger.rpc.messages import timestamp
+from pawl.server.db.database import DatabaseAdapter
 
 DECLARATIONS_MAX: Final = 5000
 
