@@ -88,7 +88,7 @@ async def test_conversation_with_an_open_run_is_kept_at_any_age(user: User, data
 
 
 async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database: Database, owner: Owner) -> None:
-    """Lifecycle events wait a day for an unavailable NATS. Then they no longer delay the trimming of logs."""
+    """If NATS is unavailable, lifecycle events are kept for a day. After that, logs are trimmed without them."""
     await owner.commit(events=[DELTA] * 5)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "runs", "end_time")

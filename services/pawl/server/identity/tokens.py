@@ -339,7 +339,7 @@ def _claim(claims: Mapping[str, Any], path: str | tuple[str, ...]) -> Any:
 def _text(claims: Mapping[str, Any], path: str | tuple[str, ...]) -> str:
     value = _claim(claims, path)
     if not isinstance(value, str) or not 0 < len(value) <= _TEXT_LENGTH_MAX:
-        raise TokenRefused(f"the claim {path} is not a string")
+        raise TokenRefused(f"the claim {path} must be a string of 1 to {_TEXT_LENGTH_MAX} characters")
     return value
 
 
