@@ -115,6 +115,7 @@ class ConversationWatches:
             async with aclosing(stream.responses()) as responses:
                 async for response in responses:
                     yield response
+                    del response  # A stream may wait for hours, and would keep it.
         finally:
             self._watched[key] -= 1
             if not self._watched[key]:
@@ -193,6 +194,7 @@ class _Stream:
         async with aclosing(self._changes(is_first=True)) as changes:
             async for response in changes:
                 yield response
+                del response
         yield self._response(caught_up=True)
         while True:
             if self._events is not None:
@@ -206,6 +208,7 @@ class _Stream:
                 async with aclosing(self._changes(is_first=False)) as changes:
                     async for response in changes:
                         yield response
+                        del response
             elif not await self._wait():
                 yield WatchConversationResponse()
 
