@@ -327,6 +327,7 @@ COMMENTS: dict[str, str] = {
     'pawl.event.v1.RunOptions.tool_names': 'Names of the tools that the model may call; empty means all that the user may call.',
     'pawl.event.v1.RunOptions.unknown_outcome_policy': "What happens if a call's outcome is unknown.",
     'pawl.event.v1.RunOptions.without_background': 'Do not let the model run calls in the background (docs/guides/background.md).',
+    'pawl.event.v1.RunOptions.without_guidelines': "Do not add Pawl's guidelines on questions and background calls to the system prompt.",
     'pawl.event.v1.RunOptions.without_tools': 'Do not offer tools to the model.',
     'pawl.event.v1.ScheduleDefinition.agent': 'Agent that drives the runs, at its newest version; see StartRunRequest.agent.',
     'pawl.event.v1.ScheduleDefinition.catch_up_seconds': 'Catch-up window: how many seconds late a missed scheduled time may still fire, at most 86,400; default 3600.',
