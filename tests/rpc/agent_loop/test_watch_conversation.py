@@ -330,9 +330,8 @@ async def every_read(channel: grpc.aio.Channel, metadata: Any) -> bytes:
         fields = {name: value for name, value in named.items() if name in method.input_type.fields_by_name}
         for wanted in (fields, {**fields, "run_id": "run_1"} if "run_id" in fields else {}):
             request = GetMessageClass(method.input_type)(**wanted).SerializeToString()
-            call: Any = channel.unary_stream(f"/{method.containing_service.full_name}/{method.name}")(
-                request, metadata=metadata
-            )
+            behaviour: Any = channel.unary_stream(f"/{method.containing_service.full_name}/{method.name}")
+            call = behaviour(request, metadata=metadata)
             with suppress(grpc.aio.AioRpcError):  # Most of it does not exist for this user.
                 # A stream that starts with a complete list does so in its first response.
                 found += await call.read() or b""
