@@ -37,6 +37,7 @@ from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.completion_pb2_grpc import CompletionServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
+from pawl.tool.v1.file_pb2_grpc import FileServiceStub
 from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
@@ -112,6 +113,7 @@ class Target:
     auditor = _stub(AuditServiceStub, "tools")
     completions = _stub(CompletionServiceStub, "tools")
     document_store = _stub(DocumentServiceStub, "tools")
+    files = _stub(FileServiceStub, "tools")
     memories = _stub(MemoryServiceStub, "tools")
     sources = _stub(SourceServiceStub, "tools")
     notifier = _stub(NotifyServiceStub, "notifications")

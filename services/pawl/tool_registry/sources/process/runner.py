@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any, Final, Self
 
 from pawl.chassis.process import logs
-from pawl.chassis.process.tasks import shield
+from pawl.chassis.process.tasks import shield, uncancelled
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX, ToolDefinition
@@ -23,7 +23,7 @@ from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.sources.process.call import CallProcess
 from pawl.tool_registry.sources.process.messages import Answer, Call, GarbledMessage, Raised, Returned
 from pawl.tool_registry.sources.python.modules import folder_of
-from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork, uncancelled
+from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork
 
 _SPARES: Final = 1
 # Results are read up to this size even if they are too large, because removing secrets may change the size.
