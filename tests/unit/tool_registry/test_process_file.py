@@ -24,8 +24,8 @@ from pawl.chassis.process.tasks import kept
 from pawl.tool_registry.builtin.files import processing, tally
 from pawl.tool_registry.builtin.files.processing import Lines
 from pawl.tool_registry.builtin.files.tally import Query, Tally
-from pawl.tool_registry.sdk.context import Superseded
 from pawl.tools import ToolCancelled, ToolContext, ToolError
+from pawl.tools.sdk.context import Superseded
 from tests.tables import for_each
 from tests.unit.tool_registry.test_file_folders import Desk
 

@@ -12,7 +12,7 @@ import msgspec
 
 from pawl.tool_registry.builtin.files.staging import StagedFile
 from pawl.tool_registry.builtin.files.tally import SAMPLE_CHARACTERS, Query, Tally
-from pawl.tool_registry.sdk.context import Superseded, ToolCancelled, ToolContext, ToolError
+from pawl.tools.sdk.context import Superseded, ToolCancelled, ToolContext, ToolError
 
 PIECE_BYTES: Final = 256 * 1024
 # Maximum length of a line, and of a CSV row with line breaks in quotes.

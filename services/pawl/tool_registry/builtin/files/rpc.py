@@ -24,7 +24,7 @@ from pawl.tool_registry.builtin.files.handles import FileMissing, OverLimit
 from pawl.tool_registry.builtin.files.rules import Entry, FileChange, Planned
 from pawl.tool_registry.builtin.files.staging import StagedFile
 from pawl.tool_registry.pages import cut, page_size, page_token, position_of
-from pawl.tool_registry.sdk.context import ToolError
+from pawl.tools.sdk.context import ToolError
 
 PIECE_BYTES: Final = 512 * 1024
 IDLE_SECONDS: Final = 60.0

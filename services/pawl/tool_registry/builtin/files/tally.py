@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import jsonschema_rs
 
-from pawl.tool_registry.rules.schema import did_you_mean
-from pawl.tool_registry.sdk.context import ToolError
+from pawl.tools.rules.schema import did_you_mean
+from pawl.tools.sdk.context import ToolError
 
 GROUPS_MAX: Final = 10_000
 GROUPS_CHARACTERS_MAX: Final = 1_000_000
