@@ -344,28 +344,27 @@ async def running(
         PythonRunner(threads_max=threads_max) as threads,
     ):
         await database.create_schema("tool_registry")
-        known_secrets = FileSecrets(secrets or {})
-        mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
+        sources, known = PostgresSourceRepository(database), FileSecrets(secrets or {})
+        mcp = (kinds := connectors(sources, known)).get("mcp")
         ports = Ports(
             database=database,
             instance_id=instance_id,
             journal=wrap_journal(_journal(database, instance_id, options)),
             ledger=(ledger := Ledger()),
             runner=(processes := ProcessRunner(threads, processes_max=processes_max)),
-            secrets=known_secrets,
+            secrets=known,
             files=FileFolders(folder / "files", file_limits, clock.now),
             helper=(helpers := Helpers()),
             connectors=kinds,
             answer_problem=mcp.answer_problem if isinstance(mcp, McpConnector) else _fits,
-            observer=(observer := RegistryMetrics(metrics)),
+            observer=(seen := RegistryMetrics(metrics)),
             clock=clock,
             ids=ids,
             stopping=stop.wait,
             public_url=PUBLIC_URL,
         )
         limits = Limits(executor=options, workers=worker_options, store_calls_per_minute=store_calls_per_minute)
-        registry = wire(ports, limits)
-        _watch(observer, registry.executor, threads, processes)
+        _watch(seen, (registry := wire(ports, limits)).executor, threads, processes)
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
         async with helpers, processes, _serving(registry, server, tools) as channels:
             yield Registry(

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,7 @@ from pawl.tools.sdk.context import ToolError
 
 PIECE_BYTES: Final = 512 * 1024
 IDLE_SECONDS: Final = 60.0
+DRAIN_SECONDS: Final = 30.0
 
 T = TypeVar("T")
 
@@ -38,6 +39,17 @@ class FileServicer(file_pb2_grpc.FileServiceServicer):
         self._ids = ids
 
     async def PutFile(self, requests: AsyncIterator[pb.PutFileRequest], context: Context) -> pb.PutFileResponse:
+        try:
+            return await self._put(requests)
+        except (FileNotFound, InvalidField, TooLarge):
+            # A grpc.aio client that is still sending would report INTERNAL instead of the reason.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    async for _ in requests:
+                        pass
+            raise
+
+    async def _put(self, requests: AsyncIterator[pb.PutFileRequest]) -> pb.PutFileResponse:
         store_id, key, never = require_user().store_id, self._ids.new("put"), threading.Event().wait
         first = await _next(requests)
         path, digest, stack = _path(first.path) if first else "", hashlib.sha256(), ExitStack()
