@@ -16,6 +16,7 @@ RUN useradd --system --uid 10001 --user-group --home-dir /nonexistent --no-creat
 RUN install -d -o pawl -g pawl /var/lib/pawl/outbox /var/lib/pawl/files
 COPY --from=build /opt/venv /opt/venv
 COPY gen/pawl /opt/pawl/pawl
+COPY services/pawl-client/pawl /opt/pawl/pawl
 COPY services/pawl /opt/pawl/pawl
 COPY deploy/healthcheck.py /opt/pawl/healthcheck.py
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/pawl PYTHONUNBUFFERED=1 GRPC_VERBOSITY=NONE

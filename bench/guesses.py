@@ -33,12 +33,12 @@ from bench.differences import difference
 from bench.world import scratch
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.chassis.identity.key_rows import SECRET_BYTES, secret_of
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.launcher import Suite, SuiteOptions
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from pawl.server.identity.key_rows import SECRET_BYTES, secret_of
 
 # Number of different calls of each kind, which are used in rotation.
 _POOL: Final = 40

@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from pawl.chassis.ids import IdSource
+from pawl.chassis.process import logs
+from pawl.server.process import log_setup
 from tests import servers
 from tests.fakes.manual_clock import ManualClock
 
@@ -88,6 +90,7 @@ def plain_logs() -> None:
         processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level, renderer],
         cache_logger_on_first_use=False,
     )
+    logs.route(log_setup.to_structlog)
 
 
 @pytest.fixture

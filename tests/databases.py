@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
-from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.process.tasks import end
+from pawl.server.db.database import Connection, Database
 
 
 class ServiceDatabase:

@@ -10,8 +10,8 @@ import grpc
 import msgspec
 
 from pawl.chassis.identity.auth import service_principal
-from pawl.chassis.identity.credentials import ApiKey, KeyAuthenticator, parse_keys
-from pawl.chassis.identity.key_rows import digest_of
+from pawl.server.identity.credentials import ApiKey, KeyAuthenticator, parse_keys
+from pawl.server.identity.key_rows import digest_of
 
 LOCAL_KEY: Final = "local-key-of-the-tests"
 SERVICE_KEY: Final = "service-key-of-the-tests"

@@ -134,7 +134,7 @@ def _metrics() -> Iterator[str]:
     yield "Every process serves its metrics in the Prometheus format at `/metrics` of `PAWL_METRICS_LISTEN`.\n"
     rows: defaultdict[str, list[str]] = defaultdict(list)
     for module, service in _modules():
-        prefix = "<service>" if service == "chassis" else service
+        prefix = "<service>" if service == "server" else service
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
@@ -143,8 +143,8 @@ def _metrics() -> Iterator[str]:
                 name, text = (ast.literal_eval(argument) for argument in node.args[:2])
                 labels = ", ".join(f"`{each}`" for each in (ast.literal_eval(node.args[2]) if node.args[2:] else ()))
                 rows[service].append(f"| `pawl_{prefix}_{name}` | {node.func.attr} | {labels} | {_cell(text)} |")
-    for service in sorted(rows, key=lambda each: (each != "chassis", each)):
-        title = "Every service" if service == "chassis" else service.replace("_", "-")
+    for service in sorted(rows, key=lambda each: (each != "server", each)):
+        title = "Every service" if service == "server" else service.replace("_", "-")
         yield f"## {title}\n\n| metric | type | labels | description |\n|---|---|---|---|"
         yield "\n".join(sorted(rows[service])) + "\n"
 

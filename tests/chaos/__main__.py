@@ -10,7 +10,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from pawl.chassis.process import logs
+from pawl.server.process import log_setup
 from tests.chaos import faults
 from tests.chaos.play import LEAST, Game, play
 
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--quiet", type=float, default=3.0, help="seconds of quiet after each phase (3)")
     parser.add_argument("--keep", type=Path, help="a folder for history, logs and report; a temporary one if not given")
     options = parser.parse_args()
-    logs.configure(service="chaos", instance_id="", level="error", log_format="console")
+    log_setup.configure(service="chaos", instance_id="", level="error", log_format="console")
     if options.what == "phases":
         _show("\n".join(phase.name for phase in faults.PHASES))
         return 0

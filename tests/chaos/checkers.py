@@ -58,7 +58,7 @@ def requests_take_effect_once(record: Record) -> Iterator[str]:
 
 
 def accepted_commands_take_effect(record: Record) -> Iterator[str]:
-    """I1: each acknowledged command determines the state of its call, unless its run was stopped."""
+    """I1: each acknowledged command decides its call, unless the run was stopped or an approved call was withdrawn."""
     for operation in record.history.operations:
         if not operation.call_id or not record.history.taken(operation):
             continue

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from pawl.chassis.process import logs
 from pawl.event.v1 import event_pb2, run_pb2
+from pawl.server.process import log_setup
 from tests.chaos import faults, unfixed
 from tests.chaos.checkers import judge
 from tests.chaos.history import Kind, Operation, Outcome
@@ -233,7 +233,7 @@ def _play_unfixed(seed: int) -> str:
 
 
 def main() -> int:
-    logs.configure(service="chaos", instance_id="", level="critical", log_format="console")
+    log_setup.configure(service="chaos", instance_id="", level="critical", log_format="console")
     found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its fix": hunt_unfixed()}
     for name, violation in found.items():
         print(f"chaos: {violation or f'{name}: MISSED'}")  # noqa: T201

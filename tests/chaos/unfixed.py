@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pawl.chassis
 from pawl.agent_loop.loop import drive
-from pawl.chassis.db import database
-from pawl.chassis.db import heartbeat as database_heartbeat
+from pawl.server.db import database
+from pawl.server.db import heartbeat as database_heartbeat
 from tests.chaos.world import SERVICES
 
 
@@ -21,7 +20,8 @@ def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
     start.mkdir()
     # Python runs this file before anything else.
     (start / "sitecustomize.py").write_text("from tests.chaos import unfixed\nunfixed.believe_read_only()\n")
-    ours = [str(start), str(Path(__file__).parents[2]), str(Path(pawl.chassis.__path__[0]).parents[1])]
+    root = Path(__file__).parents[2]
+    ours = [str(start), str(root), str(root / "services"), str(root / "services/pawl-client")]
     return {service: {"PYTHONPATH": ":".join(ours)} for service in SERVICES}
 
 

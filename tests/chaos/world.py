@@ -110,7 +110,7 @@ async def running(
             channels=[keyed_channel(replica.grpc, options=_CHANNEL) for replica in replicas],
         )
         for store_id in STORES:
-            await _register_panel(suite.endpoints.services["tool-registry"][0].grpc, store_id)
+            await register_panel(suite.endpoints.services["tool-registry"][0].grpc, store_id)
         try:
             yield world
         finally:
@@ -149,7 +149,7 @@ async def load(world: World, *, pace_seconds: float, settle_seconds: float) -> A
             raise end
 
 
-async def _register_panel(address: str, store_id: str) -> None:
+async def register_panel(address: str, store_id: str) -> None:
     definition = tool_pb2.ToolDefinition(
         name=PANEL,
         description="Shows something to the user.",

@@ -13,7 +13,7 @@ from typing import Any, Final
 from joserfc import jwk
 from joserfc.jws import JWSRegistry
 
-from pawl.chassis.identity.tokens import Provider, PublicKey, parse_keys, parse_providers
+from pawl.server.identity.tokens import Provider, PublicKey, parse_keys, parse_providers
 
 ISSUER: Final = "https://id.example.com"
 AUDIENCE: Final = "pawl"

@@ -18,13 +18,13 @@ import grpc
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
 from pawl.agent_loop.api.live import BusEvents
 from pawl.chassis.identity.auth import Principal, local_principal
-from pawl.chassis.identity.credentials import KeyAuthenticator
 from pawl.chassis.identity.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.status import abort
 from pawl.client.session import FRAME_BYTES_MAX
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.server.identity.credentials import KeyAuthenticator
 
 RUN = "run_1"
 

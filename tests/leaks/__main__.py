@@ -11,9 +11,9 @@ from pathlib import Path
 
 import uvloop
 
-from pawl.chassis.process import logs
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+from pawl.server.process import log_setup
 from tests.leaks.load import people, running
 from tests.leaks.measure import Sample, census, grown, growths, table, take
 
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000, help="runs (10,000)")
     parser.add_argument("--streams", type=int, default=10_000, help="cancelled streams (10,000)")
     options = parser.parse_args()
-    logs.configure(service="leaks", instance_id="leaks", level="warning", log_format="console")
+    log_setup.configure(service="leaks", instance_id="leaks", level="warning", log_format="console")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(options))
 

@@ -25,8 +25,8 @@ from pawl.job_store.__main__ import main as job_store
 from pawl.launcher.suite import Suite
 from pawl.notifier.__main__ import main as notifier
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
-from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from pawl.tool_registry.__main__ import main as tool_registry
+from tests.chaos.world import register_panel
 from tests.keys import ENVIRONMENT, LOCAL_KEY, keyed_channel
 from tests.system.suite.client import Agent
 
@@ -218,7 +218,7 @@ async def running(suite: Suite, folder: Path) -> AsyncIterator[Mapping[str, str]
             addresses[name] = await stack.enter_async_context(
                 _one(name, main, _environment(suite, name, addresses), folder)
             )
-        await _register_panel(addresses["tool_registry"])
+        await register_panel(addresses["tool_registry"], "local")
         yield addresses
 
 
@@ -265,17 +265,3 @@ def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[
         "OPENAI_API_KEY": "none",
         "PAWL_MODEL": "pawl-scripted",
     }
-
-
-async def _register_panel(address: str) -> None:
-    definition = tool_pb2.ToolDefinition(
-        name="show_panel",
-        description="Shows something to the user.",
-        arguments_schema_json=b'{"type":"object","properties":{"title":{"type":"string"}}}',
-        context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
-        category=call_pb2.TOOL_CATEGORY_SAFE,
-        effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
-    )
-    async with keyed_channel(address) as channel:
-        stub = tool_pb2_grpc.ToolServiceStub(channel)
-        await stub.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))

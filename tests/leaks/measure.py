@@ -14,11 +14,12 @@ from typing import Final
 import asyncpg
 import psutil
 
-from pawl.chassis.db.idle import IdleConnections
+from pawl.server.db.idle import IdleConnections
 
 _SETTLE_SECONDS_MAX: Final = 60.0
 # The listener of tool-registry for workers, on a thread that has run nothing else.
 _LISTENING: Final = 1
+_COLLECTIONS_MAX: Final = 10
 _TYPES_SHOWN: Final = 12
 # Variation from active work, pools, and streams that stay open for a minute after their last use.
 _NOISE: Final = {"tasks": 10, "descriptors": 10, "threads": 4, "objects": 1000, "blocks": 4000, "kib": 4096}
@@ -46,6 +47,7 @@ async def take(operations: int, before: Sample | None) -> Sample:
     deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.unfreeze()  # Services freeze their objects once they have started.
     gc.collect()
+    await _close_connections()
     while before is not None and loop.time() < deadline:
         if (
             len(asyncio.all_tasks()) <= before.tasks + _NOISE["tasks"]
@@ -53,9 +55,12 @@ async def take(operations: int, before: Sample | None) -> Sample:
         ):
             break
         await asyncio.sleep(0.1)
-    await _close_connections()
-    for _ in range(2):
-        gc.collect()
+        await _close_connections()
+    # Finalizers and callbacks of one collection release more objects.
+    for _ in range(_COLLECTIONS_MAX):
+        if not gc.collect():
+            break
+        await asyncio.sleep(0)
     _give_back()
     process = psutil.Process()
     return Sample(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from pawl.chassis.db.database import Database
+from pawl.server.db.database import Database
 from tests.ledger.stores import stop_clock
 
 

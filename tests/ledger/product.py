@@ -16,7 +16,6 @@ from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import PawlError
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job_store.ledger.group_commit import GroupCommit
-from pawl.job_store.ledger.ports import Operation
 from pawl.job_store.ledger.reading import Claimed
 from pawl.job_store.ledger.rules.approval import Decision
 from pawl.job_store.ledger.rules.attention import Quarantine
@@ -24,7 +23,7 @@ from pawl.job_store.ledger.rules.command import Receipt
 from pawl.job_store.ledger.rules.offers import Leased, ReleaseOffers, RenewOffers
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow, LastCommit, RunRow
 from pawl.job_store.ledger.rules.submit import Submitted
-from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.ledger.rules.unit_of_work import Operation, RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row
 from tests.ledger.operations import operation
 from tests.ledger.stores import Store

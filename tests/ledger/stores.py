@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import asyncpg
 from msgspec.structs import replace
 
-from pawl.chassis.db import database as postgres
 from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.group_commit import GroupCommit
@@ -31,6 +30,7 @@ from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.reads import PostgresReads
 from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
 from pawl.job_store.ledger.store.upkeep import PostgresOfferRepository
+from pawl.server.db import database as postgres
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
 from tests.simulation.job_store import CachingReads, StepJournal, Unmetered

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource, RunKey, UserId, WorkerId
 from pawl.job_store.ledger.rules.commit import Commit, NewMessage
 from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys
 from pawl.job_store.ledger.store.loading import load
+from pawl.server.db.database import Database
 from pawl.values import CallState
 from tests.fakes.manual_clock import ManualClock
 from tests.ledger.commands import Chooser

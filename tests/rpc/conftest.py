@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.rpc.interceptor import Method
 from pawl.errors import PawlError
+from pawl.server.rpc.interceptor import Method
 from tests.tables import documented
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
+from pawl.server.db.database import Database
 from tests.databases import ServiceDatabase, planned
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from pawl.chassis.bus.outbox import Callback
+from pawl.server.bus.outbox import Callback
 from tests.simulation.chance import Chance
 from tests.simulation.process import Process
 

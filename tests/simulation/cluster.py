@@ -25,7 +25,6 @@ from pawl.agent_loop.triggers.rpc import TriggerServicer as AgentLoopTriggers
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
-from pawl.chassis.process.service import Background
 from pawl.errors import TooLarge
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
@@ -41,6 +40,7 @@ from pawl.job_store.schedules.schedules import Schedules
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.triggers import Triggers
 from pawl.job_store.wiring import wire
+from pawl.server.process.service import Background
 from tests.fakes.loop_world import MemoryAgents
 from tests.fakes.manual_clock import VirtualClock
 from tests.simulation import registry

@@ -17,15 +17,16 @@ from msgspec.structs import replace
 from pawl.chassis.identity import auth
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RunKey
-from pawl.chassis.process.metrics import Metrics
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.metrics import PrometheusMeter
-from pawl.job_store.ledger.ports import Announcer, GroupConflict, Limits, LogRow, Operation, Ports, Written
+from pawl.job_store.ledger.ports import Announcer, GroupConflict, Limits, LogRow, Ports, Written
 from pawl.job_store.ledger.reading import Loaded
 from pawl.job_store.ledger.rules import steps
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.rules.steps import Step
+from pawl.job_store.ledger.rules.unit_of_work import Operation
+from pawl.server.process.metrics import Metrics
 from pawl.values import Usage
 from tests.fakes.manual_clock import VirtualClock
 from tests.simulation.conversations import MemoryConversations

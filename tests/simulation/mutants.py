@@ -1,7 +1,8 @@
 """Faults planted in the code, each of which a named checker must find: `make mutants`.
 
-A checker that no mutant triggers proves nothing. A mutant replaces text of modules while they are imported: of the
-product, or of the simulation where a second defence would hide the fault or the simulation keeps the promise.
+A checker that no mutant triggers proves nothing. A mutant replaces source text as modules are imported. It
+usually changes the product. It changes the simulation if a second defence in the product would hide the fault, or if
+the simulation itself keeps the promise.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ def misplaced() -> list[str]:
 
 
 def _source(module: str) -> str:
-    root = "services" if module.startswith("pawl.") else "."
-    return Path(root, *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    path = Path(*module.split(".")).with_suffix(".py")
+    (found,) = filter(Path.exists, (Path(root, path) for root in ("services", "services/pawl-client", ".")))
+    return found.read_text(encoding="utf-8")
 
 
 def main() -> int:

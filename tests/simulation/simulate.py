@@ -17,7 +17,9 @@ from unittest.mock import patch
 import structlog
 
 from pawl.agent_loop.loop.rules import job_program
+from pawl.chassis.process import logs
 from pawl.event.v1 import run_pb2
+from pawl.server.process import log_setup
 from tests.simulation import (
     agents,
     budgets,
@@ -182,6 +184,7 @@ def _listen(history: History) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         cache_logger_on_first_use=False,
     )
+    logs.route(log_setup.to_structlog)
 
 
 def _described(error: object) -> str:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.ledger.cache import RunCache
-from pawl.job_store.ledger.ports import GroupConflict, LogRow, Operation, Written
+from pawl.job_store.ledger.ports import GroupConflict, LogRow, Written
 from pawl.job_store.ledger.reading import Loaded
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rpc.events import encode_event
@@ -50,7 +50,7 @@ from pawl.job_store.ledger.rules.rows import (
     SegmentRow,
 )
 from pawl.job_store.ledger.rules.trimming import Trim
-from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, RowKeys, UnitOfWork
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.values import CallState
 from tests.simulation import rules_of_jobs

@@ -116,7 +116,7 @@ def test_metrics_in_alert_rules_exist() -> None:
         names = names or re.findall(r"pawl_\w+", rule["expr"])
         for name in names:
             service = next(each for each in ("agent_loop", "job_store", "notifier") if name.startswith(f"pawl_{each}_"))
-            assert name.removeprefix(f"pawl_{service}_") in metrics_of(service) | metrics_of("chassis"), rule["alert"]
+            assert name.removeprefix(f"pawl_{service}_") in metrics_of(service) | metrics_of("server"), rule["alert"]
         assert names or rule["expr"].startswith("up{")
 
 

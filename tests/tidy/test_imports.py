@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ import pytest
 from tests.tidy import tree
 
 MODULE_DEPTH_MAX = 3
+CLIENT_DISTRIBUTIONS_MAX = 12
 
 LINT_IMPORTS = """
 import sys
@@ -40,15 +41,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("model")
     rules = (tree.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (root / "pyproject.toml").write_text(EXCEPTIONS.sub("", rules), encoding="utf-8")
-    source = tree.ROOT / "services/pawl"
-    packages = {module.parent.relative_to(source) for module in source.rglob("*.py")} - {Path()}
+    modules = [path.relative_to(source) for source in (tree.PAWL, tree.CLIENT) for path in source.rglob("*.py")]
+    packages = {module.parent for module in modules} - {Path()}
     for package in [*packages, *map(Path, STUBS), *(Path(stub) / "v1" for stub in STUBS)]:
         folder = root / "services/pawl" / package
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").touch()
-    for module in source.rglob("*.py"):  # layers may be modules
-        if len(module.relative_to(source).parts) <= MODULE_DEPTH_MAX:
-            (root / "services/pawl" / module.relative_to(source)).touch()
+    for module in modules:  # layers may be modules
+        if len(module.parts) <= MODULE_DEPTH_MAX:
+            (root / "services/pawl" / module).touch()
     return root
 
 
@@ -73,7 +74,11 @@ def test_valid_source_tree_passes(model: Path) -> None:
         ("tool_registry/policy/check", "import pawl.tool_registry.execution"),
         ("tool_registry/sources/http/tools", "import pawl.tool_registry.sources.mcp"),
         ("agent_loop/loop/ledger", "import pawl.job_store.ledger"),
-        ("chassis/rpc/server", "import pawl.notifier"),
+        ("server/rpc/server", "import pawl.notifier"),
+        ("chassis/rpc/client", "import pawl.server"),
+        ("tools/sdk/tool", "import pawl.tool_registry"),
+        ("client/target", "import pawl.cli"),
+        ("worker/worker", "import pawl.job_store"),
         ("values/run", "import grpc"),
         ("errors", "import pawl.chassis"),
         ("cli/run", "import pawl.agent_loop.api"),
@@ -94,7 +99,7 @@ def test_broken_import_rule_is_reported(model: Path, module: str, code: str) -> 
 
 STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
 # Modules that open databases, create and check schemas; and the embedded PostgreSQL.
-BESIDE_STORES = ("chassis/db/", "launcher/postgres.py")
+BESIDE_STORES = ("server/db/", "launcher/postgres.py")
 
 
 def test_sql_is_only_in_store_modules() -> None:
@@ -103,7 +108,7 @@ def test_sql_is_only_in_store_modules() -> None:
 
 
 def _may_hold_statements(path: Path) -> bool:
-    inside = path.relative_to(tree.PAWL)
+    inside = path.relative_to(tree.CLIENT if path.is_relative_to(tree.CLIENT) else tree.PAWL)
     return "store" in inside.with_suffix("").parts or inside.as_posix().startswith(BESIDE_STORES)
 
 
@@ -116,6 +121,8 @@ def _statements(path: Path) -> Iterator[int]:
 
 PYPROJECT = tree.ROOT / "pyproject.toml"
 PROJECT = tomllib.loads(PYPROJECT.read_text())["project"]
+# The folder `pawl` of each distribution.
+ROOTS = {"pawl-proto": tree.ROOT / "gen/pawl", "pawl-client": tree.CLIENT, "pawl-runtime": tree.PAWL}
 # Data that the standard library finds automatically.
 NOT_IMPORTED = {"tzdata"}
 
@@ -145,8 +152,8 @@ def distributions(modules: set[str]) -> set[str]:
             names.add("googleapis-common-protos")
         elif module.startswith("google.protobuf"):
             names.add("protobuf")
-        elif module.startswith("pawl.") and (tree.ROOT / "gen/pawl" / module.split(".")[1]).is_dir():
-            names.add("pawl-proto")
+        elif module.startswith("pawl."):
+            names.add(next(name for name, root in ROOTS.items() if list(root.glob(f"{module.split('.')[1]}*"))))
         elif top not in sys.stdlib_module_names and top not in {"pawl", "tests"}:
             names |= {normal(name) for name in found.get(top, [top])}
     return names
@@ -155,10 +162,27 @@ def distributions(modules: set[str]) -> set[str]:
 def test_services_import_exactly_the_declared_dependencies() -> None:
     declared = {normal(line) for line in PROJECT["dependencies"]}
     optional = {normal(line) for line in PROJECT["optional-dependencies"]["embedded"]}
-    assert distributions(imported("services")) - optional == declared - NOT_IMPORTED
+    assert distributions(imported("services/pawl")) - optional - {"pawl-runtime"} == declared - NOT_IMPORTED
     # These provide programs, which are run and not imported.
     launcher = "".join(path.read_text() for path in tree.python("services/pawl/launcher"))
     assert [name for name in optional if name.removesuffix("-bin") not in launcher.replace("_", "-")] == []
+
+
+def test_client_imports_exactly_its_dependencies_and_needs_at_most_12_distributions() -> None:
+    project = tomllib.loads((tree.CLIENT.parent / "pyproject.toml").read_text())["project"]
+    declared = {normal(line) for line in project["dependencies"]}
+    assert distributions(imported("services/pawl-client")) - {"pawl-client"} == declared
+    needed, new = {"pawl-client"}, declared
+    while new:
+        needed |= new
+        lines = {line for name in new for line in requires(name) or () if "extra ==" not in line}
+        new = {normal(line) for line in lines} - needed
+    assert len(needed) <= CLIENT_DISTRIBUTIONS_MAX, sorted(needed)
+
+
+def test_each_folder_belongs_to_one_distribution() -> None:
+    folders = [path.name for root in ROOTS.values() for path in root.iterdir() if path.name != "__pycache__"]
+    assert sorted(set(folders)) == sorted(folders)
 
 
 def test_lock_files_agree_and_pin_every_dependency_with_hashes() -> None:
@@ -167,7 +191,7 @@ def test_lock_files_agree_and_pin_every_dependency_with_hashes() -> None:
     for lock, names in extras.items():
         optional = (line for extra in names for line in PROJECT["optional-dependencies"][extra])
         pins = locked(tree.ROOT / "requirements" / f"{lock}.txt")
-        assert {normal(line) for line in (*PROJECT["dependencies"], *optional)} - {"pawl-proto"} <= set(pins), lock
+        assert {normal(line) for line in (*PROJECT["dependencies"], *optional)} - set(ROOTS) <= set(pins), lock
         assert pins.items() <= dev.items(), lock
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from pawl.chassis.process.settings import CONSTANT, ServiceSettings
 from pawl.launcher.services import STAGES
+from pawl.server.process.settings import CONSTANT, ServiceSettings
 from tests.tidy import tree
 
 # Two kinds of users must need an option; otherwise it is a constant.
@@ -20,7 +20,10 @@ EXAMPLE = (tree.ROOT / ".env.example").read_text()
 # The comment, name and value of each variable of .env.example.
 SHOWN = re.findall(r"((?:^# .*\n)+)#([A-Z][A-Z0-9_]*)=(.*)$", EXAMPLE, re.MULTILINE)
 # Modules that read variables without a settings class.
-OF_CLIENTS = ("launcher/options.py", "cli/__main__.py", "client/target.py", "chassis/identity/local_key.py")
+OF_CLIENTS = (
+    *(tree.PAWL / module for module in ("launcher/options.py", "cli/__main__.py")),
+    *(tree.CLIENT / module for module in ("client/target.py", "chassis/identity/local_key.py")),
+)
 
 
 def variables(cls: type[ServiceSettings]) -> dict[str, str]:
@@ -52,7 +55,7 @@ def test_example_shows_every_variable_once_with_its_default() -> None:
     read = {
         name
         for module in OF_CLIENTS
-        for name in re.findall(r'"(PAWL_[A-Z_]+)"', (tree.PAWL / module).read_text())
+        for name in re.findall(r'"(PAWL_[A-Z_]+)"', module.read_text())
         if name not in defaults
     }
     assert sorted(name for _, name, _ in SHOWN) == sorted({*defaults, *read, "PAWL_DATA"})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAWL = ROOT / "services/pawl"
+CLIENT = ROOT / "services/pawl-client/pawl"
 GENERATED = (
     "gen/pawl",
     "docs/images",

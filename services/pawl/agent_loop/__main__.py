@@ -28,16 +28,16 @@ from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.agent_loop.triggers.rpc import TriggerServicer
 from pawl.agent_loop.wiring import ClientSide
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.identity.credentials import gone
-from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import WorkerId
-from pawl.chassis.process.service import Service, run_service
-from pawl.chassis.process.settings import load
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
+from pawl.server.bus.connection import Bus
+from pawl.server.identity.credentials import gone
+from pawl.server.identity.key_sync import KeySyncClient
+from pawl.server.process.service import Service, run_service
+from pawl.server.process.settings import load
 
 
 async def main(stop: asyncio.Event) -> None:

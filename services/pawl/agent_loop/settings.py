@@ -12,8 +12,8 @@ from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.limits import DeploymentLimits, read_limits
 from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX, RunDefaults
 from pawl.chassis import strict_json
-from pawl.chassis.process.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings
 from pawl.errors import PawlError
+from pawl.server.process.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings
 
 _LIMITS_BYTES_MAX: Final = 64 * 1024
 

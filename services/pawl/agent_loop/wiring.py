@@ -33,7 +33,7 @@ from pawl.agent_loop.undo.undoing import Undoing
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.rpc.server import RpcServer
+from pawl.server.rpc.server import RpcServer
 
 _VERSION: Final = version("pawl-runtime")
 

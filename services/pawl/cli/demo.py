@@ -19,8 +19,6 @@ import typer
 from nats.aio.msg import Msg
 from rich.console import Console
 
-from pawl.chassis.bus.connection import flush
-from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import within
 from pawl.cli import wording
 from pawl.cli.chat import panel
@@ -32,6 +30,8 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
+from pawl.server.bus.connection import flush
+from pawl.server.process import log_setup
 
 _SECONDS_MAX: Final = 120.0
 _SECONDS_GOOD: Final = 60.0
@@ -95,7 +95,7 @@ def demo(
 
 async def _play(folder: Path, screen: Transcript) -> int:
     started = time.monotonic()
-    logs.configure(service="demo", instance_id="demo", level="error", log_format="auto")
+    log_setup.configure(service="demo", instance_id="demo", level="error", log_format="auto")
     screen.line(f"Starting PostgreSQL, NATS, a scripted model and the services in {folder} ...")
     options = SuiteOptions(data=folder, replicas={_AGENT: 2})
     async with (

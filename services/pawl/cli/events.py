@@ -142,7 +142,7 @@ async def _be_silent(_error: Exception) -> None:
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
-    from pawl.chassis.bus.connection import flush  # noqa: PLC0415  # imports NATS
+    from pawl.server.bus.connection import flush  # noqa: PLC0415  # imports NATS
 
     subscription = await connection.subscribe(subject, pending_msgs_limit=_PENDING_MAX)
     await flush(connection)

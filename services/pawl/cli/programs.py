@@ -15,14 +15,14 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from pawl.chassis.identity import browser_seal
-from pawl.chassis.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from pawl.chassis.identity.local_key import LOCAL_KEY
 from pawl.chassis.rpc.replicas import read_endpoints
 from pawl.cli import access, toolbox
 from pawl.cli.command import Flags, command, say
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
+from pawl.server.identity import browser_seal
+from pawl.server.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 
 _DATABASE: Final = "PAWL_DATABASE_URL"
 _ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -58,7 +58,7 @@ def _when(schedule: schedule_pb2.Schedule) -> str:
     if definition.cron:
         words = f" ({schedule.cron_text})" if schedule.cron_text else ""
         return wording.one_line(f"{definition.cron} {definition.time_zone or 'UTC'}{words}", 160)
-    offset = f", {definition.offset_seconds} s later" if definition.offset_seconds else ""
+    offset = f", offset {definition.offset_seconds} s" if definition.offset_seconds else ""
     return f"every {definition.interval_seconds} s{offset}"
 
 

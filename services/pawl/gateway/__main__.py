@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pawl.chassis.process.http_server import HttpServer
-from pawl.chassis.process.service import Service, run_service
-from pawl.chassis.process.settings import load
 from pawl.gateway.services import PEERS
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire
+from pawl.server.process.http_server import HttpServer
+from pawl.server.process.service import Service, run_service
+from pawl.server.process.settings import load
 
 _CALLS_MAX: Final = 1000
 

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process import logs
 from pawl.chassis.process.address import join_address
-from pawl.chassis.process.http_server import Page
 from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
 from pawl.gateway.agui import http as agui
 from pawl.gateway.hooks import webhooks
@@ -30,6 +29,7 @@ from pawl.gateway.services import CLIENT, CallsOfStore, Services, find, write
 from pawl.gateway.web import hosts as host_rules
 from pawl.gateway.web.answers import NOT_FOUND, Pages, answer, read_json, refusal
 from pawl.gateway.web.streams import Streams
+from pawl.server.process.http_server import Page
 
 _DEADLINE_SECONDS: Final = 15.0
 _DEADLINE_SECONDS_MAX: Final = 60.0

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, SecretStr, model_validator
 
 from pawl.chassis.process.address import is_loopback
-from pawl.chassis.process.settings import Constant, PeerAddresses, PublicUrl, ServiceSettings, TcpAddress
+from pawl.server.process.settings import Constant, PeerAddresses, PublicUrl, ServiceSettings, TcpAddress
 
 
 def _check_hosts(value: str) -> str:

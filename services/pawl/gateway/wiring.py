@@ -11,11 +11,8 @@ from pathlib import Path
 import grpc
 from starlette.types import ASGIApp
 
-from pawl.chassis.identity.credentials import service_key
 from pawl.chassis.ids import IdSource, is_id
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.process.http_server import Page
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.process.start import StartError
 from pawl.gateway.app import application
 from pawl.gateway.login.callers import Callers
@@ -27,6 +24,9 @@ from pawl.gateway.metrics import Counters
 from pawl.gateway.services import Metadata, Services, calls_of_store
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.web.streams import Streams
+from pawl.server.identity.credentials import service_key
+from pawl.server.process.http_server import Page
+from pawl.server.process.metrics import Metrics
 
 
 def wire(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-import pawl.chassis.bus  # noqa: F401  # before the modules that import nats
-from pawl.chassis.process.service import Service, run_service
-from pawl.chassis.process.settings import load
+import pawl.server.bus  # noqa: F401  # before the modules that import nats
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.settings import JobStoreSettings
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
+from pawl.server.process.service import Service, run_service
+from pawl.server.process.settings import load
 
 
 async def main(stop: asyncio.Event) -> None:

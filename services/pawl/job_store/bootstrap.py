@@ -11,15 +11,15 @@ import os
 import sys
 from typing import Final
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
-from pawl.chassis.process import logs
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.settings import read_secret
 from pawl.chassis.process.start import StartError
 from pawl.errors import PawlError
 from pawl.job_store.keys.keys import Keys, KeysExist, MadeKey
 from pawl.job_store.keys.store import PostgresKeyRepository
+from pawl.server.db.database import Database
+from pawl.server.process import log_setup
+from pawl.server.process.settings import read_secret
 
 _START_SECONDS: Final = 5.0
 _VARIABLE: Final = "PAWL_DATABASE_URL"
@@ -51,7 +51,7 @@ def _database_url() -> str:
 
 
 def main() -> int:
-    logs.configure(service="bootstrap", instance_id="", level="warning", log_format="console")
+    log_setup.configure(service="bootstrap", instance_id="", level="warning", log_format="console")
     try:
         made = asyncio.run(bootstrap(_database_url()))
     except (StartError, KeysExist, PawlError) as error:

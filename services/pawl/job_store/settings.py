@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pawl.chassis.process.settings import Constant, ListenAddress, ServiceSettings
+from pawl.server.process.settings import Constant, ListenAddress, ServiceSettings
 
 
 class JobStoreSettings(ServiceSettings):

@@ -13,12 +13,8 @@ from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.process.metrics import Metrics
-from pawl.chassis.rpc.server import RpcServer
 from pawl.identity.v1.key_pb2_grpc import add_KeyServiceServicer_to_server
 from pawl.identity.v1.key_sync_pb2_grpc import add_KeySyncServiceServicer_to_server
 from pawl.job.v1.agents_pb2_grpc import add_AgentLedgerServiceServicer_to_server
@@ -63,6 +59,10 @@ from pawl.job_store.sweeps import Relay, RetentionPeriods
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.job_store.triggers.triggers import Triggers
+from pawl.server.bus.connection import Bus
+from pawl.server.db.database import Database
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 
 Loops: TypeAlias = dict[str, Callable[[], Awaitable[None]]]
 

@@ -144,8 +144,8 @@ class DataFolder:
         found = path.read_text(encoding="utf-8").strip()
         if found != VERSION:
             raise StartError(
-                f"{self.path} has data version {found or 'unknown'}, and this Pawl reads version {VERSION}: use the "
-                "Pawl that wrote it, or choose another folder with --data."
+                f"{self.path} has data version {found or 'unknown'}, but this version of Pawl reads version "
+                f"{VERSION}: use the Pawl that wrote it, or choose another folder with --data."
             )
 
 

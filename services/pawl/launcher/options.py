@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pawl.chassis.process.settings import read_secret
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.replicas import DEFAULT_PORTS
 from pawl.event.v1 import run_pb2
 from pawl.launcher.services import STAGES, ServiceSpec, pawl_variables
+from pawl.server.process.settings import read_secret
 
 PORT_MAX = 65535
 REPLICAS_MAX = 16

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pawl.chassis
-from pawl.chassis.identity.browser_seal import SEAL_FILE
+import pawl.launcher
 from pawl.chassis.identity.local_key import LOCAL_KEY
 from pawl.chassis.process.address import split_address
 from pawl.launcher.folder import DataFolder, SecretFiles
@@ -22,6 +22,7 @@ from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
 from pawl.launcher.services import ServiceSpec, pawl_variables
+from pawl.server.identity.browser_seal import SEAL_FILE
 
 MODEL_ID = "pawl-scripted"
 # The file with the digests of all service keys.
@@ -185,8 +186,9 @@ def _system(options: SuiteOptions) -> dict[str, str]:
     """
     outer = {**os.environ, **options.environment}
     found = {name: value for name, value in outer.items() if name in _SYSTEM or name.startswith(_LOCALE)}
-    root = str(Path(pawl.chassis.__path__[0]).parents[1])
-    return found | {"PYTHONPATH": os.pathsep.join(part for part in (root, found.get("PYTHONPATH", "")) if part)}
+    roots = [str(Path(package.__path__[0]).parents[1]) for package in (pawl.launcher, pawl.chassis)]
+    path = filter(None, (*dict.fromkeys(roots), found.get("PYTHONPATH")))
+    return found | {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:

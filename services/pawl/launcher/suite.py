@@ -13,7 +13,6 @@ from typing import Self
 
 import msgspec
 
-from pawl.chassis.identity.browser_seal import SEAL_FILE
 from pawl.chassis.identity.local_key import LOCAL_KEY
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.replicas import Endpoints, Replica
@@ -40,6 +39,7 @@ from pawl.launcher.ports import check_ports, free_port
 from pawl.launcher.postgres import ROLES, Postgres
 from pawl.launcher.processes import Process, ProcessSpec
 from pawl.launcher.services import ServiceSpec
+from pawl.server.identity.browser_seal import SEAL_FILE
 
 SUBSCRIBER = "subscriber"
 _ROTATE_SECONDS = 10.0

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.text import Text
 
 from pawl.chassis.identity.local_key import LOCAL_KEY
-from pawl.chassis.process import logs
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.replicas import Endpoints
 from pawl.launcher.folder import problem_of
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+from pawl.server.process import log_setup
 
 _NEXT = (
     ("open the console", "console"),
@@ -107,7 +107,7 @@ def up(options: SuiteOptions, when_ready: Callable[[SuiteOptions], Awaitable[Non
 
     Returns the exit code: 0 after an orderly stop, or 2 after an error, which is printed to standard error.
     """
-    logs.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
+    log_setup.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
     try:
         asyncio.run(run_until_signal(Suite(options), when_ready))
     except StartError as error:

@@ -6,13 +6,13 @@ import asyncio
 
 import msgspec
 
-from pawl.chassis.egress.client import GuardedEgress, read_egress_file
-from pawl.chassis.identity.credentials import service_key
-from pawl.chassis.process.service import Service, run_service
-from pawl.chassis.process.settings import load
 from pawl.chassis.process.watched_file import WatchedFile
 from pawl.mailbox.mailboxes import Mailboxes
 from pawl.mailbox.settings import MailboxSettings
+from pawl.server.egress.client import GuardedEgress, read_egress_file
+from pawl.server.identity.credentials import service_key
+from pawl.server.process.service import Service, run_service
+from pawl.server.process.settings import load
 
 
 def parse_passwords(content: bytes) -> dict[str, dict[str, str]]:

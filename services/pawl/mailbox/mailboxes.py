@@ -17,17 +17,17 @@ from prometheus_client import Counter
 
 from pawl.agent.v1 import trigger_pb2_grpc
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
-from pawl.chassis.egress.client import GuardedEgress
-from pawl.chassis.egress.policy import EgressRefused
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import end
 from pawl.chassis.rpc.client import translated
-from pawl.chassis.rpc.fairness import FairSlots
 from pawl.errors import InvalidField, PawlError, TooLarge, TriggerPaused
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
 from pawl.mailbox.poll import Unreadable
+from pawl.server.egress.client import GuardedEgress
+from pawl.server.egress.policy import EgressRefused
+from pawl.server.rpc.fairness import FairSlots
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
 
 # Time between two calls of LeaseMailboxes.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from pawl.chassis.process.settings import ListenAddress, PeerAddresses, ServiceSettings
+from pawl.server.process.settings import ListenAddress, PeerAddresses, ServiceSettings
 
 
 class MailboxSettings(ServiceSettings):

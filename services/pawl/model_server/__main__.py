@@ -15,6 +15,7 @@ import uvloop
 from pawl.chassis.process import logs
 from pawl.model_server.script import Script, ScriptError, load_script
 from pawl.model_server.server import ModelServer
+from pawl.server.process import log_setup
 
 _USAGE_ERROR = 2
 
@@ -22,7 +23,9 @@ _USAGE_ERROR = 2
 def main() -> int:
     """Serve until SIGTERM or SIGINT. Return 2 and print one sentence if the server cannot start."""
     options = _parser().parse_args()
-    logs.configure(service="model-server", instance_id=str(os.getpid()), level=options.log_level, log_format="auto")
+    log_setup.configure(
+        service="model-server", instance_id=str(os.getpid()), level=options.log_level, log_format="auto"
+    )
     try:
         script = load_script(options.script) if options.script else Script()
         uvloop.run(_serve(options, script))

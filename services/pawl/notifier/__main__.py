@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.chassis.db.erasures import ErasureWork
-from pawl.chassis.egress.client import GuardedEgress, read_egress_file
-from pawl.chassis.egress.mail import read_smtp_url
-from pawl.chassis.identity.credentials import gone
-from pawl.chassis.identity.key_sync import KeySyncClient
-from pawl.chassis.process.service import Service, run_service
-from pawl.chassis.process.settings import load
 from pawl.notifier.channels.rules import ChannelKind
 from pawl.notifier.channels.store import PostgresChannels
 from pawl.notifier.deliveries.senders import Emails, SignedPosts
@@ -22,6 +15,13 @@ from pawl.notifier.metrics import PrometheusCounters
 from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notifier.settings import NotifierSettings
 from pawl.notifier.wiring import wire
+from pawl.server.db.erasures import ErasureWork
+from pawl.server.egress.client import GuardedEgress, read_egress_file
+from pawl.server.egress.mail import read_smtp_url
+from pawl.server.identity.credentials import gone
+from pawl.server.identity.key_sync import KeySyncClient
+from pawl.server.process.service import Service, run_service
+from pawl.server.process.settings import load
 
 
 async def main(stop: asyncio.Event) -> None:

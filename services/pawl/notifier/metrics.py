@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.chassis.process.metrics import Metrics
+from pawl.server.process.metrics import Metrics
 
 
 class PrometheusCounters:

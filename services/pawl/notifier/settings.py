@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from pawl.chassis.egress.mail import SenderAddress, SmtpUrl
-from pawl.chassis.process.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
+from pawl.server.egress.mail import SenderAddress, SmtpUrl
+from pawl.server.process.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
 
 
 class NotifierSettings(ServiceSettings):

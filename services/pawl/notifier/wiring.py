@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.egress.client import Egress
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.rpc.server import RpcServer
 from pawl.notifier.channels.rpc import ChannelServicer
 from pawl.notifier.channels.rules import ChannelKind
 from pawl.notifier.channels.store import PostgresChannels
@@ -27,6 +24,9 @@ from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notify.v1.channel_pb2_grpc import add_ChannelServiceServicer_to_server
 from pawl.notify.v1.notify_pb2_grpc import add_NotifyServiceServicer_to_server
 from pawl.notify.v1.preference_pb2_grpc import add_PreferenceServiceServicer_to_server
+from pawl.server.bus.connection import Bus
+from pawl.server.egress.client import Egress
+from pawl.server.rpc.server import RpcServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

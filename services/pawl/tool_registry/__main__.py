@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.erasures import ErasurePart, ErasureWork
-from pawl.chassis.egress.client import GuardedEgress, read_egress_file
-from pawl.chassis.egress.mail import read_smtp_url
-from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import StoreId
-from pawl.chassis.process.service import Service, run_service
-from pawl.chassis.process.settings import load
+from pawl.server.db.database import Database
+from pawl.server.db.erasures import ErasurePart, ErasureWork
+from pawl.server.egress.client import GuardedEgress, read_egress_file
+from pawl.server.egress.mail import read_smtp_url
+from pawl.server.identity.key_sync import KeySyncClient
+from pawl.server.process.service import Service, run_service
+from pawl.server.process.settings import load
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.calculator import calculator_tools
 from pawl.tool_registry.builtin.clock import clock_tools
@@ -38,7 +38,6 @@ from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.memory.store import PostgresMemoryRepository
 from pawl.tool_registry.memory.tools import memory_tools
 from pawl.tool_registry.metrics import RegistryMetrics
-from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.settings import ToolRegistrySettings, module_names
 from pawl.tool_registry.sources.http.tools import HttpTools
@@ -51,6 +50,7 @@ from pawl.tool_registry.sources.python.runner import PythonRunner
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, wire
+from pawl.tools.sdk.tool import Tool
 
 if TYPE_CHECKING:  # The chassis must be imported before gRPC.
     import grpc

@@ -8,71 +8,25 @@ from typing import Final
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import check_agent_name, check_id
-from pawl.chassis.rpc.translate import Exceptions, Translator, Unknown
-from pawl.chassis.strict_json import dumps_canonical
+from pawl.chassis.rpc.translate import Exceptions
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.audit.recorder import GRANT, AuditTrail
 from pawl.tool_registry.audit.rules import ENDS, AuditDraft, AuditKind, sha256_hex
 from pawl.tool_registry.policy.call import ExecuteRequest, ProposedCall
-from pawl.tool_registry.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERSION_MAX, ToolDefinition, ToolVersion
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.registering import own_label
-from pawl.tool_registry.rules.schema import read_schema
 from pawl.tool_registry.rules.verdict import CallContext, Verdict
-from pawl.values import (
-    CallState,
-    Category,
-    DecisionKind,
-    EffectClass,
-    ExecutionContext,
-    JobReports,
-    OfferFallback,
-    Progress,
-    ReadTimeouts,
-    ReportPolicy,
-    Series,
-)
+from pawl.tools.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERSION_MAX, ToolDefinition, ToolVersion
+from pawl.tools.wire import DEFINITION, WIRE
+from pawl.values import CallState, DecisionKind, ExecutionContext, Progress, ReadTimeouts, Series
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DURATION_SECONDS_MAX: Final = 1e10
 _RESULT_BYTES_MAX: Final = (1 << 32) - 1
 
 
-def _no_value(unknown: Unknown) -> InvalidField:
-    name = unknown.field.rpartition(".")[2]
-    return InvalidField(f"{name}: {unknown.number} is not a known value", field=unknown.field)
-
-
-WIRE: Final = Translator(
-    _no_value,
-    # Unspecified values default to the most cautious ones.
-    defaults={
-        Category: Category.SENSITIVE,
-        EffectClass: EffectClass.AT_MOST_ONCE,
-        OfferFallback: OfferFallback.FAIL,
-        JobReports: JobReports.EVERY,
-    },
-)
-CATEGORIES: Final = WIRE.enum(Category, call_pb2.ToolCategory)
-EFFECTS: Final = WIRE.enum(EffectClass, call_pb2.EffectClass, field="effect_class")
-REPORTS: Final = WIRE.struct(ReportPolicy, run_pb2.ReportPolicy)
-DEFINITION: Final = WIRE.struct(
-    ToolDefinition,
-    tool_pb2.ToolDefinition,
-    Exceptions(
-        read={
-            "arguments_schema": lambda message: read_schema(message.arguments_schema_json),
-            "effect": lambda message: EFFECTS.read(message.effect_class),
-        },
-        write={
-            "arguments_schema_json": lambda definition: dumps_canonical(dict(definition.arguments_schema)),
-            "effect_class": lambda definition: EFFECTS.write(definition.effect),
-        },
-        of_struct=("bulk_count",),
-    ),
-)
 _TOOL: Final = WIRE.struct(ToolVersion, tool_pb2.Tool, Exceptions(of_struct=("store_id", "binding", "user_id")))
 _OF_DEFINITION: Final = (
     *("context", "category", "effect_class", "timeout_seconds", "without_background", "async_timeout_seconds"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pawl.chassis.process.metrics import Metrics
+from pawl.server.process.metrics import Metrics
 
 
 class RegistryMetrics:

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from pawl.chassis.egress.mail import SenderAddress, SmtpUrl
-from pawl.chassis.process.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
-from pawl.tool_registry.rules.definition import RATE_PER_MINUTE_MAX
+from pawl.server.egress.mail import SenderAddress, SmtpUrl
+from pawl.server.process.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
+from pawl.tools.rules.definition import RATE_PER_MINUTE_MAX
 
 _MODULE_OR_FOLDER = re.compile(r"[\w.-]+|[^\x00-\x1f]*/[^\x00-\x1f]*")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource, StoreId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import ANY, Retry
-from pawl.chassis.rpc.server import RpcServer
+from pawl.server.db.database import Database
+from pawl.server.rpc.server import RpcServer
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.completion_pb2_grpc import add_CompletionServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server

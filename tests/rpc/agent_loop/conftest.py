@@ -19,11 +19,11 @@ from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.api.watch import Watches
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
-from pawl.chassis.identity.credentials import ApiKey
 from pawl.chassis.ids import IdSource
-from pawl.chassis.process.metrics import Metrics
-from pawl.chassis.rpc.server import RpcServer
 from pawl.event.v1 import call_pb2
+from pawl.server.identity.credentials import ApiKey
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 from tests.fakes.loop_world import MemoryAgents
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.registry import FakeChecker

@@ -20,12 +20,12 @@ from pawl.agent_loop.loop.rules.tool import ExecutionResult, ProposedCall, Recor
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.client import open_channel
-from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values import (
     CallState,

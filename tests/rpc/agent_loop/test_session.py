@@ -11,8 +11,8 @@ import pytest
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.api.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.api.watch import Watches
-from pawl.chassis.rpc.server import RpcServer
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.server.rpc.server import RpcServer
 from tests.fakes.session_agent import FakeLive
 from tests.poll import until
 from tests.rpc.agent_loop.asking import failure, own_tool, reason

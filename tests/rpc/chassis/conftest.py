@@ -12,10 +12,10 @@ import pytest
 from pawl.chassis.identity.auth import Authenticator
 from pawl.chassis.identity.roles import AGENT_LOOP, ANYBODY
 from pawl.chassis.ids import IdSource
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.limits import Limits
-from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.tls import Tls
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, Serve, add_echo_to_server
 

@@ -14,10 +14,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis.identity.auth import current_principal
 from pawl.chassis.rpc.client import open_channel
-from pawl.chassis.rpc.interceptor import count_as_stream
 from pawl.chassis.rpc.request_id import current_request_id
-from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import RunNotFound
+from pawl.server.rpc.interceptor import count_as_stream
+from pawl.server.rpc.server import RpcServer
 
 _TRIES: Final = 50
 

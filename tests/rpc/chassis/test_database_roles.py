@@ -15,11 +15,11 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from pawl.chassis.process import logs
-from pawl.chassis.process.service import Service
-from pawl.chassis.process.settings import ServiceSettings
 from pawl.chassis.process.start import StartError
 from pawl.launcher.postgres import binaries
+from pawl.server.process import log_setup
+from pawl.server.process.service import Service
+from pawl.server.process.settings import ServiceSettings
 from tests.keys import ENVIRONMENT
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,7 @@ def make_roles(database_url: str) -> None:
 
 @pytest.fixture
 async def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    monkeypatch.setattr(logs, "configure", lambda **_: None)
+    monkeypatch.setattr(log_setup, "configure", lambda **_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     yield database_url

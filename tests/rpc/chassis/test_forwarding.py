@@ -13,14 +13,14 @@ import pytest
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub, add_ConversationServiceServicer_to_server
 from pawl.chassis.identity.auth import Principal, for_user, require_user, service_principal, user_principal
-from pawl.chassis.identity.credentials import ApiKey, KeyAuthenticator, parse_keys
-from pawl.chassis.identity.key_rows import digest_of
 from pawl.chassis.ids import IdSource, StoreId, UserId
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.client import open_channel, translated
-from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import ConversationNotFound, MalformedRequest, MethodNotFound, PermissionDenied
 from pawl.event.v1 import conversation_pb2
+from pawl.server.identity.credentials import ApiKey, KeyAuthenticator, parse_keys
+from pawl.server.identity.key_rows import digest_of
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 from tests.rpc.chassis.test_limits_and_access import bearer
 
 USER_KEY, AGENT_LOOP_KEY, NOTIFIER_KEY = (f"key-of-{name}-0123456789" for name in ("ann", "agent-loop", "notifier"))

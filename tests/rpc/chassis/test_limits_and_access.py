@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from pawl.chassis.identity import login_failures
 from pawl.chassis.identity.auth import (
     CLIENT_ADDRESS,
     GATEWAY_KEY,
@@ -21,13 +20,15 @@ from pawl.chassis.identity.auth import (
     service_principal,
     user_principal,
 )
-from pawl.chassis.identity.credentials import ApiKey, KeyAuthenticator
-from pawl.chassis.identity.key_rows import digest_of
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX
-from pawl.chassis.rpc.client import open_channel, ping, translating
+from pawl.chassis.rpc.client import open_channel, translating
 from pawl.errors import DependencyUnavailable, Overloaded, PermissionDenied, Unauthenticated
+from pawl.server.identity import login_failures
+from pawl.server.identity.credentials import ApiKey, KeyAuthenticator
+from pawl.server.identity.key_rows import digest_of
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.health import ping
 from tests.keys import LOCAL_KEY, authenticator
 from tests.poll import until
 from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve, echoing

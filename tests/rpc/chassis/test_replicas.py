@@ -17,14 +17,11 @@ from pawl.agent.v1 import agent_pb2 as pb
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 from pawl.chassis.process import tasks
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc import batch_client as rpc_batch_client
 from pawl.chassis.rpc import client as rpc_client
 from pawl.chassis.rpc import limits as rpc_limits
-from pawl.chassis.rpc import server as rpc_server
 from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc.client import open_channel, translating
-from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import (
     DependencyUnavailable,
@@ -38,6 +35,9 @@ from pawl.errors import (
     Unauthenticated,
 )
 from pawl.launcher.ports import free_port
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc import server as rpc_server
+from pawl.server.rpc.server import RpcServer
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
 from tests.rpc.chassis.test_limits_and_access import USER_KEY, keys

@@ -19,10 +19,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from pawl.chassis.process.http_server import HealthMonitor
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.client import open_channel, ping, translating
+from pawl.chassis.rpc.client import open_channel, translating
 from pawl.errors import DependencyUnavailable, Unavailable
+from pawl.server.process.http_server import HealthMonitor
+from pawl.server.rpc.health import ping
 from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve, wait_for_file
@@ -134,10 +135,10 @@ async def test_call_without_a_deadline_gets_the_default(serve: Serve, servicer: 
 
 
 PROGRAM = """
-from pawl.chassis.process.service import run_service
-from pawl.chassis.process.service import Service
+from pawl.server.process.service import run_service
+from pawl.server.process.service import Service
 from pawl.chassis.identity.roles import ANYBODY
-from pawl.chassis.process.settings import ServiceSettings, load
+from pawl.server.process.settings import ServiceSettings, load
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, add_echo_to_server
 
 async def main(stop):

@@ -17,13 +17,14 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis.identity.auth import UNKNOWN
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.process.http_server import HttpServer, Response, application
 from pawl.chassis.rpc import tls
-from pawl.chassis.rpc.client import open_channel, ping, translating
-from pawl.chassis.rpc.server import RpcServer
+from pawl.chassis.rpc.client import open_channel, translating
 from pawl.cli.failure import explain
 from pawl.client.target import error_of
 from pawl.errors import DependencyUnavailable, Unauthenticated
+from pawl.server.process.http_server import HttpServer, Response, application
+from pawl.server.rpc.health import ping
+from pawl.server.rpc.server import RpcServer
 from tests import certificates
 from tests.certificates import Files
 from tests.fakes.manual_clock import ManualClock

@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.db.database import Database
 from pawl.chassis.identity.auth import Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.metrics import Metrics
-from pawl.chassis.process.service import Background
 from pawl.chassis.rpc import limits as rpc_limits
 from pawl.chassis.rpc.client import open_channel
-from pawl.chassis.rpc.server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from pawl.job_store.keys.keys import Keys
 from pawl.job_store.ledger.ledger import Ledger
@@ -28,6 +23,11 @@ from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
+from pawl.server.bus.connection import Bus
+from pawl.server.db.database import Database
+from pawl.server.process.metrics import Metrics
+from pawl.server.process.service import Background
+from pawl.server.rpc.server import RpcServer
 from tests import databases
 from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.job_store.user import Owner, User
@@ -80,7 +80,7 @@ def database_url(ledger_database: databases.ServiceDatabase) -> str:
 @pytest.fixture
 async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
     """The pool of the job stores, with a long timeout because PostgreSQL may be slow on a busy machine."""
-    monkeypatch.setattr("pawl.chassis.db.heartbeat._WINDOW_SECONDS", 60.0)
+    monkeypatch.setattr("pawl.server.db.heartbeat._WINDOW_SECONDS", 60.0)
     async with Database(database_url, application_name="test") as database:
         await database.create_schema("job_store")
         yield database

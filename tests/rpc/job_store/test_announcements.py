@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 from nats.js.errors import NotFoundError
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.db.database import Database
-from pawl.chassis.process.metrics import Metrics
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.server.bus.connection import Bus
+from pawl.server.db.database import Database
+from pawl.server.process.metrics import Metrics
 from tests import servers
 from tests.poll import until
 from tests.rpc.job_store.conftest import StartReplica

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.client import translating
 from pawl.errors import InvalidField, QueueFull, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
@@ -16,6 +15,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
+from pawl.server.process.metrics import Metrics
 from pawl.tool_registry.builtin.jobs import state_of
 from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica

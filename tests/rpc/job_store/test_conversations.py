@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import ConversationNotFound, RunNotFound
@@ -18,6 +17,7 @@ from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.store.segments import OTHERS_BYTES_MAX
 from pawl.job_store.sweeps import sweep_retention
+from pawl.server.db.database import Database
 from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User, result

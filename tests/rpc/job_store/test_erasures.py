@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import ConversationId, IdSource, StoreId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
@@ -18,6 +17,7 @@ from pawl.job_store.erasure.erasing import Erasing, JetStreamErasures
 from pawl.job_store.erasure.rules import ErasureKey, Part
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.server.db.database import Database
 from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, index_all, listed, update

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.chassis.db.database import Database
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import translating
 from pawl.errors import (
@@ -25,6 +24,7 @@ from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
+from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_conversations import get, index_all, listed
 from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, sweep_all

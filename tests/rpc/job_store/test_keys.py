@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.identity.auth import UNKNOWN, service_principal
-from pawl.chassis.identity.credentials import KeyAuthenticator
-from pawl.chassis.identity.key_rows import KeyRows, digest_of, is_secret
-from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.service import Background
 from pawl.chassis.rpc.client import open_channel
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
@@ -27,6 +22,11 @@ from pawl.job_store import bootstrap
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.keys import rules
 from pawl.job_store.keys.keys import Keys, KeysExist
+from pawl.server.db.database import Database
+from pawl.server.identity.credentials import KeyAuthenticator
+from pawl.server.identity.key_rows import KeyRows, digest_of, is_secret
+from pawl.server.identity.key_sync import KeySyncClient
+from pawl.server.process.service import Background
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.rpc.job_store.conftest import StartReplica
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.server.db.database import Database
 from pawl.tool.v1 import tool_pb2
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import Owner, User, result

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.chassis.db.database import Database
 from pawl.errors import InvalidField, PawlError, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.server.db.database import Database
 from tests.rpc.job_store.test_conversations import get, listed, update
 from tests.rpc.job_store.test_delegation import delegating
 from tests.rpc.job_store.user import Owner, User, result

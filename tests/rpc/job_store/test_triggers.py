@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
@@ -32,6 +31,7 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.triggers.rules import EVENTS_SECONDS
+from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, WAITING, end
 from tests.rpc.job_store.user import Translated, User, forwarded

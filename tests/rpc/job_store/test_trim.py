@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
@@ -19,6 +18,7 @@ from pawl.job_store.ledger.store import upkeep
 from pawl.job_store.ledger.store.log_reads import SNAPSHOT_BYTES_MAX
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
+from pawl.server.db.database import Database
 from tests.rpc.job_store.test_background import claimed_jobs, start_jobs
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import DIGEST, Owner, User, result

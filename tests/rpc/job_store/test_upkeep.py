@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
@@ -17,6 +16,7 @@ from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
+from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission
@@ -88,7 +88,7 @@ async def test_conversation_with_an_open_run_is_kept_at_any_age(user: User, data
 
 
 async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database: Database, owner: Owner) -> None:
-    """Lifecycle events wait a day for an unavailable NATS. Then they no longer delay the trimming of logs."""
+    """If NATS is unavailable, lifecycle events are kept for a day. After that, logs are trimmed without them."""
     await owner.commit(events=[DELTA] * 5)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "runs", "end_time")

@@ -13,18 +13,10 @@ from unittest.mock import create_autospec
 import grpc
 import pytest
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.db.database import Database
-from pawl.chassis.egress.addresses import Lookups
-from pawl.chassis.egress.client import GuardedEgress
-from pawl.chassis.egress.mail import SmtpServer
-from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.ids import ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.process.tasks import end
 from pawl.chassis.rpc.limits import Limits
-from pawl.chassis.rpc.server import RpcServer
 from pawl.notifier.channels.rules import ChannelKind
 from pawl.notifier.channels.store import PostgresChannels
 from pawl.notifier.deliveries.senders import Emails, SignedPosts
@@ -38,6 +30,14 @@ from pawl.notifier.wiring import Notifier, wire
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
+from pawl.server.bus.connection import Bus
+from pawl.server.db.database import Database
+from pawl.server.egress.addresses import Lookups
+from pawl.server.egress.client import GuardedEgress
+from pawl.server.egress.mail import SmtpServer
+from pawl.server.egress.policy import read_rules
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 from tests import databases
 from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.notifier.desk import Desk

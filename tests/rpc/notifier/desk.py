@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pawl.chassis.db.database import Database
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
+from pawl.server.db.database import Database
 from tests.poll import until
 from tests.web_server import WebServer
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.db.database import Database
 from pawl.notifier.inbox.rules import Draft, NotificationKind
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2, preference_pb2
+from pawl.server.db.database import Database
 from tests.poll import until
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, URL, WAITING, Desk, created
 from tests.rpc.notifier.test_inbox import reason_of

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.process.tasks import end
 from pawl.errors import DependencyUnavailable
 from pawl.notifier.channels.rules import KEY_GONE
@@ -21,6 +19,8 @@ from pawl.notifier.inbox.rules import Draft
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
+from pawl.server.db.database import Database
+from pawl.server.egress.client import GuardedEgress
 from tests.poll import until
 from tests.rpc.notifier.conftest import wired
 from tests.rpc.notifier.desk import ANN, DEAD, DELIVERED, WAITING, Desk

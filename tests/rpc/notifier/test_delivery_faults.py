@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.chassis.process.tasks import end
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
@@ -35,6 +33,8 @@ from pawl.notifier.inbox.store import ADD, PostgresStore, added_columns
 from pawl.notifier.preferences.rules import Mute
 from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notify.v1 import channel_pb2 as pb
+from pawl.server.db.database import Database
+from pawl.server.egress.client import GuardedEgress
 from tests.poll import until
 from tests.rpc.notifier.conftest import Repository, wired
 from tests.rpc.notifier.desk import ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.egress.mail import SmtpServer, read_smtp_url
 from pawl.notifier.deliveries.rules import EMAILS_MAX_AN_HOUR
 from pawl.notifier.inbox.rules import Draft
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
+from pawl.server.db.database import Database
+from pawl.server.egress.mail import SmtpServer, read_smtp_url
 from tests.mail_server import Postbox, mail_server
 from tests.poll import until
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, WAITING, Desk, created

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.identity import auth
 from pawl.chassis.ids import CallId, ConversationId, StoreId, UserId
 from pawl.chassis.rpc.status import from_rpc_error
@@ -22,6 +20,8 @@ from pawl.notifier.inbox.rules import Draft, Inbox, NotificationKind, PoisonEven
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.inbox.subscription import PAGE, Subscriptions
 from pawl.notify.v1 import notify_pb2
+from pawl.server.db.database import Database
+from pawl.server.db.erasures import ErasurePart
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2
 
-from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process.clock import Clock, SystemClock
 from pawl.event.v1 import call_pb2
+from pawl.server.egress.client import GuardedEgress
 from pawl.tool.v1 import execution_pb2, source_pb2
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.mcp.connections import Connections

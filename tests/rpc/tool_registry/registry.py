@@ -15,16 +15,16 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.identity.credentials import ApiKey
 from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.client import open_channel
-from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import run_pb2
+from pawl.server.db.database import Database
+from pawl.server.identity.credentials import ApiKey
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.completion_pb2_grpc import CompletionServiceStub

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.event.v1 import call_pb2
+from pawl.server.db.database import Database
 from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.audit.rules import Head, entry_hash
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog

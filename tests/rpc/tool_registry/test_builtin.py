@@ -14,19 +14,19 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.egress.client import GuardedEgress
-from pawl.chassis.egress.mail import read_smtp_url
-from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.client import open_channel
-from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
+from pawl.server.db.database import Database
+from pawl.server.egress.client import GuardedEgress
+from pawl.server.egress.mail import read_smtp_url
+from pawl.server.egress.policy import read_rules
+from pawl.server.process.metrics import Metrics
+from pawl.server.rpc.server import RpcServer
 from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits

@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId
 from pawl.chassis.rpc.client import open_channel
+from pawl.server.db.database import Database
+from pawl.server.db.erasures import ErasurePart
 from pawl.tool.v1 import execution_pb2, worker_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool_registry.execution.store.checkpoints import PostgresCheckpoints

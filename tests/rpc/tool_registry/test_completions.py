@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
+from pawl.server.db.database import Database
 from pawl.tool.v1 import completion_pb2 as pb
 from pawl.tool.v1 import execution_pb2
 from pawl.tools import (

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
+from pawl.server.db.database import Database
 from pawl.tool.v1 import document_pb2
 from pawl.tool_registry.documents import store as postgres_documents
 from pawl.tool_registry.documents import tools

@@ -13,8 +13,10 @@ import httpx2
 import pytest
 import trustme
 
-from pawl.chassis.egress.addresses import Lookups
-from pawl.chassis.egress.client import (
+from pawl.chassis.ids import StoreId
+from pawl.chassis.process.start import StartError
+from pawl.server.egress.addresses import Lookups
+from pawl.server.egress.client import (
     GuardedEgress,
     OutboundRequest,
     OutboundResponse,
@@ -22,9 +24,7 @@ from pawl.chassis.egress.client import (
     Unpacker,
     read_egress_file,
 )
-from pawl.chassis.egress.policy import EgressRefused, EgressRules, read_rules
-from pawl.chassis.ids import StoreId
-from pawl.chassis.process.start import StartError
+from pawl.server.egress.policy import EgressRefused, EgressRules, read_rules
 from tests.web_server import Names, Reply, WebServer, pages, web_server
 
 ACME = StoreId("acme")

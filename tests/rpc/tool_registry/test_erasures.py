@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId
 from pawl.errors import ConversationErased, DependencyUnavailable
 from pawl.event.v1 import call_pb2
+from pawl.server.db.database import Database
+from pawl.server.db.erasures import ErasurePart
 from pawl.tool.v1 import rule_pb2, worker_pb2
 from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileChange, FileLimits, Planned

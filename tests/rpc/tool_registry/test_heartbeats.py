@@ -13,7 +13,6 @@ import pytest
 
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2
-from pawl.tool_registry.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.tools import (
     Category,
     EffectClass,
@@ -22,6 +21,7 @@ from pawl.tools import (
     cannot_say,
     tool,
 )
+from pawl.tools.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.worker import CallContext, Worker
 from tests.rpc.tool_registry import process_tools
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, mcp_registry, policy

@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from pawl.chassis.egress.client import GuardedEgress
-from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
+from pawl.server.egress.client import GuardedEgress
+from pawl.server.egress.policy import read_rules
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX, ToolVersion
-from pawl.tool_registry.sdk.context import ResultTooLarge
 from pawl.tool_registry.sources.http.rules.openapi_document import DOCUMENT_BYTES_MAX
 from pawl.tool_registry.sources.http.tools import HttpTools
 from pawl.tool_registry.sources.process.helpers import Helpers
 from pawl.tool_registry.sources.rules import DiscoveredTool
 from pawl.tool_registry.sources.source import Source
 from pawl.tools import OutcomeUnknown, Tool, ToolContext, ToolError
+from pawl.tools.rules.definition import RESULT_BYTES_MAX, ToolVersion
+from pawl.tools.sdk.context import ResultTooLarge
 from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import content, outcome, running
 from tests.web_server import Reply, WebServer, pages, web_server

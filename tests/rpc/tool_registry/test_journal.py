@@ -12,9 +12,9 @@ import asyncpg
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable
+from pawl.server.db.database import Database
 from pawl.tool_registry.execution.executor import ExecutorOptions
 from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
 from pawl.tool_registry.rules.execution import succeeded
@@ -138,7 +138,7 @@ async def test_concurrent_replicas_run_a_call_once_and_return_one_result(
     assert world.effects == ["paid 1", "paid 2"]
 
 
-async def test_outcome_of_a_dead_processs_call_is_unknown_until_an_operator_resolves_it(
+async def test_outcome_of_a_call_in_a_dead_process_is_unknown_until_an_operator_resolves_it(
     database_url: str, registry: Registry, world: World
 ) -> None:
     """I4, I5, C5, D9: the call is never repeated silently, even if the process turns out to be alive."""

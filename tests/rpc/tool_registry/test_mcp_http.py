@@ -15,9 +15,9 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.egress.client import GuardedEgress
-from pawl.chassis.egress.policy import read_rules
 from pawl.launcher.ports import free_port
+from pawl.server.egress.client import GuardedEgress
+from pawl.server.egress.policy import read_rules
 from pawl.tool.v1 import source_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, UNKNOWN, McpRegistry, answer, failure, mcp_registry, policy

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
+from pawl.server.db.database import Database
 from pawl.tool.v1 import execution_pb2
 from pawl.tool.v1 import memory_pb2 as pb
 from pawl.tool_registry.memory import store as postgres_memories

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
+from pawl.server.db.database import Database
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.builtin.planning.tools import planning_tools

@@ -43,7 +43,7 @@ class Tools:
 
         @tool(category=SAFE, effect=READ_ONLY)
         async def slow() -> str:
-            """Look for long."""
+            """Look for a long time."""
             self.ran["slow"] += 1
             await self.release.wait()
             return "found"

@@ -13,9 +13,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable
+from pawl.server.db.database import Database
 from pawl.tool_registry.execution.execution import LeaseWatch
 from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool

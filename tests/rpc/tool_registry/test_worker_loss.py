@@ -10,7 +10,7 @@ import asyncpg
 import grpc
 import pytest
 
-from pawl.chassis.db.database import Database
+from pawl.server.db.database import Database
 from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2, worker_pb2
 from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
 from pawl.tool_registry.sources.worker.workers import WorkerOptions

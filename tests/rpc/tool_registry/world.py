@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 import psutil
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import CallId, CallKey, RunId, StoreId
+from pawl.server.db.database import Database
 from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
 from pawl.tool_registry.rules.journal import Begun, JournalCall
 from pawl.tool_registry.rules.verdict import call_digest

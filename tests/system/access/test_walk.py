@@ -10,11 +10,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.batch.v1 import batch_pb2, batch_pb2_grpc
 from pawl.chassis.identity.auth import for_user, user_principal
-from pawl.chassis.identity.key_rows import secret_of
 from pawl.chassis.identity.roles import CALLERS, ROLES
 from pawl.chassis.ids import StoreId, UserId
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
+from pawl.server.identity.key_rows import secret_of
 from tests.poll import until
 from tests.system.access.conftest import LISTENERS, ROLES_OF_CALLERS, Walked, bearer, key
 from tests.system.access.walk import OPEN, is_forwarded, methods, wrong

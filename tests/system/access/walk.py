@@ -13,8 +13,8 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection_pb2
 
 from pawl.chassis.identity.roles import CALLERS
-from pawl.chassis.rpc.reflection import NAME, OLD_NAME
 from pawl.notify.v1 import notify_pb2
+from pawl.server.rpc.reflection import NAME, OLD_NAME
 from pawl.tool.v1 import tool_pb2
 
 Metadata = Sequence[tuple[str, str | bytes]]

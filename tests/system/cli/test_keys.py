@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pawl.chassis.identity.key_rows import is_secret
+from pawl.server.identity.key_rows import is_secret
 from tests import commands
 from tests.fakes.mcp_program import flags
 from tests.system.cli.conftest import CommandLine

@@ -8,9 +8,9 @@ import pytest
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
 from playwright.async_api import Page, expect
 
-from pawl.chassis.identity import browser_seal
-from pawl.chassis.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from pawl.launcher.suite import Suite
+from pawl.server.identity import browser_seal
+from pawl.server.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import BEHIND, NewPage, at, done, say
 

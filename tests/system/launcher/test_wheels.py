@@ -40,7 +40,7 @@ async def charge(amount: int) -> int:
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("wheels")
-    for project in (tree.ROOT, tree.ROOT / "gen"):
+    for project in (tree.ROOT / "gen", tree.ROOT / "services/pawl-client", tree.ROOT):
         pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(project))
     return sorted(folder.glob("*.whl"))
 

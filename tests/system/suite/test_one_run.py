@@ -11,11 +11,11 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from pawl.chassis.bus.connection import flush
 from pawl.client import AsyncClient, file, image
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
+from pawl.server.bus.connection import flush
 from tests.fakes.images import PNG
 from tests.poll import until
 from tests.system.suite.client import Agent, addresses

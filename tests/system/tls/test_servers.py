@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import trustme
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.db.database import Database
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc import tls
+from pawl.server.bus.connection import Bus
+from pawl.server.db.database import Database
+from pawl.server.process.metrics import Metrics
 from tests import certificates
 from tests.certificates import Files
 from tests.servers import NatsServer

@@ -15,9 +15,9 @@ from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
+from pawl.server.bus.connection import Bus
 from pawl.values import Question, RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.manual_clock import run_in_virtual_time

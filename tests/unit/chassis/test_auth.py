@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pawl.chassis.identity import auth
 from pawl.chassis.identity.auth import Credential, Principal, principal_of, service_principal
-from pawl.chassis.identity.credentials import ApiKey, gone, parse_keys, parse_service_keys, service_key
 from pawl.chassis.identity.roles import ANYBODY, CALLERS, ROLES, ROLES_OF_A_STORE, Role, rights
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.process.settings import ServiceSettings, read
 from pawl.chassis.process.start import StartError
 from pawl.chassis.process.watched_file import WatchedFile
 from pawl.errors import InvalidId, PermissionDenied, Unauthenticated
+from pawl.server.identity.credentials import ApiKey, gone, parse_keys, parse_service_keys, service_key
+from pawl.server.process.settings import ServiceSettings, read
 from tests.fakes.manual_clock import ManualClock
 from tests.keys import authenticator
 from tests.tables import not_explained, not_refused

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.process.metrics import Metrics
 from pawl.errors import DependencyUnavailable
+from pawl.server.bus.connection import Bus
+from pawl.server.process.metrics import Metrics
 from tests.poll import until
 from tests.servers import NatsServer
 

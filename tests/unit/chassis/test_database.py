@@ -12,12 +12,12 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.heartbeat import Heartbeat
-from pawl.chassis.db.idle import IdleConnections, PooledConnection
 from pawl.chassis.process.start import StartError
 from pawl.errors import DependencyUnavailable
 from pawl.launcher.ports import free_port
+from pawl.server.db.database import Database
+from pawl.server.db.heartbeat import Heartbeat
+from pawl.server.db.idle import IdleConnections, PooledConnection
 from tests.databases import forwarding, pump
 from tests.poll import until
 
@@ -174,7 +174,7 @@ async def test_a_server_is_checked_only_while_a_connection_is_in_use(
         checks.append(asyncio.get_running_loop().time())
 
     monkeypatch.setattr(Heartbeat, "check", check)
-    monkeypatch.setattr("pawl.chassis.db.heartbeat._INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("pawl.server.db.heartbeat._INTERVAL_SECONDS", 0.01)
     async with Database(database_url, application_name="test", statement_timeout_seconds=1) as database:
         await use(database)
         await asyncio.sleep(0.1)

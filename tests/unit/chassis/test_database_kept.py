@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.durability import require_durable
-from pawl.chassis.db.idle import IdleConnections, PooledConnection, is_lost
 from pawl.chassis.process.start import StartError
+from pawl.server.db.database import Database
+from pawl.server.db.durability import require_durable
+from pawl.server.db.idle import IdleConnections, PooledConnection, is_lost
 from tests import servers
 from tests.poll import PATIENCE_SECONDS, until
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pawl.chassis.egress.addresses import Reach, plain_address, reach_of
-from pawl.chassis.egress.policy import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
 from pawl.chassis.ids import StoreId
+from pawl.server.egress.addresses import Reach, plain_address, reach_of
+from pawl.server.egress.policy import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
 from tests.tables import not_explained, not_refused
 
 REFUSED_IPV4 = [

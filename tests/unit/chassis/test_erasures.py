@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.db.erasures import ErasurePart, ErasureWork
 from pawl.chassis.process.clock import SystemClock
 from pawl.job.v1 import erasure_pb2 as pb
+from pawl.server.db.erasures import ErasurePart, ErasureWork
 
 
 class Stub:

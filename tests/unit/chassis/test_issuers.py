@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import structlog
 
-from pawl.chassis.identity import issuers
 from pawl.chassis.identity.auth import UNKNOWN
-from pawl.chassis.identity.credentials import KeyAuthenticator, parse_keys
-from pawl.chassis.identity.issuers import FetchFailed, Issuers, KeyFetcher
-from pawl.chassis.identity.tokens import Provider, PublicKey, TokenRefused
 from pawl.errors import DependencyUnavailable, Unauthenticated
+from pawl.server.identity import issuers
+from pawl.server.identity.credentials import KeyAuthenticator, parse_keys
+from pawl.server.identity.issuers import FetchFailed, Issuers, KeyFetcher
+from pawl.server.identity.tokens import Provider, PublicKey, TokenRefused
 from tests.fakes.issuer import (
     DISCOVERY,
     ISSUER,

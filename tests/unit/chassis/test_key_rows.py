@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.chassis.identity.auth import UNKNOWN, LoginRefused, principal_of, user_principal
-from pawl.chassis.identity.credentials import KeyAuthenticator, gone
-from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.process.settings import ServiceSettings
 from pawl.errors import DependencyUnavailable, Unauthenticated
+from pawl.server.identity.credentials import KeyAuthenticator, gone
+from pawl.server.identity.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
+from pawl.server.process.settings import ServiceSettings
 from tests.fakes.manual_clock import ManualClock
 
 SECRETS = [secret_of(bytes([number]) * 32) for number in range(8)]
@@ -116,7 +116,7 @@ async def test_key_changes_take_effect_within_two_seconds(rows: KeyRows, source:
 async def test_ended_keys_are_remembered_up_to_a_limit(
     rows: KeyRows, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pawl.chassis.identity.key_rows.ENDED_MAX", 3)
+    monkeypatch.setattr("pawl.server.identity.key_rows.ENDED_MAX", 3)
     source.changes = [grant(number, is_revoked=True) for number in range(5)]
     await clock.advance(2)
     remembered = [rows.ended(digest_of(SECRETS[number])) is not None for number in range(5)]

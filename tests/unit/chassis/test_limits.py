@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pawl.chassis.identity import login_failures
 from pawl.chassis.identity.auth import LoginRefused, Principal, service_principal
-from pawl.chassis.identity.login_failures import LoginFailures, kind_of, source_of
 from pawl.chassis.ids import KeyId, StoreId, UserId
-from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc import limits as rpc_limits
 from pawl.chassis.rpc.limits import AnonymousCalls, Arrivals
 from pawl.chassis.rpc.retry import ANY, TRANSIENT, Retry, pause_seconds
@@ -28,6 +25,9 @@ from pawl.errors import (
     Overloaded,
     PawlError,
 )
+from pawl.server.identity import login_failures
+from pawl.server.identity.login_failures import LoginFailures, kind_of, source_of
+from pawl.server.process.metrics import Metrics
 from tests.fakes.manual_clock import ManualClock
 
 WRONG = (("authorization", "Bearer a-wrong-key-0123456789"),)

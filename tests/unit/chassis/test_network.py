@@ -15,14 +15,14 @@ import trustme
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pawl.chassis.egress.addresses import Lookups
-from pawl.chassis.process.http_server import HttpServer, Response, application
 from pawl.chassis.process.start import StartError
 from pawl.chassis.process.tasks import shield
 from pawl.chassis.rpc import tls
 from pawl.chassis.rpc.replicas import CALLS_MAX, ReplicaHealth, choose, key_of, preference
 from pawl.chassis.rpc.tls import services_of
 from pawl.job.v1 import ledger_pb2, schedules_pb2
+from pawl.server.egress.addresses import Lookups
+from pawl.server.process.http_server import HttpServer, Response, application
 from pawl.tool.v1 import execution_pb2
 from tests import certificates
 from tests.fakes.manual_clock import ManualClock

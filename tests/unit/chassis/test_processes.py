@@ -16,22 +16,23 @@ import grpc
 import pytest
 import structlog
 
-from pawl.chassis.process import logs, tasks
-from pawl.chassis.process.service import Background, Service
-from pawl.chassis.process.settings import ServiceSettings
+from pawl.chassis.process import tasks
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal
+from pawl.server.process import log_setup
+from pawl.server.process.service import Background, Service
+from pawl.server.process.settings import ServiceSettings
+from pawl.server.rpc.server import RpcServer
 from tests.keys import ENVIRONMENT
 
 PROGRAM = """
 import asyncio
-from pawl.chassis.process import logs
-from pawl.chassis.process.service import run_service
 from pawl.chassis.process.start import StartError
+from pawl.server.process import log_setup
+from pawl.server.process.service import run_service
 
 async def main(stop):
-    logs.configure(service="test", instance_id="i-1", level="info", log_format="json")
+    log_setup.configure(service="test", instance_id="i-1", level="info", log_format="json")
     print("running", flush=True)
     {body}
 
@@ -116,7 +117,7 @@ async def test_a_failed_loop_is_restarted_and_logged_once_per_outage() -> None:
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the logging of the test process unchanged, and give a service its keys."""
-    monkeypatch.setattr(logs, "configure", lambda **_: None)
+    monkeypatch.setattr(log_setup, "configure", lambda **_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
@@ -184,7 +185,7 @@ async def test_a_service_waits_for_peers_that_are_still_starting(
 ) -> None:
     address = f"unix:{tmp_path}/peer"
     for seconds, is_there in ((120.0, True), (0.1, False)):
-        monkeypatch.setattr("pawl.chassis.process.service._PEERS_SECONDS", seconds)
+        monkeypatch.setattr("pawl.server.process.service._PEERS_SECONDS", seconds)
         peer = Service("peer", ServiceSettings(listen=address)).rpc_server()
         async with Service("test", ServiceSettings()) as service:
             opening = asyncio.create_task(service.open_channel("peer", address))
@@ -207,8 +208,9 @@ def test_a_service_loads_only_the_libraries_it_needs(service: str) -> None:
 PROGRAM_OF_LOGS = """
 import asyncio, logging, warnings
 from pawl.chassis.process import logs
+from pawl.server.process import log_setup
 log = logs.get_logger("early")
-logs.configure(service="test", instance_id="i-1", level="info", log_format="{log_format}")
+log_setup.configure(service="test", instance_id="i-1", level="info", log_format="{log_format}")
 {body}
 """
 
@@ -227,7 +229,7 @@ def lines(body: str) -> list[dict[str, Any]]:
 def test_each_log_line_is_a_json_object_with_the_bound_ids() -> None:
     first, second, late, old = lines("""
 async def work(run):
-    logs.bind(run=run)
+    log_setup.bind(run=run)
     await asyncio.sleep(0)
     log.info("run.claimed", epoch=7, what=2+1j)
 async def main():

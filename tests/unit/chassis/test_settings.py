@@ -7,9 +7,9 @@ from pydantic import Field, SecretStr
 
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.chassis.process.address import is_loopback
-from pawl.chassis.process.settings import PeerAddresses, ServiceSettings, SettingsError, load, read
 from pawl.job_store.settings import JobStoreSettings
 from pawl.notifier.settings import NotifierSettings
+from pawl.server.process.settings import PeerAddresses, ServiceSettings, SettingsError, load, read
 from pawl.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY
 from tests.tables import not_refused

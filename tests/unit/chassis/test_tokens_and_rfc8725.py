@@ -16,7 +16,11 @@ from joserfc import jwk
 
 from pawl.chassis.identity.auth import Credential, principal_of
 from pawl.chassis.identity.roles import Role
-from pawl.chassis.identity.tokens import (
+from pawl.chassis.ids import is_id
+from pawl.chassis.process.start import StartError
+from pawl.chassis.process.watched_file import WatchedFile
+from pawl.errors import PermissionDenied
+from pawl.server.identity.tokens import (
     PublicKey,
     TokenRefused,
     check_claims,
@@ -30,10 +34,6 @@ from pawl.chassis.identity.tokens import (
     read_token,
     to_id,
 )
-from pawl.chassis.ids import is_id
-from pawl.chassis.process.start import StartError
-from pawl.chassis.process.watched_file import WatchedFile
-from pawl.errors import PermissionDenied
 from tests.fakes.issuer import AUDIENCE, CLAIMS, ISSUER, NOW, key, key_set, keys, part, provider, published, token
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each, not_explained, not_refused, refusal

@@ -23,12 +23,12 @@ from pawl.chassis.ids import (
     is_id,
 )
 from pawl.chassis.labels import LABELS_MAX, check_labels, has_all
-from pawl.chassis.rpc.fairness import FairQueue, FairSlots
 from pawl.chassis.rpc.parts import in_parts
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.chassis.visible import shortened, visible
 from pawl.errors import InvalidField, InvalidId, InvalidJson, Kind, NotFound, RunNotFound, TooLarge, by_kind, by_reason
 from pawl.job_store.ledger.rules import labels as kept
+from pawl.server.rpc.fairness import FairQueue, FairSlots
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import not_explained, not_refused
 

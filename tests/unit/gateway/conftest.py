@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trustme
 
-from pawl.chassis.process.http_server import HttpServer
 from pawl.chassis.rpc import tls
+from pawl.server.process.http_server import HttpServer
 from tests import certificates
 from tests.fakes.manual_clock import ManualClock
 

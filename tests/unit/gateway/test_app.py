@@ -14,11 +14,7 @@ from pydantic import SecretStr
 
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
-from pawl.chassis.identity.browser_seal import CODE_SECONDS, Code, close
 from pawl.chassis.ids import IdSource
-from pawl.chassis.process.http_server import Response
-from pawl.chassis.process.metrics import Metrics
-from pawl.chassis.process.settings import SettingsError, read
 from pawl.errors import ChannelNotFound, DependencyUnavailable
 from pawl.event.v1 import schedule_pb2
 from pawl.event.v1.schedule_pb2 import ScheduleFire
@@ -28,6 +24,10 @@ from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.web.hosts import check_host
 from pawl.gateway.wiring import wire
 from pawl.notify.v1.channel_pb2 import UnsubscribeChannelResponse
+from pawl.server.identity.browser_seal import CODE_SECONDS, Code, close
+from pawl.server.process.http_server import Response
+from pawl.server.process.metrics import Metrics
+from pawl.server.process.settings import SettingsError, read
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.gateway.conftest import Listener
 

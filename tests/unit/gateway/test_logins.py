@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis.identity.issuers import FetchFailed
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from pawl.gateway.login import rules as openid
 from pawl.gateway.login.providers import Endpoints, Providers
 from pawl.gateway.login.rules import Provider, Tokens
 from pawl.gateway.login.session import Seal, Session
+from pawl.server.identity.issuers import FetchFailed
 from tests.fakes.issuer import token
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.gateway.test_app import HOST, SEAL, WHO, Browser, reason

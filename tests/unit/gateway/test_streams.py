@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from pawl.chassis.process import http_server as server
-from pawl.chassis.process.metrics import Metrics
 from pawl.gateway.login.callers import Callers
 from pawl.gateway.metrics import Counters
 from pawl.gateway.services import Services
 from pawl.gateway.web import streams
 from pawl.gateway.web.streams import Event, Streams
+from pawl.server.process import http_server as server
+from pawl.server.process.metrics import Metrics
 from tests.unit.gateway.conftest import Listener
 
 

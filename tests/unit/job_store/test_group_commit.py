@@ -16,8 +16,8 @@ from pawl.chassis.ids import RunId, StoreId
 from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, ShuttingDown
 from pawl.job_store.ledger import group_commit
 from pawl.job_store.ledger.group_commit import WORK_MAX, GroupCommit, Lane, Lanes
-from pawl.job_store.ledger.ports import GroupConflict, LogRow, Operation, Written
-from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.ledger.ports import GroupConflict, LogRow, Written
+from pawl.job_store.ledger.rules.unit_of_work import Operation, RowKeys, UnitOfWork
 from tests.poll import until
 
 

@@ -72,7 +72,7 @@ def test_a_stale_lock_file_is_ignored(tmp_path: Path) -> None:
 def test_a_folder_from_another_version_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     """I23: a folder of the current version can be opened repeatedly."""
     (tmp_path / "VERSION").write_text("7\n")
-    with pytest.raises(StartError, match="has data version 7, and this Pawl reads version 1"):
+    with pytest.raises(StartError, match="has data version 7, but this version of Pawl reads version 1"):
         DataFolder(tmp_path).open()
     assert (tmp_path / "VERSION").read_text() == "7\n"
     (tmp_path / "VERSION").write_text("1\n")

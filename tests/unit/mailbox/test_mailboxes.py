@@ -16,8 +16,6 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry, Counter
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest, DeliverMailResponse
-from pawl.chassis.egress.client import GuardedEgress
-from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.identity.auth import acting_for, service_principal, set_principal
 from pawl.chassis.process.tasks import end
 from pawl.errors import DependencyUnavailable, PermissionDenied, TooLarge
@@ -25,6 +23,8 @@ from pawl.event.v1.schedule_pb2 import ScheduleFire
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2
 from pawl.mailbox import mailboxes
+from pawl.server.egress.client import GuardedEgress
+from pawl.server.egress.policy import read_rules
 from pawl.tool.v1.document_pb2 import (
     DOCUMENT_OWNER_USER,
     DeleteDocumentRequest,

@@ -11,7 +11,6 @@ import pytest
 from nats.aio.msg import Msg
 
 from pawl.chassis.ids import ConversationId, StoreId, UserId
-from pawl.chassis.process.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
 from pawl.notifier.inbox.announcement import need_resolved_by
@@ -19,6 +18,7 @@ from pawl.notifier.inbox.intake import ATTEMPTS_MAX, Intake
 from pawl.notifier.inbox.rules import Draft, Inbox, PoisonEvent, ResolvedNeed
 from pawl.notifier.inbox.store import Added, PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
+from pawl.server.process.metrics import Metrics
 from tests.unit.notifier.events import asked, ended_job, event, of
 
 

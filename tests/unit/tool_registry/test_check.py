@@ -15,9 +15,9 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema
 from pawl.tool_registry.catalog.catalog import ArgumentsSchema
 from pawl.tool_registry.rules.check import Accepted, Refused, check_arguments
-from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.rules.fitting import fit
-from pawl.tool_registry.rules.schema import (
+from pawl.tools.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
+from pawl.tools.rules.schema import (
     VIOLATIONS_MAX,
     check_output,
     compile_schema,

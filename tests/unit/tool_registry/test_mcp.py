@@ -14,14 +14,14 @@ import pytest
 from pawl.chassis.ids import StoreId
 from pawl.errors import SourceUnreachable
 from pawl.tool_registry.catalog.ports import Helper
-from pawl.tool_registry.rules.definition import ToolDefinition, ToolVersion
-from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sources.mcp.attempts import ATTEMPTS_MAX, Fault, Garbled, Lost, Refused, TooLarge, check_retry
 from pawl.tool_registry.sources.mcp.call import Call
 from pawl.tool_registry.sources.mcp.connections import SESSIONS_MAX, Connections, SourceConnections
 from pawl.tool_registry.sources.mcp.definitions import listed
 from pawl.tool_registry.sources.mcp.elicitation import Reader
 from pawl.tool_registry.sources.mcp.transports import RateLimit, limit_request, parse_cost
+from pawl.tools.rules.definition import ToolDefinition, ToolVersion
+from pawl.tools.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.values import Category, EffectClass
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each

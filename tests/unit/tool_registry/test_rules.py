@@ -16,15 +16,6 @@ from pawl.errors import InvalidField, ToolExists
 from pawl.tool_registry.audit.rules import TOOL_NAME_CHARACTERS_MAX
 from pawl.tool_registry.policy.rules.gate import approval_cause, count_at, longest_array, may_be_count_path
 from pawl.tool_registry.policy.rules.rules import Rule, RuledCall, RuleEffect, RuleScope, ruling
-from pawl.tool_registry.rules.definition import (
-    ToolDefinition,
-    ToolVersion,
-    can_exist,
-    check_definition,
-    decode_definition,
-    definition_hash,
-    encode_definition,
-)
 from pawl.tool_registry.rules.registering import (
     FRONT_END,
     OWN_TOOLS_MAX,
@@ -33,8 +24,17 @@ from pawl.tool_registry.rules.registering import (
     own_label,
     own_version,
 )
-from pawl.tool_registry.rules.resources import KEYS_MAX, check_template, resource_keys
 from pawl.tool_registry.rules.verdict import call_digest
+from pawl.tools.rules.definition import (
+    ToolDefinition,
+    ToolVersion,
+    can_exist,
+    check_definition,
+    decode_definition,
+    definition_hash,
+    encode_definition,
+)
+from pawl.tools.rules.resources import KEYS_MAX, check_template, resource_keys
 from pawl.values import Category, EffectClass, ExecutionContext, OfferFallback
 from tests.tables import for_each
 

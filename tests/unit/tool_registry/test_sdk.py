@@ -12,9 +12,6 @@ import msgspec
 import pydantic
 import pytest
 
-from pawl.tool_registry.rules.definition import decode_definition, encode_definition
-from pawl.tool_registry.sdk.signature import read_docstring
-from pawl.tool_registry.sdk.values import plain, without
 from pawl.tools import (
     Category,
     EffectClass,
@@ -28,6 +25,9 @@ from pawl.tools import (
     cannot_say,
     tool,
 )
+from pawl.tools.rules.definition import decode_definition, encode_definition
+from pawl.tools.sdk.signature import read_docstring
+from pawl.tools.sdk.values import plain, without
 from pawl.values import JobReports, ReportPolicy
 from tests.tables import for_each
 

@@ -28,8 +28,8 @@ import pytest
 import typing_extensions
 
 from pawl.tool_registry.rules.check import Accepted, Refused, check_arguments
-from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tools import Tool, ToolContext, ToolDefinitionError, tool
+from pawl.tools.rules.schema import compile_schema
 from tests.tables import for_each
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from pawl.chassis.process.start import StartError
 from pawl.errors import InvalidField, PermissionDenied
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2 as pb
-from pawl.tool_registry.rules.definition import ToolDefinition, can_exist
 from pawl.tool_registry.sources.mcp.permission import read_programs_file
 from pawl.tool_registry.sources.mcp.rules import ProgramRule, refusal_reason
 from pawl.tool_registry.sources.rpc import SourceServicer
@@ -29,6 +28,7 @@ from pawl.tool_registry.sources.rules import (
     registered_names,
 )
 from pawl.tool_registry.sources.source import Source, check_policies, under_policies
+from pawl.tools.rules.definition import ToolDefinition, can_exist
 from pawl.values import Category, EffectClass
 from tests.tables import for_each
 

@@ -1,4 +1,4 @@
-/** Makes hidden characters in untrusted text visible. Same rules as services/pawl/chassis/visible.py; tests/golden/visible.json tests both. */
+/** Makes hidden characters in untrusted text visible. Same rules as services/pawl-client/pawl/chassis/visible.py; tests/golden/visible.json tests both. */
 
 const PICTURE = String.raw`\u2190-\u27bf\u2b00-\u2bff\u{1f000}-\u{1faff}`;
 const JOINED = String.raw`[\u0620-\u08ff\u0900-\u109f]`;

@@ -32,11 +32,11 @@ class _SourceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourceSta
     SOURCE_STATE_UNSPECIFIED: _SourceState.ValueType  # 0
     """Never sent."""
     SOURCE_STATE_READY: _SourceState.ValueType  # 1
-    """It responds, and its tools are as approved. Transient."""
+    """The source responds, and its tools match the approved definitions."""
     SOURCE_STATE_CHANGED: _SourceState.ValueType  # 2
-    """Its tools have changed; call ApproveSource. Interrupted."""
+    """Its tools have changed: call ApproveSource."""
     SOURCE_STATE_UNREACHABLE: _SourceState.ValueType  # 3
-    """It does not respond; see `problem`. Interrupted."""
+    """The source does not respond; see `problem`."""
 
 class SourceState(_SourceState, metaclass=_SourceStateEnumTypeWrapper):
     """A source's state at its last check."""
@@ -44,11 +44,11 @@ class SourceState(_SourceState, metaclass=_SourceStateEnumTypeWrapper):
 SOURCE_STATE_UNSPECIFIED: SourceState.ValueType  # 0
 """Never sent."""
 SOURCE_STATE_READY: SourceState.ValueType  # 1
-"""It responds, and its tools are as approved. Transient."""
+"""The source responds, and its tools match the approved definitions."""
 SOURCE_STATE_CHANGED: SourceState.ValueType  # 2
-"""Its tools have changed; call ApproveSource. Interrupted."""
+"""Its tools have changed: call ApproveSource."""
 SOURCE_STATE_UNREACHABLE: SourceState.ValueType  # 3
-"""It does not respond; see `problem`. Interrupted."""
+"""The source does not respond; see `problem`."""
 Global___SourceState: _TypeAlias = SourceState  # noqa: Y015
 
 @_typing.final

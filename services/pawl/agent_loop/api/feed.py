@@ -17,7 +17,6 @@ from typing import Final
 
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
-from pawl.chassis.bus.outbox import Subscription
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.process import logs
@@ -27,6 +26,7 @@ from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unaut
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.job.v1.ledger_pb2 import ListEventsResponse
+from pawl.server.bus.outbox import Subscription
 from pawl.values import ENDED
 
 BEHIND_EVENTS_MAX: Final = 256

@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from pawl.chassis.bus.connection import Bus
-from pawl.chassis.bus.outbox import Subscription
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.process import logs
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.job.v1.ledger_pb2 import EncodedEvents
+from pawl.server.bus.connection import Bus
+from pawl.server.bus.outbox import Subscription
 
 _INBOXES: Final = "pawl.internal.v1.inboxes"
 _VIEWERS: Final = "pawl.internal.v1.viewers"

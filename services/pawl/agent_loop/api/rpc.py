@@ -24,11 +24,11 @@ from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.undo.undoing import Undoing
 from pawl.chassis.identity.auth import current_principal, require_user
 from pawl.chassis.ids import CallId, check_id
-from pawl.chassis.rpc.interceptor import count_as_stream
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, RunNotFound, SlowConsumer
 from pawl.event.v1 import gap_pb2
 from pawl.job.v1.ledger_pb2 import EncodedEvents
+from pawl.server.rpc.interceptor import count_as_stream
 
 HEARTBEAT_SECONDS: Final = 15.0
 # A client that does not read for this long is disconnected.

@@ -247,7 +247,7 @@ class RunTasks(Tasks):
         # Runs at the depth limit do not get the tool that starts more runs.
         may_delegate = delegation.may_delegate(state.run)
         without = frozenset() if may_delegate else frozenset({ExecutionContext.AGENT})
-        # A turn that notices started must not wait for users.
+        # A turn started by job notices must not wait for users.
         without = jobs.WAITED_FOR if state.run.is_turn else without
         self._tools = tuple(tool for tool in found.tools if tool.context not in without)
         if chosen and all(tool.name != chosen for tool in self._tools):

@@ -17,11 +17,12 @@ from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import RunId, RunKey, StoreId, WorkerId
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
+from pawl.server.bus.connection import Bus
+from pawl.server.process import log_setup
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
 # Claiming one run costs as much as claiming many, so claims start at least this far apart.
@@ -353,7 +354,7 @@ class Worker:
 
     async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
         claim = drive.claim
-        logs.bind(store=claim.key.store_id, run=claim.key.run_id)
+        log_setup.bind(store=claim.key.store_id, run=claim.key.run_id)
         try:
             left: str = await drive.run(loaded)
         except (LeaseLost, RunEnded, RunNotFound) as error:

@@ -23,11 +23,11 @@ from pawl.chassis.ids import RequestId, check_id
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.kinds import Context
-from pawl.chassis.rpc.server import Forward
 from pawl.errors import DependencyUnavailable, InvalidField
 from pawl.event.v1.schedule_pb2 import ScheduleFire
 from pawl.job.v1 import schedules_pb2, schedules_pb2_grpc
 from pawl.job.v1.schedules_pb2 import DueSchedule
+from pawl.server.rpc.server import Forward
 
 _SERVICE: Final = "/pawl.agent.v1.ScheduleService"
 _CLAIMED_MAX: Final = 64

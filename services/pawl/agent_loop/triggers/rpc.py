@@ -21,12 +21,12 @@ from pawl.chassis.ids import IdSource, RequestId, StoreId, check_id
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.kinds import Context
-from pawl.chassis.rpc.server import Forward
 from pawl.errors import DependencyUnavailable, InvalidField, PermissionDenied, TooLarge
 from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW
 from pawl.event.v1.trigger_pb2 import MailPosition, TriggerDefinition
 from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
 from pawl.job.v1.triggers_pb2 import DueTrigger, FireTriggerResponse, TriggerEvent
+from pawl.server.rpc.server import Forward
 
 _SERVICE: Final = "/pawl.agent.v1.TriggerService"
 BODY_BYTES_MAX: Final = 256 * 1024

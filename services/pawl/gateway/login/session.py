@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 import msgspec
 from cryptography.fernet import InvalidToken
 
-from pawl.chassis.identity import browser_seal
 from pawl.errors import InvalidField, Unauthenticated
 from pawl.gateway.login.rules import Attempt, Renewal
+from pawl.server.identity import browser_seal
 
 # Size of the largest cookie that browsers keep.
 COOKIE_BYTES_MAX: Final = 3900

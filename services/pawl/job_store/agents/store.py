@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
 from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.store import run_lists
+from pawl.server.db.database import Connection, Database, affected
 from pawl.values import RunState, WaitKind
 
 # The statements are built only from constants in this module.

@@ -18,7 +18,6 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import CommandId, ConversationId, IdSource, StoreId
 from pawl.chassis.process import logs, tasks
 from pawl.errors import ConversationErased, DependencyUnavailable, PawlError
@@ -30,6 +29,7 @@ from pawl.job_store.ledger.reading import ConversationReads
 from pawl.job_store.ledger.rpc.operations import CANCEL
 from pawl.job_store.ledger.rules.command import Cancel, Send
 from pawl.job_store.lifecycle import stream as lifecycle_stream
+from pawl.server.bus.connection import Bus
 from pawl.values import StopCause
 
 STREAM: Final = "PAWL_ERASED"

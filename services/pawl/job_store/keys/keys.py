@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.identity.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import IdSource, KeyId, UserId
 from pawl.chassis.process import logs
@@ -21,6 +20,7 @@ from pawl.errors import InvalidField, KeyNotFound
 from pawl.job_store.keys import rules as keys
 from pawl.job_store.keys.rules import Key, KeyEventKind, event_of
 from pawl.job_store.keys.store import PostgresKeyRepository
+from pawl.server.identity.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
 
 # Maximum number of keys that one sync returns.
 CHANGES_MAX: Final = 1000

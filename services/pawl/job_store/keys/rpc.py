@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from pawl.chassis.identity import key_sync
 from pawl.chassis.identity.auth import Principal, current_principal
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.chassis.rpc.translate import Translator
@@ -17,6 +16,7 @@ from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
 from pawl.job_store.keys.keys import Keys
 from pawl.job_store.keys.rules import Key, KeyEvent, KeyEventKind, visible_store
 from pawl.job_store.ledger.pages import Id, Large, make_token, page_size, read_token
+from pawl.server.identity import key_sync
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 

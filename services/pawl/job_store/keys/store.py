@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Database, affected
-from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant
 from pawl.chassis.ids import KeyId, StoreId
 from pawl.errors import RequestIdReused
 from pawl.job_store.keys.rules import Key, KeyEvent, KeyEventKind
+from pawl.server.db.database import Database, affected
+from pawl.server.identity.key_rows import KeyChanges, KeyGrant
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608

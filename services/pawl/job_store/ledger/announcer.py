@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.ledger.ports import LogRow
 from pawl.job_store.ledger.rules.unit_of_work import Wakeup
+from pawl.server.bus.connection import Bus
 
 WORK_SUBJECT: Final = "pawl.internal.v1.work"
 

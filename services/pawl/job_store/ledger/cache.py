@@ -9,14 +9,12 @@ from typing import Any, Final
 
 from pawl.chassis.ids import RunKey
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow, RunRow
-from pawl.job_store.ledger.rules.steps import CachedRun, is_cacheable
+from pawl.job_store.ledger.rules.steps import ESTIMATE_SECONDS_MAX, CachedRun, is_cacheable
 
 RUNS_MAX: Final = 4096
 BYTES_MAX: Final = 64 * 1024 * 1024
 # A larger run is not cached.
 RUN_BYTES_MAX: Final = 1024 * 1024
-# The time is estimated for this long after the database's last answer.
-TIME_SECONDS_MAX: Final = 1.0
 
 
 class RunCache:
@@ -67,6 +65,6 @@ class RunCache:
     def now(self) -> datetime | None:
         """Return the database's time, at most slightly late; None if it was not read recently."""
         elapsed = self._monotonic() - self._time_at
-        if self._time is None or elapsed > TIME_SECONDS_MAX:
+        if self._time is None or elapsed > ESTIMATE_SECONDS_MAX:
             return None
         return self._time + timedelta(seconds=elapsed)

@@ -19,10 +19,11 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
-from pawl.chassis.rpc.fairness import FairQueue
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ShuttingDown
 from pawl.job_store.ledger.metrics import PrometheusMeter
-from pawl.job_store.ledger.ports import Announcer, GroupConflict, Journal, Operation, Written
+from pawl.job_store.ledger.ports import Announcer, GroupConflict, Journal, Written
+from pawl.job_store.ledger.rules.unit_of_work import Operation
+from pawl.server.rpc.fairness import FairQueue
 
 T = TypeVar("T")
 

@@ -11,13 +11,14 @@ from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import PawlError
 from pawl.job_store.ledger.forks import Forks
 from pawl.job_store.ledger.group_commit import GroupCommit, Lane
-from pawl.job_store.ledger.ports import Limits, Operation, Ports
+from pawl.job_store.ledger.ports import Limits, Ports
 from pawl.job_store.ledger.rpc.messages import LOST
 from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash
 from pawl.job_store.ledger.rules.command import Cancel, Send
 from pawl.job_store.ledger.rules.conversations import UpdateConversation
 from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow
+from pawl.job_store.ledger.rules.unit_of_work import Operation
 from pawl.values import StopCause
 
 # Maximum number of calls that one operation renews or releases.

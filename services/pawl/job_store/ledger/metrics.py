@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pawl.chassis.process.metrics import Metrics
 from pawl.errors import LeaseLost, PawlError
+from pawl.server.process.metrics import Metrics
 
 _GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _DELAYS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.process.clock import Clock
@@ -13,19 +13,7 @@ from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.reading import ConversationReads, Leases, Page, Reads, RunView
 from pawl.job_store.ledger.rules import inbox
 from pawl.job_store.ledger.rules.slots import SlotLimits
-from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork, Wakeup
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Operation(Protocol[T_co]):
-    """One change to the ledger. Pure: it reads and changes only the rows it names."""
-
-    @property
-    def row_keys(self) -> RowKeys: ...
-
-    def apply(self, unit: UnitOfWork) -> T_co:
-        """Change the unit and return the result. If this raises PawlError, the caller undoes the changes."""
+from pawl.job_store.ledger.rules.unit_of_work import Operation, Wakeup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

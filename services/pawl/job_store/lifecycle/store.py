@@ -16,13 +16,13 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import RunId, RunKey
 from pawl.chassis.process import logs
 from pawl.event.v1 import event_pb2
 from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
+from pawl.server.db.database import Connection, Database, affected
 
 # Changes lost in a crash are repeated under the same id, so commits need not wait for the disk. A recall is not
 # repeated, so it waits.

@@ -13,12 +13,12 @@ from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import BadRequestError, NotFoundError
 
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.process import logs
 from pawl.chassis.visible import shortened
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
 from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
+from pawl.server.bus.connection import Bus
 
 STREAM: Final = "PAWL_LIFECYCLE"
 SUBJECTS: Final = "pawl.v1.*.lifecycle.*"

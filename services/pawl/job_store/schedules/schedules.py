@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Generic, NamedTuple
 
-from pawl.chassis.db.database import read_each
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.errors import PawlError, ScheduleNotFound
 from pawl.job_store.ledger.group_commit import GroupCommit, Lane
@@ -17,6 +16,7 @@ from pawl.job_store.schedules import rules as schedules
 from pawl.job_store.schedules import timing
 from pawl.job_store.schedules.rules import ClaimedSchedule, Definition, FireRow, Owner, ScheduleRow, StarterT
 from pawl.job_store.schedules.store import PostgresSchedules
+from pawl.server.db.database import read_each
 from pawl.values import RunState
 
 # Maximum pause between claims, so that newly due schedules are found.

@@ -9,10 +9,10 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Database, read_each
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
 from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS, ClaimedSchedule, ScheduleRow
+from pawl.server.db.database import Database, read_each
 
 # The statements are built only from constants in this package.
 # ruff: noqa: S608

@@ -9,12 +9,12 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Database, read_each
 from pawl.chassis.ids import StoreId
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
 from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS
 from pawl.job_store.triggers.rules import LEASED_MAX, MAILBOX_LEASE_TIME, LaneRow, TriggerKey, TriggerRow
+from pawl.server.db.database import Database, read_each
 
 # The statements are built only from constants in this package.
 # ruff: noqa: S608

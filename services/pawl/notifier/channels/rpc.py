@@ -11,8 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pawl.chassis.egress.client import Egress
-from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import IdSource, check_id
 from pawl.chassis.process.clock import Clock
@@ -25,6 +23,8 @@ from pawl.notifier.inbox.rpc import WIRE, caller_inbox, page_size, several_ids
 from pawl.notifier.inbox.rules import Inbox
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import channel_pb2_grpc
+from pawl.server.egress.client import Egress
+from pawl.server.egress.policy import EgressRefused, read_target
 
 SECRET_BYTES: Final = 32
 _PREFIXES: Final = {ChannelKind.WEBHOOK: "hook", ChannelKind.EMAIL: "mail"}

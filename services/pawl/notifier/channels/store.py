@@ -10,7 +10,6 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import ChannelNotFound, DeliveryNotFound, InvalidField, RequestIdReused
 from pawl.notifier.channels.rules import (
@@ -42,6 +41,7 @@ from pawl.notifier.deliveries.rules import (
 from pawl.notifier.inbox.rules import Inbox, NotificationKind
 from pawl.notifier.inbox.store import ADD, added_columns, inbox_of
 from pawl.notify.v1 import channel_pb2 as pb
+from pawl.server.db.database import Connection, DatabaseAdapter
 
 _LOCK_USER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('notifier.webhooks ' || $1 || '/' || $2, 0))"
 _LIST: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2 ORDER BY webhook_id"

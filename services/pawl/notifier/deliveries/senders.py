@@ -17,14 +17,14 @@ import aiosmtplib
 import msgspec
 from standardwebhooks.webhooks import Webhook as Signature
 
-from pawl.chassis.egress.client import Egress, OutboundRequest, RequestFailed
-from pawl.chassis.egress.mail import ENCODED, POLICY, SmtpServer
-from pawl.chassis.egress.policy import EgressRefused
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import asked_seconds
 from pawl.chassis.visible import visible
 from pawl.notifier.channels.rules import code_of, unsubscribe_token
 from pawl.notifier.deliveries.rules import CODE, TEST, Attempt, DeliveryId, Outcome, unsubscribe_link
+from pawl.server.egress.client import Egress, OutboundRequest, RequestFailed
+from pawl.server.egress.mail import ENCODED, POLICY, SmtpServer
+from pawl.server.egress.policy import EgressRefused
 
 TRY_SECONDS: Final = 15.0
 

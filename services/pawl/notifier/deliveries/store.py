@@ -10,7 +10,6 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter, read_each
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, RunId, UserId
 from pawl.notifier.channels.rules import CODE_LASTS, ChannelId, ChannelKind
@@ -45,6 +44,7 @@ from pawl.notifier.deliveries.rules import (
 from pawl.notifier.inbox.rules import Inbox
 from pawl.notifier.inbox.store import inbox_of
 from pawl.notifier.preferences.store import preferences_of
+from pawl.server.db.database import Connection, DatabaseAdapter, read_each
 
 # Jumps from one channel with waiting deliveries to the next and reads only its oldest ones, so the queue's length does
 # not matter.

@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import RunId, StoreId, UserId, is_id
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
@@ -21,6 +20,7 @@ from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
 from pawl.notify.v1.channel_pb2 import ChannelEvent
 from pawl.notify.v1.notify_pb2 import Notification
+from pawl.server.bus.connection import Bus
 
 _ALL: Final = "pawl.v1.*.user.*.notifications"
 _VIEWERS: Final = "pawl.internal.v1.viewers"

@@ -17,7 +17,6 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import StoreId, is_id
 from pawl.chassis.process import logs
 from pawl.errors import DependencyUnavailable, Unavailable
@@ -26,6 +25,7 @@ from pawl.notifier.inbox.announcement import asks_approval, concerns_approval, d
 from pawl.notifier.inbox.rules import Draft, PoisonEvent
 from pawl.notifier.inbox.store import Added, PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
+from pawl.server.bus.connection import Bus
 
 STREAM: Final = "PAWL_LIFECYCLE"
 CONSUMER: Final = "notifier"

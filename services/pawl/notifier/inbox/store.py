@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 import asyncpg
 
-from pawl.chassis.db.database import Database, DatabaseAdapter, affected, read_each
-from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.deliveries.rules import body_of, type_of
 from pawl.notifier.inbox.rules import Draft, Inbox, NotificationId, NotificationKind, PoisonEvent, ResolvedNeed, shown
 from pawl.notify.v1 import channel_pb2
 from pawl.notify.v1.notify_pb2 import Notification
+from pawl.server.db.database import Database, DatabaseAdapter, affected, read_each
+from pawl.server.db.erasures import ErasurePart
 
 SCHEMA: Final = "notifier"
 

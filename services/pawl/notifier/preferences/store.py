@@ -7,11 +7,11 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import ConversationId
 from pawl.errors import InvalidField
 from pawl.notifier.inbox.rules import Inbox, NotificationKind
 from pawl.notifier.preferences.rules import MUTES_MAX, Mute, Preferences, PreferencesChange, QuietTimes
+from pawl.server.db.database import DatabaseAdapter
 
 _FIND: Final = "SELECT kinds, quiet FROM notifier.preferences WHERE store_id = $1 AND user_id = $2"
 _MUTES: Final = """

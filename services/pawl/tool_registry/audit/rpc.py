@@ -17,8 +17,8 @@ from pawl.tool.v1 import audit_pb2_grpc
 from pawl.tool_registry.audit.recorder import verify
 from pawl.tool_registry.audit.rules import AuditEntry, AuditFilter, AuditKind, Head
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
-from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.pages import cut, page_size, page_token, position_of
+from pawl.tools.wire import WIRE
 
 _SEQ_MAX: Final = 2**63 - 1
 

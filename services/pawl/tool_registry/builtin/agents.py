@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pawl.tool_registry.sdk.context import ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass, ExecutionContext
 
 Task = Annotated[

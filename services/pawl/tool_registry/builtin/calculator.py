@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final
 import simpleeval  # type: ignore[import-untyped]  # ships no types
 
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN
-from pawl.tool_registry.sdk.context import ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 EXPRESSION_CHARACTERS_MAX: Final = 500

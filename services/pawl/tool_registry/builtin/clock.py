@@ -8,9 +8,9 @@ from functools import cache
 from typing import Annotated, Any
 
 from pawl.chassis.process.clock import Clock
-from pawl.tool_registry.rules.schema import near_matches
-from pawl.tool_registry.sdk.context import ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.rules.schema import near_matches
+from pawl.tools.sdk.context import ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 

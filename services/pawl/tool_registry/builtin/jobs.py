@@ -13,8 +13,8 @@ from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.translate import seconds
 from pawl.event.v1 import run_pb2
 from pawl.tool_registry.ledger import ENDED, LedgerReads
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 # Maximum size of each listed result.

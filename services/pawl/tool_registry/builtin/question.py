@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pawl.tool_registry.sdk.context import ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass, ExecutionContext
 
 Question = Annotated[str, msgspec.Meta(min_length=1, max_length=4000), "what to ask, in the user's language"]

@@ -9,8 +9,8 @@ import msgspec
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId, UserId
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 

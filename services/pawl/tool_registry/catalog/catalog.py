@@ -29,14 +29,6 @@ from pawl.tool_registry.rules.check import (
     refused,
     schema_problem,
 )
-from pawl.tool_registry.rules.definition import (
-    ToolDefinition,
-    ToolVersion,
-    check_definition,
-    check_own_name,
-    definition_hash,
-    is_restricted,
-)
 from pawl.tool_registry.rules.registering import (
     FRONT_END,
     WORKER,
@@ -45,8 +37,16 @@ from pawl.tool_registry.rules.registering import (
     check_owner,
     own_version,
 )
-from pawl.tool_registry.rules.schema import check_output, compile_schema, did_you_mean, output_schema_problem, weigh
-from pawl.tool_registry.sdk.tool import Tool
+from pawl.tools.rules.definition import (
+    ToolDefinition,
+    ToolVersion,
+    check_definition,
+    check_own_name,
+    definition_hash,
+    is_restricted,
+)
+from pawl.tools.rules.schema import check_output, compile_schema, did_you_mean, output_schema_problem, weigh
+from pawl.tools.sdk.tool import Tool
 from pawl.values import ExecutionContext, OfferFallback
 
 _KEPT_VERSIONS_MAX: Final = 2000

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.rules.definition import ToolVersion
-from pawl.tool_registry.sdk.tool import Tool
+from pawl.tools.rules.definition import ToolVersion
+from pawl.tools.sdk.tool import Tool
 
 T = TypeVar("T")
 

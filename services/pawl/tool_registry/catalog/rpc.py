@@ -9,6 +9,7 @@ from pawl.tool.v1 import tool_pb2_grpc
 from pawl.tool_registry import convert
 from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.pages import cut, page_size, page_token, position_of
+from pawl.tools import wire
 
 
 class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
@@ -16,7 +17,7 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
         self._catalog = catalog
 
     async def RegisterTool(self, request: pb.RegisterToolRequest, context: Context) -> pb.RegisterToolResponse:
-        definition = convert.DEFINITION.read(request.definition)
+        definition = wire.DEFINITION.read(request.definition)
         entry = await self._catalog.register(require_user(), definition, replace=request.replace)
         return pb.RegisterToolResponse(tool=convert.tool_message(entry))
 

@@ -7,19 +7,11 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.strict_json import loads
 from pawl.errors import ToolExists, ToolNotFound
-from pawl.tool_registry.rules.definition import (
-    ToolDefinition,
-    ToolVersion,
-    can_exist,
-    decode_definition,
-    definition_hash,
-    encode_definition,
-)
+from pawl.server.db.database import Connection, DatabaseAdapter
 from pawl.tool_registry.rules.registering import (
     FRONT_END,
     SOURCE,
@@ -27,6 +19,14 @@ from pawl.tool_registry.rules.registering import (
     check_owner,
     check_quota,
     check_source,
+)
+from pawl.tools.rules.definition import (
+    ToolDefinition,
+    ToolVersion,
+    can_exist,
+    decode_definition,
+    definition_hash,
+    encode_definition,
 )
 
 _LOADED: Final = StoreId("")

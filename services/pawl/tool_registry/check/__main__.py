@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from pawl.chassis.ids import StoreId, UserId
-from pawl.chassis.process import logs
 from pawl.chassis.process.start import StartError
+from pawl.server.process import log_setup
 from pawl.tool_registry.check.calling import Caller, call
-from pawl.tool_registry.rules.pointers import resolve
-from pawl.tool_registry.rules.schema import did_you_mean
-from pawl.tool_registry.sdk.context import ToolContext
-from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.settings import module_names
 from pawl.tool_registry.sources.python.modules import ToolModule, load_modules
+from pawl.tools.rules.pointers import resolve
+from pawl.tools.rules.schema import did_you_mean
+from pawl.tools.sdk.context import ToolContext
+from pawl.tools.sdk.tool import Tool
 
 _EXIT_UNSUCCESSFUL: Final = 1
 _EXIT_IMPOSSIBLE: Final = 2
@@ -35,7 +35,7 @@ WARNING: Final = "warning"
 def main(arguments: Sequence[str]) -> int:
     options = _read(arguments)
     # This command prints problems as sentences, so logging is turned off.
-    logs.configure(service="tools", instance_id="check", level="critical", log_format="auto")
+    log_setup.configure(service="tools", instance_id="check", level="critical", log_format="auto")
     sys.path.insert(0, str(Path.cwd()))
     entries = options.tools or module_names(os.environ.get("PAWL_TOOLS", ""))
     if not entries:

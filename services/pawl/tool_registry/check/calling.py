@@ -13,17 +13,17 @@ from typing import Any, Final
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.visible import visible
+from pawl.tool_registry import outcome
 from pawl.tool_registry.policy.call import DEFAULT_TIMEOUT_SECONDS
 from pawl.tool_registry.policy.rules.gate import approval_cause, items_of
 from pawl.tool_registry.rules.check import Refused, check_arguments
 from pawl.tool_registry.rules.execution import ExecutionResult
-from pawl.tool_registry.rules.schema import compile_schema
-from pawl.tool_registry.sdk import outcome
-from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.process.runner import ProcessRunner
 from pawl.tool_registry.sources.python.runner import PythonRunner
+from pawl.tools.rules.schema import compile_schema
+from pawl.tools.sdk.context import SecretNotFound, ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool
 from pawl.values import ExecutionContext, Question
 
 Say = Callable[[str], None]

@@ -12,10 +12,10 @@ from pawl.chassis.rpc.translate import Exceptions
 from pawl.errors import DocumentNotFound, InvalidField, PermissionDenied
 from pawl.tool.v1 import document_pb2 as pb
 from pawl.tool.v1 import document_pb2_grpc
-from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.documents.rules import PLAIN_LANGUAGE, STORE_OWNER, Document, check_name
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from pawl.tool_registry.pages import cut, page_size, page_token, position_of
+from pawl.tools.wire import WIRE
 
 _DOCUMENT: Final = WIRE.struct(
     Document,

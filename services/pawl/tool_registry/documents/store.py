@@ -8,9 +8,9 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import DocumentNotFound, TooLarge
+from pawl.server.db.database import DatabaseAdapter
 from pawl.tool_registry.documents.rules import (
     DOCUMENTS_MAX,
     STORE_BYTES_MAX,

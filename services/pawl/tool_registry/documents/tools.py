@@ -10,10 +10,10 @@ import msgspec
 from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.documents.rules import NAME_CHARACTERS_MAX, Document, Hit
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
-from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.rules.schema import did_you_mean
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 LISTED_MAX: Final = 200

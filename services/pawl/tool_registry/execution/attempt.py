@@ -17,6 +17,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.chassis.strict_json import JsonValue, loads
+from pawl.tool_registry import outcome
 from pawl.tool_registry.execution.completions import Completing
 from pawl.tool_registry.execution.execution import CancelCause, Execution
 from pawl.tool_registry.execution.rules import CompletionTerms, digest_of
@@ -24,12 +25,14 @@ from pawl.tool_registry.execution.store.checkpoints import PostgresCheckpoints
 from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
 from pawl.tool_registry.policy.admission import Admission
 from pawl.tool_registry.policy.call import Job
-from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX
-from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, awaiting_completion, progress
+from pawl.tool_registry.rules.execution import ExecutionResult, awaiting_completion, progress
 from pawl.tool_registry.rules.journal import Begun, HeldElsewhere, Writer
-from pawl.tool_registry.sdk import outcome
-from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
-from pawl.tool_registry.sdk.context import (
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.process.runner import ProcessRunner
+from pawl.tool_registry.sources.python.runner import PythonWork
+from pawl.tools.rules.definition import CHECKPOINT_BYTES_MAX, RESULT_BYTES_MAX
+from pawl.tools.sdk.completion import Awaited, CompletionToken
+from pawl.tools.sdk.context import (
     SecretNotFound,
     Superseded,
     ToolCancelled,
@@ -37,12 +40,9 @@ from pawl.tool_registry.sdk.context import (
     ToolError,
     checkpoint_content,
 )
-from pawl.tool_registry.sdk.reconciling import ReconcileResult
-from pawl.tool_registry.sdk.tool import WholeArguments
-from pawl.tool_registry.sdk.values import hide, without
-from pawl.tool_registry.secret_file import FileSecrets
-from pawl.tool_registry.sources.process.runner import ProcessRunner
-from pawl.tool_registry.sources.python.runner import PythonWork
+from pawl.tools.sdk.reconciling import ReconcileResult
+from pawl.tools.sdk.tool import WholeArguments
+from pawl.tools.sdk.values import hide, without
 from pawl.values import EffectClass, Question
 
 _SECRET_CHARACTERS_MIN: Final = 4

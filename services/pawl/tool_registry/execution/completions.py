@@ -11,6 +11,7 @@ from pawl.chassis.ids import CallKey, RunKey
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import CallNotPending, CompletionNotFound, InvalidField, Unavailable
+from pawl.tool_registry import outcome
 from pawl.tool_registry.audit.recorder import AuditTrail
 from pawl.tool_registry.audit.rules import AuditDraft
 from pawl.tool_registry.execution.rules import ERROR_CHARACTERS_MAX, CallEnd, CompletionTerms, digest_of
@@ -19,9 +20,8 @@ from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.policy.call import Job
 from pawl.tool_registry.rules.execution import ExecutionResult, ended_badly, succeeded
 from pawl.tool_registry.rules.journal import HeldElsewhere
-from pawl.tool_registry.sdk import outcome
-from pawl.tool_registry.sdk.values import hide, without
 from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tools.sdk.values import hide, without
 from pawl.values import Outcome
 
 _TOKEN_CHARACTERS_MAX: Final = 200

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.tool_registry.rules.definition import given
-from pawl.tool_registry.sdk.context import QuestionDeclined, ToolError
+from pawl.tools.rules.definition import given
+from pawl.tools.sdk.context import QuestionDeclined, ToolError
 from pawl.values import Answer, Question
 
 QUESTIONS_MAX: Final = 20

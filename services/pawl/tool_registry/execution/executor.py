@@ -20,15 +20,15 @@ from pawl.errors import (
     PawlError,
     ShuttingDown,
 )
+from pawl.tool_registry import outcome
 from pawl.tool_registry.execution.attempt import Attempt, AttemptParts
 from pawl.tool_registry.execution.execution import PROCESS_CAUSES, CancelCause, Execution, wait_any
 from pawl.tool_registry.metrics import RegistryMetrics
+from pawl.tool_registry.outcome import ToolEnd
 from pawl.tool_registry.policy.call import ExecuteRequest, Job
-from pawl.tool_registry.rules.definition import given
 from pawl.tool_registry.rules.execution import ENDS, NOT_STOPPED, OPEN, ExecutionResult, input_required
 from pawl.tool_registry.rules.journal import HeldElsewhere
-from pawl.tool_registry.sdk import outcome
-from pawl.tool_registry.sdk.outcome import ToolEnd
+from pawl.tools.rules.definition import given
 from pawl.values import Outcome, Progress
 
 # Maximum number of executions waiting for users, per execution that may run.

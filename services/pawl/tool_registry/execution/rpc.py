@@ -21,9 +21,10 @@ from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from pawl.tool_registry.execution.batch_check import BatchCheck
 from pawl.tool_registry.execution.executor import Executor
-from pawl.tool_registry.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.registering import OWN_TOOLS_MAX, chosen, without_opt_in
+from pawl.tools import wire
+from pawl.tools.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX
 
 CALLS_MAX: Final = 1000
 WAIT_SECONDS_MAX: Final = 10.0
@@ -57,7 +58,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         definitions = [convert.own_definition_from(message) for message in request.definitions[: OWN_TOOLS_MAX + 1]]
         digests = await self.catalog.check_own(convert.caller_from(request.context), definitions)
         tools = [
-            tool_pb2.OwnTool(definition=convert.DEFINITION.write(definition), definition_sha256=digest)
+            tool_pb2.OwnTool(definition=wire.DEFINITION.write(definition), definition_sha256=digest)
             for definition, digest in zip(definitions, digests, strict=True)
         ]
         return pb.CheckOwnToolsResponse(tools=tools)

@@ -9,10 +9,10 @@ from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.rpc.kinds import Context
 from pawl.tool.v1 import memory_pb2 as pb
 from pawl.tool.v1 import memory_pb2_grpc
-from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.memory.rules import Memory, MemoryOwner
 from pawl.tool_registry.memory.store import PostgresMemoryRepository
 from pawl.tool_registry.pages import cut, page_size, page_token, position_of
+from pawl.tools.wire import WIRE
 
 _MEMORY = WIRE.struct(Memory, pb.Memory)
 _FIRST = ("", -math.inf, "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.chassis.db.database import DatabaseAdapter, affected
 from pawl.errors import TooLarge
+from pawl.server.db.database import DatabaseAdapter, affected
 from pawl.tool_registry.memory.rules import MEMORIES_MAX, USER_MEMORIES_MAX, Memory, MemoryOwner
 
 _COLUMNS: Final = "memory_id, agent_name, content AS text, extract(epoch FROM created_at)::float8 AS create_time"

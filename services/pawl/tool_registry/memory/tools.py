@@ -14,8 +14,8 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import TooLarge
 from pawl.tool_registry.memory.rules import TEXT_CHARACTERS_MAX, Memory, MemoryOwner, memory_id_of
 from pawl.tool_registry.memory.store import PostgresMemoryRepository
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 RECALLED_MAX: Final = 50

@@ -26,10 +26,10 @@ from pawl.tool_registry.policy.store.rates import PostgresRateLimits
 from pawl.tool_registry.rules.check import Accepted, Refused
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.journal import Begun, HeldElsewhere
-from pawl.tool_registry.rules.resources import resource_keys
-from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.rules.verdict import CallContext, Verdict, question_of
 from pawl.tool_registry.sources.python.runner import TakesTooLong
+from pawl.tools.rules.resources import resource_keys
+from pawl.tools.rules.schema import did_you_mean
 from pawl.values import Disposition, EffectClass, ExecutionContext, ReadTimeouts, Series
 
 _TOO_MUCH_TO_MATCH: Final = (

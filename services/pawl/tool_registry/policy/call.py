@@ -13,12 +13,12 @@ from pawl.tool_registry.policy.rules.gate import approval_cause, items_of
 from pawl.tool_registry.policy.rules.patterns import argument_acts, argument_kinds
 from pawl.tool_registry.policy.rules.rules import RuledCall, may_approve
 from pawl.tool_registry.rules.check import Accepted
-from pawl.tool_registry.rules.definition import ToolDefinition, definition_hash
 from pawl.tool_registry.rules.journal import JournalCall
 from pawl.tool_registry.rules.registering import own_label
-from pawl.tool_registry.rules.resources import resource_keys
 from pawl.tool_registry.rules.verdict import CallContext, call_digest, grant_digest
-from pawl.tool_registry.sdk.tool import Tool
+from pawl.tools.rules.definition import ToolDefinition, definition_hash
+from pawl.tools.rules.resources import resource_keys
+from pawl.tools.sdk.tool import Tool
 from pawl.values import CAUTION, SEVERITY, Answer, Category, EffectClass, Execution, Series
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0

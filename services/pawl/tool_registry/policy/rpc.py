@@ -12,11 +12,11 @@ from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
 from pawl.tool.v1 import rule_pb2 as pb
 from pawl.tool.v1 import rule_pb2_grpc
-from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.policy.rules.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
 from pawl.tool_registry.policy.ruleset import Rules
+from pawl.tools.wire import WIRE
 
 _EFFECTS: Final = WIRE.enum(RuleEffect, pb.RuleEffect, field="rule.effect")
 _SCOPES: Final = WIRE.enum(RuleScope, pb.RuleScope, field="rule.scope")

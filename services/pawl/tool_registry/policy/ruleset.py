@@ -36,7 +36,7 @@ from pawl.tool_registry.policy.rules.rules import (
     ruling,
 )
 from pawl.tool_registry.policy.store.rule_rows import PostgresRuleRepository
-from pawl.tool_registry.rules.definition import ToolVersion
+from pawl.tools.rules.definition import ToolVersion
 
 _FRESH_SECONDS: Final = 1.0
 _STORES_MAX: Final = 1000

@@ -12,9 +12,9 @@ import msgspec
 
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidJson, InvalidSchema, TooLarge
-from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.rules.fitting import Fitted, fit
-from pawl.tool_registry.rules.schema import compile_schema, list_violations
+from pawl.tools.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
+from pawl.tools.rules.schema import compile_schema, list_violations
 
 # Largest product of schema weight and argument bytes that is checked in-process, which takes up to 30 ms of CPU time.
 QUICK_WORK_MAX: Final = 25_000

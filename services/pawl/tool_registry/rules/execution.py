@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.strict_json import dumps_canonical, storable
-from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX
+from pawl.tools.rules.definition import ARGUMENTS_BYTES_MAX
 from pawl.values import Outcome, Progress, Question
 
 SUMMARY_CHARACTERS_MAX: Final = 300
@@ -35,7 +35,6 @@ def inverse_call(tool_name: str, arguments: bytes, summary: str) -> InverseCall:
 
 
 PROGRESS_BYTES_MAX: Final = 1024
-CHECKPOINT_BYTES_MAX: Final = 16 * 1024
 
 # Error reason of a cancelled execution whose tool is still running.
 NOT_STOPPED: Final = "NOT_STOPPED"

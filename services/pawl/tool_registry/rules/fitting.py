@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidJson, TooLarge
-from pawl.tool_registry.rules.pointers import resolve
+from pawl.tools.rules.pointers import resolve
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,19})", re.ASCII)
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)

@@ -10,7 +10,7 @@ from pawl.chassis.identity.auth import Principal, check_decides
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
-from pawl.tool_registry.rules.definition import (
+from pawl.tools.rules.definition import (
     ToolDefinition,
     ToolVersion,
     definition_hash,

@@ -9,7 +9,7 @@ from typing import Final
 from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.tool_registry.rules.check import Accepted
-from pawl.tool_registry.rules.definition import ToolDefinition
+from pawl.tools.rules.definition import ToolDefinition
 from pawl.values import Disposition, Question, QuestionKind, RunContext, Series
 
 _DIGEST_SCHEME: Final = "pawl.approval.1"

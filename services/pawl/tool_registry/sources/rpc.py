@@ -15,6 +15,7 @@ from pawl.tool_registry.sources.http.rules.binding import without_values
 from pawl.tool_registry.sources.rules import ToolChange, as_approved, definitions_hash
 from pawl.tool_registry.sources.source import Source
 from pawl.tool_registry.sources.sources import ListedSource, Sources
+from pawl.tools import wire
 
 _OWNERS_ONLY: Final = (
     "this deployment may start any program, so only the local key may add one;"
@@ -99,6 +100,6 @@ def hide_values(config: pb.SourceConfig) -> None:
 def _change_message(change: ToolChange) -> pb.SourceChange:
     return pb.SourceChange(
         tool_name=change.tool_name,
-        approved=None if change.approved is None else convert.DEFINITION.fields(change.approved),
-        found=None if change.found is None else convert.DEFINITION.fields(change.found),
+        approved=None if change.approved is None else wire.DEFINITION.fields(change.approved),
+        found=None if change.found is None else wire.DEFINITION.fields(change.found),
     )

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidField
-from pawl.tool_registry.rules.definition import (
+from pawl.tools.rules.definition import (
     CONTROL,
     DESCRIPTION_BYTES_MAX,
     ToolDefinition,

@@ -12,10 +12,10 @@ from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1.source_pb2 import SourceConfig, SourceToolPolicy
-from pawl.tool_registry import convert
 from pawl.tool_registry.policy.rules.gate import may_be_count_path
-from pawl.tool_registry.rules.definition import ToolDefinition, check_report_policy, require
 from pawl.tool_registry.sources.rules import DiscoveredTool
+from pawl.tools import wire
+from pawl.tools.rules.definition import ToolDefinition, check_report_policy, require
 
 POLICIES_MAX: Final = 500
 EVERY_TOOL: Final = "*"
@@ -84,13 +84,13 @@ def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
         if policy.bulk_count and not may_be_count_path(policy.bulk_count):
             raise InvalidField("policies: bulk_count must be a path like $.body.items[*].lines", field="policies")
         try:
-            convert.CATEGORIES.read(policy.category)
-            convert.EFFECTS.read(policy.effect_class)
+            wire.CATEGORIES.read(policy.category)
+            wire.EFFECTS.read(policy.effect_class)
             if policy.HasField("reports"):
                 require(
                     not policy.without_background, "reports", "is only allowed for tools that run in the background"
                 )
-                check_report_policy(convert.REPORTS.read(policy.reports))
+                check_report_policy(wire.REPORTS.read(policy.reports))
         except InvalidField as error:
             raise InvalidField(f"policies: {error.message}", field="policies") from None
 
@@ -110,12 +110,12 @@ def under_policies(source: Source, found: Iterable[DiscoveredTool]) -> list[Disc
 def _under(definition: ToolDefinition, policy: SourceToolPolicy) -> ToolDefinition:
     return replace(
         definition,
-        category=convert.CATEGORIES.read(policy.category) if policy.category else definition.category,
-        effect=convert.EFFECTS.read(policy.effect_class) if policy.effect_class else definition.effect,
+        category=wire.CATEGORIES.read(policy.category) if policy.category else definition.category,
+        effect=wire.EFFECTS.read(policy.effect_class) if policy.effect_class else definition.effect,
         timeout_seconds=policy.timeout_seconds or definition.timeout_seconds,
         bulk_count=policy.bulk_count,
         without_background=policy.without_background,
         async_timeout_seconds=policy.async_timeout_seconds,
         permits_grants=policy.permits_grants,
-        reports=convert.REPORTS.read(policy.reports) if policy.HasField("reports") else None,
+        reports=wire.REPORTS.read(policy.reports) if policy.HasField("reports") else None,
     )

@@ -23,7 +23,6 @@ from pawl.errors import (
 from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.catalog.ports import ToolSource
 from pawl.tool_registry.catalog.store import PostgresToolRepository
-from pawl.tool_registry.rules.definition import ToolVersion, check_definition
 from pawl.tool_registry.sources.rules import (
     TOOLS_MAX,
     DiscoveredTool,
@@ -38,6 +37,7 @@ from pawl.tool_registry.sources.rules import (
 )
 from pawl.tool_registry.sources.source import Source, SourceState, check_policies, under_policies
 from pawl.tool_registry.sources.store import PostgresSourceRepository
+from pawl.tools.rules.definition import ToolVersion, check_definition
 
 
 class Connector(ToolSource, Protocol):

@@ -7,9 +7,9 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField
+from pawl.server.db.database import DatabaseAdapter
 from pawl.tool.v1.source_pb2 import SourceConfig
 from pawl.tool_registry.sources.rules import SOURCES_MAX
 from pawl.tool_registry.sources.source import Source, SourceState
@@ -32,7 +32,7 @@ _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND
 
 
 class PostgresSourceRepository(DatabaseAdapter):
-    """Stores the sources of all stores. Their tools are in PostgresToolRepository."""
+    """Keeps the tool sources of all stores. Their tools are in PostgresToolRepository."""
 
     async def put(self, source: Source) -> None:
         """Insert a source, or replace the one with the same name.

@@ -142,7 +142,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
     """Retry a failed model call, hold it (for tokens, a quota or the model server), or fail the run.
 
-    A turn that notices started does not wait for the server, because no user is waiting for the turn.
+    A turn started by job notices does not wait for the server, because no user is waiting for it.
     """
     opened = state.loop.model_call
     if opened is None:

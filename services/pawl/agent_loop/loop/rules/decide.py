@@ -175,7 +175,7 @@ def _continue_calls(state: State, following: Wait, now: float) -> Decision:
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
         return CheckFallback(call_id=to_check.call_id)
-    # A turn that notices started does not wait for users.
+    # A turn started by job notices does not wait for users.
     unasked = state.open_calls if state.run.is_turn else overdue
     unanswered = next((call for call in unasked if call.asks_in_mid_execution), None)
     if unanswered is not None:

@@ -37,7 +37,7 @@ from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, J
 OPEN_MAX: Final = 10
 # Timeout of an iteration if the tool sets none.
 TIMEOUT_SECONDS: Final = 3600.0
-# Maximum number of rounds in a turn that notices started (ASYNC-5).
+# Maximum number of rounds in a turn started by job notices (ASYNC-5).
 TURN_ROUNDS_MAX: Final = 3
 # Fraction of the context that new notices may fill; a single notice may be larger.
 ENTERED_FRACTION: Final = 0.25
@@ -53,7 +53,7 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
-# Runs wait for tools with these contexts, unless they are turns that notices started.
+# Runs wait for tools with these contexts, unless they are turns started by job notices.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 
 
@@ -126,7 +126,7 @@ def detached(
 
 
 def as_driven(run: Run) -> Run:
-    """Return the run with its options adjusted, if it is a job or a turn that notices started."""
+    """Return the run with its options adjusted, if it is a job or a turn started by job notices."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import ConversationNotFound
 from pawl.job_store.ledger.reading import ConversationFilter, Page
@@ -15,6 +14,7 @@ from pawl.job_store.ledger.rules.conversations import absent
 from pawl.job_store.ledger.rules.rows import ClientKey, ConversationRow, RequestKey, RequestRow, Segment
 from pawl.job_store.ledger.rules.search import mark
 from pawl.job_store.ledger.store import run_lists, segments, tables
+from pawl.server.db.database import DatabaseAdapter
 
 # The statements are built only from constants in this package.
 # ruff: noqa: S608

@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter, read_each
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.ledger.rpc.messages import text_of
 from pawl.job_store.ledger.rules.search import mark, words
+from pawl.server.db.database import Connection, DatabaseAdapter, read_each
 
 # Newest first: users search for recent messages most often.
 _DUE: Final = """

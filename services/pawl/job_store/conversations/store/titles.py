@@ -9,7 +9,6 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Database, DatabaseAdapter, read_each
 from pawl.chassis.ids import ConversationId, StoreId
 from pawl.event.v1 import message_pb2
 from pawl.job.v1.agents_pb2 import GetAgentQuotaResponse
@@ -19,6 +18,7 @@ from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACT
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_of
 from pawl.job_store.ledger.store import upkeep
 from pawl.job_store.ledger.store.columns import joined
+from pawl.server.db.database import Database, DatabaseAdapter, read_each
 from pawl.values import RunState
 
 # The statements are built only from constants in this module.

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter, affected
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2
@@ -25,6 +24,7 @@ from pawl.job_store.erasure.rules import (
 from pawl.job_store.erasure.store import retention
 from pawl.job_store.ledger.reading import Page
 from pawl.job_store.lifecycle import store as outbox
+from pawl.server.db.database import Connection, DatabaseAdapter, affected
 from pawl.values import CallState, RunState
 
 # The statements are built only from constants in this module.

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from pawl.chassis.db.database import Connection, Database, DatabaseAdapter, affected
 from pawl.job_store.ledger.rules.usage import DAYS_MAX
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.columns import joined
+from pawl.server.db.database import Connection, Database, DatabaseAdapter, affected
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608

@@ -21,11 +21,11 @@ from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.ledger.group_commit import Lane
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
-from pawl.job_store.ledger.ports import Operation
 from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
+from pawl.job_store.ledger.rules.unit_of_work import Operation
 from pawl.job_store.ledger.rules.waiting import explain, explain_all
 from pawl.values import CommandOutcome
 

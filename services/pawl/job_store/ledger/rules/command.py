@@ -114,10 +114,10 @@ class Send(Decider, frozen=True, kw_only=True):
 
     `payload` is opaque: the owner reads it.
 
-    With `as_operator`, the run may belong to any user of the store, and its log records the action. A decision with the
-    right STORE may also be on another user's call, if that call needs approval. If `session_id` is set, reports about a
-    front-end call count only if that session holds it. If `reports_to` is set, the run must be a job of that
-    conversation, or of the run `started_by`.
+    With `as_operator`, the run may belong to any user of the store, and its log records the action. With
+    DecisionRight.STORE, a decision may also concern another user's call, if that call needs approval. If `session_id`
+    is set, reports about a front-end call count only if that session holds it. If `reports_to` is set, the run must be
+    a job of that conversation, or of the run `started_by`.
     """
 
     run: RunKey

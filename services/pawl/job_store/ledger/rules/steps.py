@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -19,12 +19,12 @@ from pawl.chassis.ids import RunKey
 from pawl.errors import PawlError
 from pawl.job_store.ledger.rules.background import NO_BACKGROUND
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow, RunRow
-from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, RowKeys, UnitOfWork
 
 # The approximate size of the other fields of a row.
 _ROWS_BYTES: Final = 2048
-# An estimated time may be this much late.
-_LAG_MAX: Final = timedelta(seconds=1)
+# The time is estimated for this long after the database's last answer, and may be as much late.
+ESTIMATE_SECONDS_MAX: Final = 1.0
 
 
 class CachedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +51,6 @@ class CachedRun(msgspec.Struct, frozen=True, kw_only=True):
         return size + sum(_ROWS_BYTES + len(call.arguments) + len(call.spec) for call in self.calls)
 
 
-class _Step(Protocol):
-    @property
-    def row_keys(self) -> RowKeys: ...
-
-    def apply(self, unit: UnitOfWork) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """A step that is ready to be written. `number` is its position among the operations."""
@@ -82,7 +75,7 @@ class Step:
 
 
 def prepare(
-    operations: Sequence[_Step], cached: Callable[[RunKey], CachedRun | None], now: datetime, ids: Ids
+    operations: Sequence[Operation[Any]], cached: Callable[[RunKey], CachedRun | None], now: datetime, ids: Ids
 ) -> list[Step]:
     """Return a group of such steps of different runs, applied to the cached rows; empty if any operation is not one.
 
@@ -104,14 +97,14 @@ def prepare(
     return steps
 
 
-def _prepared(number: int, operation: _Step, cached: CachedRun, now: datetime, ids: Ids) -> Step | None:
+def _prepared(number: int, operation: Operation[Any], cached: CachedRun, now: datetime, ids: Ids) -> Step | None:
     keys, run, conversation = operation.row_keys, cached.run, cached.conversation
     if (keys.conversations_of or keys.ends) and not _is_simple(run, conversation):
         return None
     unit = UnitOfWork(ids)
     last = run.last_commit
     latest = max(run.update_time, run.update_time if last is None else last.time)
-    if now < latest - _LAG_MAX:
+    if now < latest - timedelta(seconds=ESTIMATE_SECONDS_MAX):
         # The clock went back.
         return None
     unit.now = max(now, latest)

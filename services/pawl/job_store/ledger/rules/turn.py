@@ -55,7 +55,7 @@ def give(
 ) -> RunRow:
     """Activate `run`: add its message to the conversation, and let workers claim the run from `claim_at` on.
 
-    `before` is written to its log first. A run that notices started has no message.
+    `before` is written to its log first. A run started by job notices has no message.
     """
     if run.queued_message is None:
         raise Internal("a run cannot be activated twice")

@@ -37,6 +37,7 @@ from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT, Trim
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.job_store.triggers.rules import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
 
+T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
@@ -273,3 +274,13 @@ class UnitOfWork:
         commands = map(self.commands.get, self._commands_of.get(run.key, ()))
         unread = [command for command in commands if command is not None and not command.consumed]
         return sorted(unread, key=lambda command: command.number)
+
+
+class Operation(Protocol[T_co]):
+    """One change to the ledger. Pure: it reads and changes only the rows it names."""
+
+    @property
+    def row_keys(self) -> RowKeys: ...
+
+    def apply(self, unit: UnitOfWork) -> T_co:
+        """Change the unit and return the result. If this raises PawlError, the caller undoes the changes."""

@@ -12,7 +12,7 @@ from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rpc.messages import usage_of
 from pawl.job_store.ledger.rules.events import Event
-from pawl.job_store.ledger.rules.steps import Step
+from pawl.job_store.ledger.rules.steps import ESTIMATE_SECONDS_MAX, Step
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, added
 from pawl.job_store.ledger.store import tables, upkeep
@@ -65,14 +65,14 @@ _RUNS: Final = Statement(
     gathered=True,
     name="locked_runs",
 )
-# Evaluated after all locks. Steps that have waited for a second are left to a transaction: their time is outdated.
+# Evaluated after all locks. Steps that have waited longer are left to a transaction: their time is outdated.
 _HEADS: Final = Statement(
-    """SELECT CASE WHEN clock_timestamp() < p.time + interval '1 s' THEN numbers END AS numbers,
+    f"""SELECT CASE WHEN clock_timestamp() < p.time + interval '{ESTIMATE_SECONDS_MAX} s' THEN numbers END AS numbers,
         clock_timestamp() AS now
     FROM (
         SELECT array_agg(head) AS numbers FROM locked_runs
         WHERE alone OR head IN (SELECT head FROM locked_conversations)
-    ) AS h, ({rows}) AS p (time)""",
+    ) AS h, ({{rows}}) AS p (time)""",
     ("timestamptz",),
     gathered=True,
     name="heads",

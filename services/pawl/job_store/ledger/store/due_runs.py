@@ -15,9 +15,9 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
+from pawl.server.db.database import Connection
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypedDict
 
-from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunId
 from pawl.job_store.ledger.rules import prefix
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import CallRow, MessageRow, RunRow
 from pawl.job_store.ledger.store import segments, tables
+from pawl.server.db.database import Connection
 
 # The statements are built only from constants in this package.
 # ruff: noqa: S608

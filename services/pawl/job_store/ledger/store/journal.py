@@ -11,18 +11,18 @@ from typing import Any, Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.ids import RunKey
 from pawl.chassis.process import logs
 from pawl.errors import PawlError
 from pawl.job_store.ledger.cache import RunCache
-from pawl.job_store.ledger.ports import GroupConflict, Operation, Written
+from pawl.job_store.ledger.ports import GroupConflict, Written
 from pawl.job_store.ledger.rules import offers, steps
 from pawl.job_store.ledger.rules.steps import CachedRun
-from pawl.job_store.ledger.rules.unit_of_work import Ids, UnitOfWork
+from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, UnitOfWork
 from pawl.job_store.ledger.store import changes, upkeep
 from pawl.job_store.ledger.store.changes import Changes
 from pawl.job_store.ledger.store.loading import load
+from pawl.server.db.database import Connection, Database
 
 # Another transaction came first: a retry of the group sees its rows.
 _CONFLICTS: Final = (

@@ -14,11 +14,11 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import StoreId, WorkerId
 from pawl.job_store.ledger.reading import Claimed, Renewed
 from pawl.job_store.ledger.rules.slots import DueRun, SlotLimits
 from pawl.job_store.ledger.store.due_runs import DueRuns
+from pawl.server.db.database import Connection, Database, affected
 
 # Locked rows are skipped. A due run that still has a worker lost it in a crash. 7 is WAIT_KIND_TIME. The coalesce
 # prevents the planner from reading all due runs.

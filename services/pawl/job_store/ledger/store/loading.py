@@ -10,7 +10,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import CallKey, RunKey
 from pawl.job_store.ledger.rules.rows import (
     ClientKey,
@@ -25,6 +24,7 @@ from pawl.job_store.ledger.rules.rows import (
 from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
 from pawl.job_store.ledger.store import segments, starters, tables
 from pawl.job_store.schedules.rules import ScheduleKey
+from pawl.server.db.database import Connection
 
 K = TypeVar("K", bound=msgspec.Struct)
 T = TypeVar("T")

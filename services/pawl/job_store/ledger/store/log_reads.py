@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, UserId
 from pawl.errors import RunNotFound
 from pawl.job_store.ledger.reading import LogGap, LogPart
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.store import tables
+from pawl.server.db.database import Connection
 from pawl.values import RunState
 
 # The statements are built only from constants in this package.

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.ledger.cache import RunCache
@@ -29,6 +28,7 @@ from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.job_store.ledger.store import histories, log_reads, run_lists, segments, situations, tables
+from pawl.server.db.database import Connection, Database, DatabaseAdapter
 from pawl.values import CallState
 
 # The statements are built only from constants in this package.

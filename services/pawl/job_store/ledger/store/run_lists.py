@@ -8,12 +8,12 @@ from typing import Any, Final, Protocol, TypeVar
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId
 from pawl.job_store.ledger.reading import Page, RunFilter
 from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.command import Cancel
 from pawl.job_store.ledger.store import tables
+from pawl.server.db.database import Connection, Database
 from pawl.values import CommandOutcome, RunState, StopCause
 
 R = TypeVar("R")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rules.prefix import PrefixCounts
 from pawl.job_store.ledger.rules.rows import MessageRow, Segment
 from pawl.job_store.ledger.store import run_lists, tables
+from pawl.server.db.database import Connection
 
 # The statements are built only from constants in this package.
 # ruff: noqa: S608

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import RunNotFound
 from pawl.job_store.ledger.reading import OPEN_CALLS_MAX, Page, RunView
@@ -16,6 +15,7 @@ from pawl.job_store.ledger.rules.offers import is_pending
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.job_store.ledger.rules.waiting import COUNTED_MAX, Situation
 from pawl.job_store.ledger.store import run_lists, tables
+from pawl.server.db.database import Connection, DatabaseAdapter
 from pawl.values import CallState, RunState
 
 # The statements are built only from constants in this package.

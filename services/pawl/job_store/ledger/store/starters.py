@@ -10,7 +10,6 @@ from typing import Any, Final, Generic
 import msgspec
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, DatabaseAdapter, affected, read_each
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.errors import Unreadable
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
@@ -18,6 +17,7 @@ from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.columns import Columns, joined
 from pawl.job_store.schedules.rules import StarterT
 from pawl.job_store.triggers.rules import EventKey, LaneKey, TriggerKey
+from pawl.server.db.database import Connection, Database, DatabaseAdapter, affected, read_each
 from pawl.values import RunState
 
 # The statements are built only from constants in this package.

@@ -9,13 +9,13 @@ from typing import Final
 from asyncpg import Record
 from msgspec.structs import astuple
 
-from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
+from pawl.server.db.database import Connection, Database, DatabaseAdapter
 from pawl.values import CallState, RunState, Usage
 
 _HELD_BY: Final = """

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
-from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.ids import StoreId
+from pawl.server.db.database import Connection, Database
 from pawl.tool.v1 import audit_pb2
 from pawl.tool_registry.audit.rules import AuditDraft, AuditEntry, AuditFilter, Head, chained, sealed
 

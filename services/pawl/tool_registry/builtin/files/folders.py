@@ -28,8 +28,8 @@ from pawl.tool_registry.builtin.files.rules import (
     Planned,
     path_problem,
 )
-from pawl.tool_registry.rules.schema import did_you_mean
-from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
+from pawl.tools.rules.schema import did_you_mean
+from pawl.tools.sdk.context import ToolCancelled, ToolError
 
 # For this long, a repeated change returns the first outcome.
 RECORD_SECONDS: Final = 30 * 86400.0

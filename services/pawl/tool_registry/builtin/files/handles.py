@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pawl.tool_registry.builtin.files.rules import Entry
-from pawl.tool_registry.sdk.context import ToolError
+from pawl.tools.sdk.context import ToolError
 
 _CLOSED: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _CLOSED

@@ -12,9 +12,9 @@ from pawl.tool_registry.audit.rules import sha256_hex
 from pawl.tool_registry.builtin.files.folders import FileFolders, FileView, Plan
 from pawl.tool_registry.builtin.files.rules import PATH_CHARACTERS_MAX, Entry, FileChange, Planned
 from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.inverse import Inverse, Reversible
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.inverse import Inverse, Reversible
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 # Maximum size of an undo call's JSON arguments.

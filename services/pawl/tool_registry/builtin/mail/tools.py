@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final, Protocol
 import aiosmtplib
 import msgspec
 
-from pawl.chassis.egress.mail import ENCODED, POLICY, SmtpServer
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.chassis.process.clock import Clock
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.server.egress.mail import ENCODED, POLICY, SmtpServer
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 RECIPIENTS_MAX: Final = 20

@@ -11,10 +11,10 @@ import msgspec
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.tool_registry.builtin.planning.rules import Owner, PlanChange, Project, ProjectStatus, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
-from pawl.tool_registry.rules.schema import did_you_mean, near_matches
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.inverse import Inverse, Reversible
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.rules.schema import did_you_mean, near_matches
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.inverse import Inverse, Reversible
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 PROJECTS_MAX: Final = 1000

@@ -9,9 +9,9 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
+from pawl.server.db.database import Connection, DatabaseAdapter
 from pawl.tool_registry.builtin.planning.rules import Owner, PlanChange, Project, Task
-from pawl.tool_registry.sdk.context import ToolError
+from pawl.tools.sdk.context import ToolError
 
 _TASK_COLUMNS: Final = (
     "task_id, project_id, parent_task_id, title, notes, to_char(due, 'YYYY-MM-DD') AS due, is_done, run_id"

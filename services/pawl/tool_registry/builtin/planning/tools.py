@@ -20,10 +20,10 @@ from pawl.tool_registry.builtin.planning.changes import (
 )
 from pawl.tool_registry.builtin.planning.rules import Owner, Project, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
-from pawl.tool_registry.rules.schema import near_matches
-from pawl.tool_registry.sdk.context import ToolContext
-from pawl.tool_registry.sdk.inverse import Reversible
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.rules.schema import near_matches
+from pawl.tools.sdk.context import ToolContext
+from pawl.tools.sdk.inverse import Reversible
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 DEFAULT_PROJECT: Final = "Inbox"

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pawl.chassis.egress.client import Egress, OutboundRequest, OutboundResponse, RequestFailed
-from pawl.chassis.egress.policy import URL_CHARACTERS_MAX, EgressRefused
 from pawl.chassis.ids import StoreId
+from pawl.server.egress.client import Egress, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.server.egress.policy import URL_CHARACTERS_MAX, EgressRefused
 from pawl.tool_registry.builtin.web.text import NotText, read_page
 from pawl.tool_registry.catalog.ports import Helper, TooCostly
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.chassis.db.database import DatabaseAdapter
+from pawl.server.db.database import DatabaseAdapter
 from pawl.tool_registry.rules.journal import Writer
 
 _NOT_ERASED: Final = "NOT EXISTS (SELECT FROM tool_registry.erased_runs r WHERE r.store_id = $1 AND r.run_id = $3)"

@@ -10,15 +10,15 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import Connection, Database, read_each
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, CredentialId, StoreId, UserId
 from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed
+from pawl.server.db.database import Connection, Database, read_each
+from pawl.tool_registry import outcome
 from pawl.tool_registry.audit.rules import AuditDraft, sha256_hex
 from pawl.tool_registry.execution.rules import CallEnd, CompletionTerms
 from pawl.tool_registry.execution.store.journal import RESULT, SECONDS_LEFT, result_of
 from pawl.tool_registry.rules.execution import ExecutionResult, awaiting_completion, ended_badly
-from pawl.tool_registry.sdk import outcome
 from pawl.values import Outcome
 
 _CLAIM_SECONDS: Final = 30

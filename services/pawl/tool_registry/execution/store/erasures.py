@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.chassis.db.database import DatabaseAdapter
-from pawl.chassis.db.erasures import ErasurePart
+from pawl.server.db.database import DatabaseAdapter
+from pawl.server.db.erasures import ErasurePart
 from pawl.tool_registry.policy.store.rule_rows import LOCK as LOCK_RULES
 
 # Waits for concurrent writers. Later writers see the mark.

@@ -10,14 +10,14 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable, InvalidArguments
+from pawl.server.db.database import Connection, Database, affected
+from pawl.tool_registry import outcome
 from pawl.tool_registry.execution.execution import LeaseWatch
 from pawl.tool_registry.execution.store.locks import has_lease
 from pawl.tool_registry.rules.execution import ExecutionResult, InverseCall, awaiting_completion, ended_badly
 from pawl.tool_registry.rules.journal import Begun, Entry, HeldElsewhere, JournalCall, Step, next_step
-from pawl.tool_registry.sdk import outcome
 from pawl.values import Answer, EffectClass, Outcome, Question
 
 _LEASED: Final = """EXISTS (

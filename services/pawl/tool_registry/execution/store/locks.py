@@ -11,10 +11,10 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Database
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import shield
+from pawl.server.db.database import Database
 from pawl.tool_registry.execution.execution import LeaseWatch
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pawl.chassis.strict_json import JsonValue
-from pawl.tool_registry.rules.definition import ToolDefinition
 from pawl.tool_registry.rules.execution import ExecutionResult, ended_badly
+from pawl.tools.rules.definition import ToolDefinition
 from pawl.values import Category, EffectClass, ExecutionContext, Outcome
 
 BULK_ITEMS_MIN: Final = 3

@@ -21,9 +21,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical
-from pawl.tool_registry.rules.pointers import resolve
+from pawl.server.egress.policy import EgressRefused, read_target
+from pawl.tools.rules.pointers import resolve
 
 # Maximum number of comparison steps for matching all rules of a store against a call. They take tens of milliseconds.
 WORK_MAX: Final = 100_000

@@ -1,8 +1,8 @@
 """Decides which rule applies to a call. Rules are decisions that users made in advance.
 
 DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies only to the tool version that its
-author knew, and must explicitly include bulk calls. If it names several tools, it must also explicitly include
-destructive calls.
+author knew, and covers bulk calls only if it says so. If it names several tools, it covers destructive calls only if it
+says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.policy.rules.gate import BULK_ITEMS_MIN
 from pawl.tool_registry.policy.rules.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
-from pawl.tool_registry.rules.definition import CONTROL, can_exist, sentence
+from pawl.tools.rules.definition import CONTROL, can_exist, sentence
 from pawl.values import Category
 
 ANY_TOOL: Final = "*"

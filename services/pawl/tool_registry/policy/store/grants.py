@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import CallId, StoreId
+from pawl.server.db.database import DatabaseAdapter
 
 # Looked up by call, because a grant can have a million uses and each call is checked twice.
 _IS_COUNTED: Final = """

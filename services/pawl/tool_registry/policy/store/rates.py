@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId
+from pawl.server.db.database import DatabaseAdapter
 from pawl.tool_registry.policy.rules.gate import Exceeded, Rate
 
 _UNUSED_AT: Final = """

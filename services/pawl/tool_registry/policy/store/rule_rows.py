@@ -11,9 +11,9 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallId, RequestId, StoreId, UserId
 from pawl.errors import ConversationErased, RequestIdReused, RuleNotFound
+from pawl.server.db.database import Connection, DatabaseAdapter
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern
 from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope, canonical_terms, check_room
 

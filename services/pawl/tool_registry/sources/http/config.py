@@ -6,12 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
+from pawl.server.egress.policy import EgressRefused, read_target
 from pawl.tool.v1.source_pb2 import HttpEndpointConfig, SourceConfig
-from pawl.tool_registry.rules.definition import ToolDefinition, require
-from pawl.tool_registry.rules.schema import SCHEMA_BYTES_MAX, compile_schema
 from pawl.tool_registry.sources.http.rules.binding import (
     METHODS,
     PLACEHOLDER,
@@ -21,6 +19,8 @@ from pawl.tool_registry.sources.http.rules.binding import (
     may_be_header,
 )
 from pawl.tool_registry.sources.rules import DiscoveredTool
+from pawl.tools.rules.definition import ToolDefinition, require
+from pawl.tools.rules.schema import SCHEMA_BYTES_MAX, compile_schema
 from pawl.values import Category, EffectClass
 
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})

@@ -12,8 +12,6 @@ import msgspec
 
 from pawl.errors import InvalidSchema
 from pawl.tool.v1.source_pb2 import OpenApiConfig
-from pawl.tool_registry.rules.definition import ToolDefinition
-from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tool_registry.sources.http.rules.binding import (
     FORM,
     MULTIPART,
@@ -25,6 +23,8 @@ from pawl.tool_registry.sources.http.rules.binding import (
 from pawl.tool_registry.sources.http.rules.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.sources.http.rules.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.sources.rules import DiscoveredTool, Discovery, LeftOut, registered_names, short_description
+from pawl.tools.rules.definition import ToolDefinition
+from pawl.tools.rules.schema import compile_schema
 from pawl.values import Category, EffectClass
 
 OPERATIONS_MAX: Final = 200

@@ -12,8 +12,6 @@ from typing import Any, Final
 import msgspec
 
 from pawl.tool.v1.source_pb2 import OpenApiConfig
-from pawl.tool_registry.rules.definition import encode_definition
-from pawl.tool_registry.rules.pointers import parts
 from pawl.tool_registry.sources.http.openapi import chosen_operations, read_operations
 from pawl.tool_registry.sources.http.rules.openapi_document import (
     KEPT_BYTES_MAX,
@@ -22,6 +20,8 @@ from pawl.tool_registry.sources.http.rules.openapi_document import (
     read_document,
 )
 from pawl.tool_registry.sources.rules import Discovery
+from pawl.tools.rules.definition import encode_definition
+from pawl.tools.rules.pointers import parts
 
 # Limit on the total size of a source's definitions.
 TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024

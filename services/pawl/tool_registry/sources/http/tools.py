@@ -10,22 +10,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pawl.chassis.egress.client import Egress, OutboundRequest, OutboundResponse, RequestFailed
-from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
+from pawl.server.egress.client import Egress, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.server.egress.policy import EgressRefused, read_target
 from pawl.tool.v1.source_pb2 import OpenApiConfig, SourceConfig
 from pawl.tool_registry.catalog.ports import Helper, TooCostly
-from pawl.tool_registry.rules.definition import (
-    ASYNC_TIMEOUT_SECONDS_MAX,
-    RESULT_BYTES_MAX,
-    ToolDefinition,
-    ToolVersion,
-    require,
-)
-from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
-from pawl.tool_registry.sdk.tool import Tool, forwarded
 from pawl.tool_registry.sources.http.config import check_base_url, check_config, endpoint_tool
 from pawl.tool_registry.sources.http.openapi_extract import extract, read_tools
 from pawl.tool_registry.sources.http.rules.binding import (
@@ -38,6 +29,15 @@ from pawl.tool_registry.sources.http.rules.binding import (
 from pawl.tool_registry.sources.http.rules.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
 from pawl.tool_registry.sources.rules import Discovery
 from pawl.tool_registry.sources.source import Source
+from pawl.tools.rules.definition import (
+    ASYNC_TIMEOUT_SECONDS_MAX,
+    RESULT_BYTES_MAX,
+    ToolDefinition,
+    ToolVersion,
+    require,
+)
+from pawl.tools.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
+from pawl.tools.sdk.tool import Tool, forwarded
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.tool_registry.rules.definition import ToolDefinition
-from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
-from pawl.tool_registry.sdk.outcome import doubt
+from pawl.tool_registry.outcome import doubt
+from pawl.tools.rules.definition import ToolDefinition
+from pawl.tools.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.values import EffectClass
 
 ATTEMPTS_MAX: Final = 3

@@ -12,11 +12,11 @@ import mcp.types
 from pawl.chassis.process.tasks import hold
 from pawl.chassis.strict_json import storable
 from pawl.errors import DependencyUnavailable, Overloaded
-from pawl.tool_registry.rules.definition import ToolVersion
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.values import hide
 from pawl.tool_registry.sources.mcp.elicitation import Reader, UnanswerableQuestion, ask_person
 from pawl.tool_registry.sources.mcp.results import error_text, result_json
+from pawl.tools.rules.definition import ToolVersion
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.values import hide
 
 _QUESTIONS_MAX: Final = 20
 _DECLINED_MAX: Final = 5

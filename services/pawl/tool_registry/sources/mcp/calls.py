@@ -12,8 +12,6 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.process.clock import Clock
 from pawl.errors import InvalidField, PermissionDenied, SourceUnreachable
 from pawl.tool_registry.catalog.ports import Helper
-from pawl.tool_registry.rules.definition import ToolVersion
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.mcp.attempts import Fault, check_retry
 from pawl.tool_registry.sources.mcp.call import Call
@@ -25,6 +23,8 @@ from pawl.tool_registry.sources.mcp.permission import Programs
 from pawl.tool_registry.sources.mcp.session import Session
 from pawl.tool_registry.sources.rules import Discovery
 from pawl.tool_registry.sources.source import Source
+from pawl.tools.rules.definition import ToolVersion
+from pawl.tools.sdk.context import ToolContext, ToolError
 
 # Returns a store's current source by name.
 FindSource = Callable[[StoreId, str], Awaitable[Source | None]]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
-from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.errors import InvalidField
+from pawl.server.egress.policy import EgressRefused, read_target
 from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig, SourceConfig
-from pawl.tool_registry.rules.definition import require
 from pawl.tool_registry.sources.http.rules.binding import check_headers
+from pawl.tools.rules.definition import require
 
 COMMAND_MAX: Final = 64
 _TEXT_CHARACTERS_MAX: Final = 8192

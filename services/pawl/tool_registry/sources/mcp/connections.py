@@ -14,8 +14,8 @@ import httpx2
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.process import tasks
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.rpc.fairness import quota
 from pawl.errors import SourceUnreachable
+from pawl.server.rpc.fairness import quota
 from pawl.tool.v1.source_pb2 import McpHttpConfig
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.mcp.config import McpServer, read_config, secrets_of

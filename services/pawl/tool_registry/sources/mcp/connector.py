@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process.clock import Clock
 from pawl.tool_registry.catalog.ports import Helper
-from pawl.tool_registry.rules.definition import ToolVersion
-from pawl.tool_registry.sdk.context import ToolContext
-from pawl.tool_registry.sdk.tool import Tool, forwarded
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.mcp.permission import Programs
 from pawl.tool_registry.sources.rules import Discovery
 from pawl.tool_registry.sources.source import Source
+from pawl.tools.rules.definition import ToolVersion
+from pawl.tools.sdk.context import ToolContext
+from pawl.tools.sdk.tool import Tool, forwarded
 
 if TYPE_CHECKING:
     from pawl.tool_registry.sources.mcp.calls import Calls, FindSource

@@ -13,8 +13,6 @@ import mcp.types
 import msgspec
 
 from pawl.errors import SourceUnreachable
-from pawl.tool_registry.rules.definition import ToolDefinition
-from pawl.tool_registry.sdk.values import without
 from pawl.tool_registry.sources.rules import (
     TOOLS_MAX,
     DiscoveredTool,
@@ -23,6 +21,8 @@ from pawl.tool_registry.sources.rules import (
     registered_names,
     short_description,
 )
+from pawl.tools.rules.definition import ToolDefinition
+from pawl.tools.sdk.values import without
 from pawl.values import Category, EffectClass
 
 _DIGESTED_FIELDS: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")

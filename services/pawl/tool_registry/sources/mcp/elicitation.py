@@ -9,17 +9,17 @@ from typing import Any, Final, Literal, TypeAlias
 import mcp.types
 import pydantic
 
-from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema, PawlError
+from pawl.server.egress.policy import EgressRefused, read_target
 from pawl.tool_registry.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.rules.check import is_quick
-from pawl.tool_registry.rules.definition import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
 from pawl.tool_registry.rules.fitting import fit
-from pawl.tool_registry.rules.schema import compile_schema, list_violations, weigh
-from pawl.tool_registry.sdk.context import QuestionDeclined
 from pawl.tool_registry.sources.rules import plain_schema
+from pawl.tools.rules.definition import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
+from pawl.tools.rules.schema import compile_schema, list_violations, weigh
+from pawl.tools.sdk.context import QuestionDeclined
 
 Asked: TypeAlias = mcp.types.ElicitRequestParams
 # Removes secrets and characters that cannot be stored from a server's text.

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from pawl.chassis.process import logs
-from pawl.tool_registry.sdk.values import hide
 from pawl.tool_registry.sources.mcp.sandbox import Order
 from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
+from pawl.tools.sdk.values import hide
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 # Limit per message, because a parsed array or object takes a hundred times as much memory as its bracket.

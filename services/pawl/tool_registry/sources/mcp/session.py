@@ -16,18 +16,18 @@ import mcp.types
 import pydantic
 from mcp.client.session import ClientRequestContext
 
-from pawl.chassis.egress.policy import EgressRefused
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.tasks import shield, within
 from pawl.errors import SourceUnreachable
-from pawl.tool_registry.sdk.values import hide
+from pawl.server.egress.policy import EgressRefused
 from pawl.tool_registry.sources.mcp.attempts import Fault, Garbled, Lost, Refused, TooLarge
 from pawl.tool_registry.sources.mcp.call import Call
 from pawl.tool_registry.sources.mcp.definitions import Described, listed
 from pawl.tool_registry.sources.mcp.program import ProgramProblem
 from pawl.tool_registry.sources.mcp.transports import Streams, Wire
 from pawl.tool_registry.sources.rules import LeftOut
+from pawl.tools.sdk.values import hide
 
 _CONNECT_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 15.0

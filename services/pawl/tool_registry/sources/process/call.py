@@ -12,8 +12,6 @@ from typing import Any, Final, Self
 
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidJson, TooLarge
-from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sources.process.messages import (
     ERRORS,
     Answer,
@@ -29,6 +27,8 @@ from pawl.tool_registry.sources.process.messages import (
     frame,
     read_message,
 )
+from pawl.tools.rules.definition import CHECKPOINT_BYTES_MAX
+from pawl.tools.sdk.context import ToolContext, ToolError
 
 _MESSAGE_OVERHEAD_BYTES: Final = 1024 * 1024
 _PROGRESS_INTERVAL_SECONDS: Final = 0.01

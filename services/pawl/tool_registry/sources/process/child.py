@@ -11,9 +11,9 @@ import os
 import socket
 import sys
 
-from pawl.tool_registry.sdk.tool import tool
 from pawl.tool_registry.sources.process.worker import run_worker
 from pawl.tool_registry.sources.python.guard import Guard
+from pawl.tools.sdk.tool import tool
 
 
 def main() -> None:

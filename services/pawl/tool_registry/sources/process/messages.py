@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias
 import msgspec
 
 from pawl.tool_registry.rules.execution import InverseCall
-from pawl.tool_registry.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolError
+from pawl.tools.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolError
 
 _LENGTH_BYTES: Final = 4
 

@@ -14,16 +14,16 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import shield
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidJson, TooLarge
-from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX, ToolDefinition
-from pawl.tool_registry.sdk import outcome
-from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
-from pawl.tool_registry.sdk.inverse import Inverse, Reversible
-from pawl.tool_registry.sdk.process import ProcessLimits
-from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry import outcome
 from pawl.tool_registry.sources.process.call import CallProcess
 from pawl.tool_registry.sources.process.messages import Answer, Call, GarbledMessage, Raised, Returned
 from pawl.tool_registry.sources.python.modules import folder_of
 from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork, uncancelled
+from pawl.tools.rules.definition import RESULT_BYTES_MAX, ToolDefinition
+from pawl.tools.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
+from pawl.tools.sdk.inverse import Inverse, Reversible
+from pawl.tools.sdk.process import ProcessLimits
+from pawl.tools.sdk.tool import Tool
 
 _SPARES: Final = 1
 # Results are read up to this size even if they are too large, because removing secrets may change the size.

@@ -22,14 +22,6 @@ from typing import Any, BinaryIO, Final, Literal
 from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.errors import InvalidJson
 from pawl.tool_registry.rules.execution import inverse_call
-from pawl.tool_registry.sdk.context import (
-    OutcomeUnknown,
-    ToolContext,
-    ToolError,
-)
-from pawl.tool_registry.sdk.inverse import Reversible
-from pawl.tool_registry.sdk.tool import Tool
-from pawl.tool_registry.sdk.values import plain
 from pawl.tool_registry.sources.process.messages import (
     ERRORS,
     Answer,
@@ -46,6 +38,14 @@ from pawl.tool_registry.sources.process.messages import (
     receive,
 )
 from pawl.tool_registry.sources.python.modules import folder_package
+from pawl.tools.sdk.context import (
+    OutcomeUnknown,
+    ToolContext,
+    ToolError,
+)
+from pawl.tools.sdk.inverse import Reversible
+from pawl.tools.sdk.tool import Tool
+from pawl.tools.sdk.values import plain
 
 _PROGRESS_INTERVAL_SECONDS: Final = 0.05
 _MESSAGE_CHARACTERS_MAX: Final = 4000

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from pawl.chassis.process import logs
-from pawl.tool_registry.sdk.tool import Tool
+from pawl.tools.sdk.tool import Tool
 
 _PREFIX: Final = "pawl_tools_"
 

@@ -12,10 +12,10 @@ from typing import Any, Self, TypeVar
 
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import delivered, shield
-from pawl.tool_registry.sdk.context import ToolContext
-from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.sources.python import tool_loop
 from pawl.tool_registry.sources.python.tool_loop import ToolLoop
+from pawl.tools.sdk.context import ToolContext
+from pawl.tools.sdk.tool import Tool
 
 T = TypeVar("T")
 

@@ -9,12 +9,18 @@ from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidField, InvalidJson, PawlError, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2 as pb
-from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolVersion, can_exist
-from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX, progress
-from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
-from pawl.tool_registry.sdk.inverse import Inverse, Reversible
-from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.tool_registry.rules.execution import progress
 from pawl.tool_registry.sources.worker.rules import CALLS_MAX, TOOLS_MAX
+from pawl.tools.rules.definition import (
+    ARGUMENTS_BYTES_MAX,
+    CHECKPOINT_BYTES_MAX,
+    RESULT_BYTES_MAX,
+    ToolVersion,
+    can_exist,
+)
+from pawl.tools.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
+from pawl.tools.sdk.inverse import Inverse, Reversible
+from pawl.tools.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from pawl.values import Outcome, Progress
 
 _ERROR_CHARACTERS_MAX: Final = 4000

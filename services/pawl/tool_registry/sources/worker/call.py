@@ -15,8 +15,6 @@ from pawl.chassis.rpc.retry import Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.audit.rules import AuditDraft, AuditKind, sha256_hex
-from pawl.tool_registry.rules.definition import ToolVersion, definition_hash
-from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
 from pawl.tool_registry.sources.worker.rules import AfterLoss, CallState, Purpose, after_loss, group_of
 from pawl.tool_registry.sources.worker.store.workers import (
     PURPOSES,
@@ -24,6 +22,8 @@ from pawl.tool_registry.sources.worker.store.workers import (
     PostgresWorkerRepository,
     WorkerCall,
 )
+from pawl.tools.rules.definition import ToolVersion, definition_hash
+from pawl.tools.sdk.context import OutcomeUnknown, ToolContext, ToolError
 from pawl.values import EffectClass, Progress
 
 # A call that no worker has taken ends this long before its deadline, so that its error can give the reason.

@@ -10,19 +10,19 @@ from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import StoreId, WorkerId
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
 from pawl.tool.v1 import worker_pb2 as pb
-from pawl.tool_registry import convert
 from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.catalog.store import PostgresToolRepository
-from pawl.tool_registry.rules.definition import (
+from pawl.tool_registry.rules.registering import check_source
+from pawl.tool_registry.sources.worker.rules import WorkerKey, source_of
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
+from pawl.tools import wire
+from pawl.tools.rules.definition import (
     ToolDefinition,
     ToolVersion,
     check_definition,
     check_own_name,
     definition_hash,
 )
-from pawl.tool_registry.rules.registering import check_source
-from pawl.tool_registry.sources.worker.rules import WorkerKey, source_of
-from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
 from pawl.values import ExecutionContext
 
 
@@ -46,7 +46,7 @@ class WorkerTools:
             ToolExists: Another source has a tool with that name. Nothing is registered, unless that source is
                 registering it at the same time.
         """
-        definitions = [convert.DEFINITION.read(message) for message in hello.tools]
+        definitions = [wire.DEFINITION.read(message) for message in hello.tools]
         await self._check(caller.store_id, definitions)
         worker = WorkerKey(caller.store_id, hello.group_name, WorkerId(hello.worker_id))
         registrant = await self._registrant(caller, hello.group_name)

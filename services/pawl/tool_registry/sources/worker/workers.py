@@ -21,11 +21,6 @@ from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool.v1.worker_pb2 import AttachWorkerRequest, AttachWorkerResponse
 from pawl.tool_registry.audit.recorder import AuditTrail
 from pawl.tool_registry.execution.execution import wait_any
-from pawl.tool_registry.rules.definition import ToolVersion
-from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
-from pawl.tool_registry.sdk.tool import Tool, forwarded
 from pawl.tool_registry.sources.worker.answers import bound, check_frame, finding_of, progress_of, value_of
 from pawl.tool_registry.sources.worker.call import PendingCall, call_of
 from pawl.tool_registry.sources.worker.late_results import LateResults
@@ -33,6 +28,10 @@ from pawl.tool_registry.sources.worker.link import WorkerLink, cancel, keep_chec
 from pawl.tool_registry.sources.worker.rules import Attached, NewsKind, Purpose, WorkerKey
 from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository, WorkerCall
 from pawl.tool_registry.sources.worker.tools import WorkerTools
+from pawl.tools.rules.definition import CHECKPOINT_BYTES_MAX, ToolVersion
+from pawl.tools.sdk.context import ToolContext, ToolError
+from pawl.tools.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
+from pawl.tools.sdk.tool import Tool, forwarded
 from pawl.values import EffectClass
 
 _SILENT_LEASES: Final = 3

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from pawl.chassis.strict_json import dumps_canonical
-from pawl.tool_registry.rules.definition import require
+from pawl.tools.rules.definition import require
 
 PLACEHOLDER: Final = re.compile(r"\{([^{}/?#]+)\}")
 _QUERY_PART: Final = re.compile(r"[^&;]+")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from pawl.tool_registry.rules.pointers import find
+from pawl.tools.rules.pointers import find
 
 DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
 # Maximum size of a stored document, in its original form or reduced to the needed operations.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pawl.errors import InvalidSchema
-from pawl.tool_registry.rules.schema import EXPANDED_NODES_MAX, compile_schema
 from pawl.tool_registry.sources.http.rules.openapi_document import Document, UnusableDocument
+from pawl.tools.rules.schema import EXPANDED_NODES_MAX, compile_schema
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _SCHEMAS: Final = ("items", "additionalProperties", "not")

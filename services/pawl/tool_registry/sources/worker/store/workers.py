@@ -11,8 +11,8 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import Database, read_each
 from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
+from pawl.server.db.database import Database, read_each
 from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.audit.rules import AuditDraft
 from pawl.tool_registry.sources.worker.rules import (

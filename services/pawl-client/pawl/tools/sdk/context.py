@@ -1,0 +1,222 @@
+"""Defines a tool call's context: its identity, and operations such as progress, checkpoints, secrets and questions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pawl.chassis.ids import DEFAULT_AGENT
+from pawl.chassis.process.tasks import Handover, kept
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
+from pawl.errors import InvalidJson
+from pawl.tools.rules.definition import CHECKPOINT_BYTES_MAX, check_question
+from pawl.tools.sdk.completion import CompletionToken
+from pawl.tools.sdk.values import plain
+from pawl.values import Question, QuestionKind
+
+
+class ToolError(Exception):
+    """An error that is meant for the model. The model reads its text, so it must not contain secrets.
+
+    For any other exception, the model sees only the type.
+    """
+
+
+class SecretNotFound(ToolError):
+    """Raised when the deployment has no secret with this name. The model sees the name, never a value."""
+
+
+class QuestionDeclined(ToolError):
+    """Raised when a question was declined, withdrawn, or not answered in time."""
+
+
+class Superseded(ToolError):
+    """Raised when a newer execution of the call has started, or when its conversation was erased. Do not catch it."""
+
+
+class ResultTooLarge(ToolError):
+    """Raised when the tool's return value is too large to transfer from the process that ran it."""
+
+
+class OutcomeUnknown(Exception):
+    """Raised when it is unknown whether the call took effect, for example because its process died during the call."""
+
+
+class ToolCancelled(Exception):
+    """Raised by `ToolContext.check_cancelled` if the call was cancelled or has timed out."""
+
+
+def _no_secret(name: str) -> str:
+    raise SecretNotFound(f"no secret named {name!r} is configured")
+
+
+async def _nobody_to_ask(_question: Question) -> str:
+    raise ToolError("only async tools that run in the registry can ask their user something")
+
+
+def _nobody_to_complete() -> CompletionToken:
+    raise ToolError("completion tokens are available only to tools whose function runs in the registry")
+
+
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """The context of a call. A tool receives it in the parameter that is annotated with this class.
+
+    Safe to use from any thread. All fields have defaults, so that tests can create a context.
+    """
+
+    store_id: str = "local"
+    user_id: str = "me"
+    conversation_id: str = "conversation"
+    run_id: str = "run"
+    call_id: str = "call"
+    # Number of executions of this call, including this one and any lost ones that may have started.
+    attempt: int = 1
+    # Time at which the call times out.
+    deadline: datetime = _NEVER
+    # The run's agent.
+    agent_name: str = DEFAULT_AGENT
+    # The latest value that an earlier execution of this call saved with `checkpoint`, or None.
+    last_checkpoint: JsonValue = None
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    # In tests that call the function directly, progress is discarded.
+    _report: Callable[[float | None, str], None] = lambda _fraction, _message: None
+    _find_secret: Callable[[str], str] = _no_secret
+    _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
+    _begin: Callable[[], None] = lambda: None
+    _save: Callable[[bytes], Future[None]] = kept
+    _token: Callable[[], CompletionToken] = _nobody_to_complete
+    _will_restart: Callable[[], bool] = lambda: False
+
+    @property
+    def will_restart(self) -> bool:
+        """True if another process will restart the cancelled call. Work that it started elsewhere should continue."""
+        return self._will_restart()
+
+    @property
+    def idempotency_key(self) -> str:
+        """A key that is the same for every execution of this call, but different for any other call of the store."""
+        return self.call_id
+
+    @property
+    def cancelled(self) -> bool:
+        """True if the result is no longer needed. Sync tools should check this regularly."""
+        return self._cancelled.is_set()
+
+    def check_cancelled(self) -> None:
+        """Raise ToolCancelled if the result is no longer needed. Do not catch the exception."""
+        if self._cancelled.is_set():
+            raise ToolCancelled
+
+    def wait_cancelled(self, timeout_seconds: float) -> bool:
+        """Wait in a sync tool, like `time.sleep`. Returns True as soon as the call is cancelled, otherwise False."""
+        return self._cancelled.wait(timeout_seconds)
+
+    def mark_started(self) -> None:
+        """Report that the call may take effect from now on.
+
+        For runners, and for sources that forward calls. A call that ends before this is reported as never started.
+        """
+        self._begin()
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        """Report progress to users: a fraction between 0 and 1, if known, and a message.
+
+        Never blocks. Only the newest report is kept, and it is shown at most ten times a second.
+        """
+        self._report(fraction, message)
+
+    def checkpoint(self, value: Any) -> Handover:
+        """Save progress. An execution that restarts the call finds the latest value in `last_checkpoint`.
+
+        Await this in an async tool; in a sync tool, it returns once the value is saved. The saved value survives the
+        end of any process. It must be JSON of at most 16 KiB.
+
+        Raises:
+            Superseded: A newer execution of the call has started, or its conversation was erased.
+            ToolCancelled: The result is no longer needed.
+            ToolError: The value is not JSON or too large.
+        """
+        return Handover(self._save(checkpoint_content(value)))
+
+    def completion_token(self) -> CompletionToken:
+        """Return a token for completing the call from outside. During an execution, the token stays the same.
+
+        Await this in an async tool. Hand the token out, and then return `Awaited()`: the call stays open until its
+        deadline. The first completion ends the call, even while the tool is still running.
+
+        Raises:
+            ToolError: Calls of this tool cannot be completed from outside.
+        """
+        return self._token()
+
+    def secret(self, name: str) -> str:
+        """Return a secret by name: the store's own if there is one, otherwise the deployment's common one.
+
+        A value of at least 4 characters is masked in everything the tool returns and reports.
+
+        Raises:
+            SecretNotFound: There is no secret with this name.
+        """
+        return self._find_secret(name)
+
+    async def ask(
+        self,
+        question: str,
+        *,
+        why: str = "",
+        kind: str = "clarification",
+        options: Sequence[str] = (),
+        answer_schema_json: bytes = b"",
+    ) -> str:
+        """Ask the user a question during the call. Returns one of `options` or a free text.
+
+        An answer that does not fit `answer_schema_json` is refused when the user gives it (see pawl.event.v1.Question
+        for the parsing). This is only a help for the user: the tool should still validate the answer.
+
+        For async tools only. The timeout is paused until the answer arrives, which may take days.
+
+        A READ_ONLY or IDEMPOTENT tool does not wait: it is run again from the start once the answer has arrived. It
+        must ask the same questions in the same order; for questions that were already answered, this returns
+        immediately. Other tools wait here. If their process ends before the answer arrives, the outcome is UNKNOWN, so
+        ask before the tool takes effect.
+
+        Raises:
+            QuestionDeclined: There is no answer. Let the error propagate, or continue without an answer.
+            ToolError: The question is invalid (for example, it is empty or has too many options).
+        """
+        if kind not in set(QuestionKind):
+            raise ToolError(f"kind must be one of {', '.join(QuestionKind)}, got {kind:.100}")
+        asked = Question(
+            question=question,
+            why=why,
+            kind=QuestionKind(kind),
+            options=tuple(options),
+            answer_schema_json=answer_schema_json,
+        )
+        problem = check_question(asked)
+        if problem:
+            raise ToolError(problem)
+        return await self._ask(asked)
+
+
+def checkpoint_content(value: Any) -> bytes:
+    """Return a checkpoint as JSON.
+
+    Raises:
+        ToolError: The value is not JSON or too large.
+    """
+    try:
+        content = dumps_canonical(plain(value))
+    except (TypeError, ValueError, RecursionError, InvalidJson) as error:
+        raise ToolError(f"a checkpoint must be JSON: {error}") from None
+    if len(content) > CHECKPOINT_BYTES_MAX:
+        raise ToolError(f"the checkpoint is {len(content)} bytes, over the limit of {CHECKPOINT_BYTES_MAX}: save less")
+    return content

@@ -1,0 +1,184 @@
+"""Serves calls that arrive in batches: see `pawl.batch.v1`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from pawl.batch.v1 import batch_pb2
+from pawl.batch.v1.batch_pb2_grpc import BatchServiceServicer
+from pawl.chassis.process import tasks
+from pawl.chassis.rpc import status
+from pawl.chassis.rpc.batch_client import GATHER_CALLS_MIN, GATHER_SECONDS
+from pawl.chassis.rpc.kinds import Context, Handler, parser
+from pawl.chassis.rpc.parts import in_parts
+from pawl.errors import MethodNotFound, PawlError, TooLarge
+from pawl.server.rpc.interceptor import Interceptor, Method
+
+# No reply is added to a message of this size. A larger reply is sent alone.
+_MESSAGE_BYTES: Final = 1024 * 1024
+
+# Streaming handlers pause while this many bytes are unsent.
+_WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
+
+Put = Callable[[bytes], Awaitable[None]]
+# Takes the bytes of a request. Returns the bytes of a single response, or passes the bytes of each response to `Put`.
+Behaviour = Callable[[bytes, Put], Awaitable[bytes | None]]
+_Carried = dict[str, tuple[Method, Behaviour]]
+
+
+class BatchServicer(BatchServiceServicer):
+    """Passes calls from batches to the methods that were added. Methods with request streams are not supported."""
+
+    def __init__(self, interceptor: Interceptor, *, bytes_max: int) -> None:
+        self._interceptor = interceptor
+        self._bytes_max = bytes_max
+        self._carried: _Carried = {}
+        self._streams: set[_Stream] = set()
+
+    def add(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
+        for method_name, handler in handlers.items():
+            if not handler.request_streaming:
+                name = f"/{service_name}/{method_name}"
+                method = self._interceptor.carried(name, is_stream=handler.response_streaming)
+                self._carried[name] = method, _behaviour(handler, self._bytes_max)
+
+    def close_streams(self) -> None:
+        """Ask the clients of all streams to use another replica. Running calls are still answered."""
+        for stream in self._streams:
+            stream.close()
+
+    async def Batch(  # type: ignore[override]  # writes directly, from several tasks
+        self, request_iterator: AsyncIterator[batch_pb2.BatchRequest], context: Context
+    ) -> None:
+        stream = _Stream(self._carried, context)
+        self._streams.add(stream)
+        try:
+            await stream.serve(request_iterator)
+        finally:
+            self._streams.discard(stream)
+
+
+class _Stream:
+    def __init__(self, carried: _Carried, context: Context) -> None:
+        self._carried = carried
+        self._context = context
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._replies: list[batch_pb2.Reply] = []
+        self._waiting_bytes = 0
+        self._response_bytes_max = 0
+        self._closing = False
+        self._ended = False
+        self._has_work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def close(self) -> None:
+        self._closing = True
+        self._has_work.set()
+
+    async def serve(self, requests: AsyncIterator[batch_pb2.BatchRequest]) -> None:
+        """Serve calls until the client has closed its side and all are answered."""
+        loop = asyncio.get_running_loop()
+        reader = loop.create_task(self._read(requests), name="batch.read")
+        writer = loop.create_task(self._write(), name="batch.write")
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+            while self._calls and not writer.done():
+                await asyncio.wait({writer, *self._calls.values()}, return_when=asyncio.FIRST_COMPLETED)
+            # Do not cancel a write in progress: gRPC would refuse the next one.
+            self._ended = True
+            self._has_work.set()
+            await writer
+        finally:
+            await tasks.end([reader, writer, *self._calls.values()])
+
+    async def _read(self, requests: AsyncIterator[batch_pb2.BatchRequest]) -> None:
+        async for request in requests:
+            self._response_bytes_max = request.response_bytes_max or self._response_bytes_max
+            for call_id in request.cancelled_call_ids:
+                if call_id in self._calls:
+                    self._calls[call_id].cancel()
+            for call in request.calls:
+                task = asyncio.get_running_loop().create_task(self._serve(call))
+                self._calls[call.id] = task
+
+    async def _write(self) -> None:
+        while not self._ended or self._replies:
+            await self._has_work.wait()
+            if len(self._calls) + len(self._replies) >= GATHER_CALLS_MIN:
+                await asyncio.sleep(GATHER_SECONDS)
+            self._has_work.clear()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        closing, self._closing = self._closing, False
+        while self._replies or closing:
+            taken = next(in_parts(self._replies, lambda reply: len(reply.response), size_max=_MESSAGE_BYTES), [])
+            message = batch_pb2.BatchResponse(replies=taken, closing=closing)
+            closing = False
+            del self._replies[: len(taken)]
+            await self._context.write(message)
+            self._waiting_bytes -= sum(len(reply.response) for reply in taken)
+            if self._waiting_bytes < _WAITING_BYTES_MAX:
+                self._room.set()
+
+    async def _serve(self, call: batch_pb2.Call) -> None:
+        async def put(response: bytes) -> None:
+            await self._room.wait()
+            self._put(batch_pb2.Reply(id=call.id, response=self._checked(response)))
+
+        try:
+            if call.method not in self._carried:
+                raise MethodNotFound
+            method, behaviour = self._carried[call.method]
+            response = await method.serve_carried(
+                lambda: behaviour(call.request, put), call.request_id, call.timeout_seconds
+            )
+            self._put(batch_pb2.Reply(id=call.id, response=self._checked(response), last=True))
+        except PawlError as error:
+            self._put(batch_pb2.Reply(id=call.id, last=True, failure=status.failure(error)))
+        finally:
+            del self._calls[call.id]
+
+    def _checked(self, response: bytes | None) -> bytes | None:
+        """Reject a response over the client's limit, because it would end the stream and thus all other calls."""
+        if response is not None and 0 < self._response_bytes_max < len(response):
+            raise TooLarge(
+                f"the response is {len(response)} bytes, but the caller accepts at most {self._response_bytes_max}"
+            )
+        return response
+
+    def _put(self, reply: batch_pb2.Reply) -> None:
+        self._replies.append(reply)
+        self._waiting_bytes += len(reply.response)
+        if self._waiting_bytes >= _WAITING_BYTES_MAX:
+            self._room.clear()
+        self._has_work.set()
+
+
+def _behaviour(handler: Handler, bytes_max: int) -> Behaviour:
+    parse = parser(handler.request_deserializer, bytes_max)
+    serialise: Any = handler.response_serializer
+    # Servicers that only services call do not use the context.
+    nothing: Any = None
+    if handler.response_streaming:
+        stream: Any = handler.unary_stream
+
+        async def answer_with_stream(raw: bytes, put: Put) -> None:
+            async with aclosing(stream(parse(raw), nothing)) as responses:
+                async for response in responses:
+                    await put(serialise(response))
+
+        return answer_with_stream
+    unary: Any = handler.unary_unary
+
+    async def answer(raw: bytes, _: Put) -> bytes:
+        response: bytes = serialise(await unary(parse(raw), nothing))
+        return response
+
+    return answer
