@@ -315,7 +315,7 @@ OF_JOBS = (
         text='return self.above[0] if len(self.above) > 1 else RunId("")',
         instead='return RunId("")',
         checker="notices_enter_the_nearest_agent",
-        seed=11,
+        seed=25,
     ),
     Mutant(
         name="ended_runs_keep_their_notices",

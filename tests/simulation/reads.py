@@ -331,10 +331,8 @@ class MemoryReads:
     def _pending_notices(self, run: RunRow) -> PendingNotices:
         key = ConversationKey(run.store_id, run.root_conversation_id or run.conversation_id)
         background = self._tables.conversations[key].background
-        notices = tuple(
-            (self._tables.runs[RunKey(run.store_id, each.run_id)], each.occasion)
-            for each in background.pending_of(run.user_id, run.receives_as)[:NOTICES_MAX]
-        )
+        waiting = background.pending_of(run.user_id, run.receives_as)[:NOTICES_MAX]
+        notices = tuple((self._tables.runs[RunKey(run.store_id, each.run_id)], each.occasion) for each in waiting)
         return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(run.user_id))
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
