@@ -331,7 +331,7 @@ OF_JOBS = (
         text='answered_by = run.run_id if run.state is RunState.COMPLETED else RunId("")',
         instead="answered_by = run.run_id",
         checker="job_ends_are_reported_or_dismissed",
-        seed=11,
+        seed=25,
     ),
     Mutant(
         name="notices_enter_again",
