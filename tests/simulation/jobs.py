@@ -49,7 +49,7 @@ def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
         said: dict[str, list[int]] = defaultdict(list)
         for number, notice in entered(record, conversation_id):
             job = record.runs[notice["job_id"]]
-            said[job.run_id].append(notice.get("iteration", 0))
+            said[job.run_id].append(notice.get("iteration") or notice.get("report", 0))
             receiver = record.runs[_by_number(record, conversation_id)[number].run_id]
             if conversation_id != job.reports_to_conversation_id and receiver.run_id not in _agents_above(record, job):
                 yield f"{receiver.run_id} has a notice of job {job.run_id}, which does not belong to it"
@@ -57,7 +57,7 @@ def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
             occasion = (job.run_id, said[job.run_id][-1])
             if is_final and last.setdefault(occasion, conversation_id) != conversation_id:
                 yield f"{conversation_id} and {last[occasion]} both have notice {occasion}"
-            if "iteration" not in notice and notice["state"] != run_state(job.state):
+            if notice.keys().isdisjoint({"iteration", "report"}) and notice["state"] != run_state(job.state):
                 yield f"job {job.run_id} is {run_state(job.state)}, but was reported as {notice['state']}"
         for job_id, occasions in said.items():
             order = [occasion or math.inf for occasion in occasions]
@@ -346,8 +346,8 @@ def _reports(record: Record, job: run_pb2.Run) -> bool:
 
 
 def _ends_in(record: Record, conversation_id: str, job: run_pb2.Run) -> list[int]:
-    notices = entered(record, conversation_id)
-    return [number for number, each in notices if each["job_id"] == job.run_id and "iteration" not in each]
+    notices = ((number, each) for number, each in entered(record, conversation_id) if each["job_id"] == job.run_id)
+    return [number for number, each in notices if each.keys().isdisjoint({"iteration", "report"})]
 
 
 def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:

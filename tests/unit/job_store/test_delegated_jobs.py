@@ -83,17 +83,17 @@ def test_each_notice_is_for_the_nearest_run_that_has_not_ended(depths: list[int]
         assert notice.entered_by == ("" if holder is None else holder or ROOT)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=8))
-def test_only_the_newest_iteration_of_a_job_waits_after_a_run_has_failed(occasions: list[tuple[int, bool]]) -> None:
-    entered = [(occasion, RunId("a") if is_entered else RunId("")) for occasion, is_entered in occasions]
-    notices = (
-        Notice(run_id=RunId("j"), user_id=USER, occasion=occasion, above=above(3), entered_by=by)
-        for occasion, by in entered
-    )
-    passed = Background(notices=tuple(notices)).passed_on({"a"})
-    iterations = [occasion for occasion, _ in occasions if occasion]
-    assert [each.occasion for each in passed.notices if each.occasion] == iterations[-1:]
-    assert len([each for each in passed.notices if not each.occasion]) == len(occasions) - len(iterations)
+@given(entered=st.integers(0, 3), pending=st.booleans(), is_open=st.booleans())
+def test_a_run_that_failed_passes_on_only_what_is_not_outdated(*, entered: int, pending: bool, is_open: bool) -> None:
+    """Of a job's iterations one notice waits at most, and none that it had received waits behind the end."""
+    job = {"run_id": RunId("j"), "user_id": USER, "above": above(3)}
+    notices = [Notice(**job, occasion=number, entered_by=RunId("a")) for number in range(1, entered + 1)]
+    notices += [Notice(**job, occasion=9)] if pending else []
+    notices += [] if is_open else [Notice(**job, occasion=0)]
+    open_jobs = (OpenJob(**job),) if is_open else ()
+    passed = Background(notices=tuple(notices), open_jobs=open_jobs).passed_on({"a"})
+    expected = [9] if pending else [entered] if entered and is_open else []
+    assert [each.occasion for each in passed.notices] == expected + ([] if is_open else [0])
 
 
 def test_a_delegated_run_receives_the_end_of_its_job() -> None:

@@ -83,16 +83,17 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         """Return the state after delegated runs have ended: the next runs above them receive their notices.
 
         The notices that `answered_by` received are removed. No model reads the conversation of another ended run, so
-        the next run receives its notices again, but only the newest of each job's iterations.
+        the next run receives its notices again, except iterations of which the job has reported more since.
         """
         notices: list[Notice] = []
-        waiting: set[RunId] = set()
+        # A job that reported its end is no longer open.
+        outdated = {each.run_id for each in self.notices} - {each.run_id for each in self.open_jobs}
         for each in reversed(self.notices):
-            is_answered = answered_by != "" and each.entered_by == answered_by
-            entered_by = RunId("") if each.entered_by in ended else each.entered_by
-            is_iteration = each.occasion > 0 and not entered_by
-            if not (is_answered or (is_iteration and each.run_id in waiting)):
-                waiting |= {each.run_id} if is_iteration else set()
+            is_again = each.entered_by in ended
+            is_outdated = is_again and each.occasion > 0 and each.run_id in outdated
+            if not (is_outdated or (answered_by and each.entered_by == answered_by)):
+                entered_by = RunId("") if is_again else each.entered_by
+                outdated |= {each.run_id} if each.occasion and not entered_by else set()
                 notices.append(_passed_on(replace(each, entered_by=entered_by), ended))
         open_jobs = tuple(_passed_on(each, ended) for each in self.open_jobs)
         return replace(self, open_jobs=open_jobs, notices=tuple(reversed(notices)))
