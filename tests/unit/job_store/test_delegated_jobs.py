@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -86,7 +88,7 @@ def test_each_notice_is_for_the_nearest_run_that_has_not_ended(depths: list[int]
 @given(entered=st.integers(0, 3), pending=st.booleans(), is_open=st.booleans())
 def test_a_run_that_failed_passes_on_only_what_is_not_outdated(*, entered: int, pending: bool, is_open: bool) -> None:
     """Of a job's iterations one notice waits at most, and none that it had received waits behind the end."""
-    job = {"run_id": RunId("j"), "user_id": USER, "above": above(3)}
+    job: dict[str, Any] = {"run_id": RunId("j"), "user_id": USER, "above": above(3)}
     notices = [Notice(**job, occasion=number, entered_by=RunId("a")) for number in range(1, entered + 1)]
     notices += [Notice(**job, occasion=9)] if pending else []
     notices += [] if is_open else [Notice(**job, occasion=0)]
