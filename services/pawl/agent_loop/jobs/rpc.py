@@ -233,4 +233,4 @@ def _reported_to(run: run_pb2.Run) -> str:
 
 
 def _is_above(run: run_pb2.Run, job: run_pb2.Run) -> bool:
-    return any(each.run_id == run.run_id for each in job.above)
+    return run.run_id in {job.parent_run_id, *(each.run_id for each in job.above)}
