@@ -9,6 +9,7 @@ from typing import Final
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.agents.agents import AgentLedger, Agents
@@ -128,6 +129,7 @@ class ClientSide:
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
         server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
         server.add(add_JobServiceServicer_to_server, self._jobs)
+        server.add_forwarding(add_DeclarationServiceServicer_to_server, None, self.forward)
         server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
         registry = AgentRegistryServicer(self.agents)
         server.add_forwarding(add_AgentRegistryServiceServicer_to_server, registry, self.forward)

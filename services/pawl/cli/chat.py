@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable
@@ -32,7 +33,7 @@ _COMMANDS: Final = {
     "/jobs": "lists background jobs",
     "/pause JOB": "pauses a job",
     "/resume JOB": "resumes it",
-    "/stop JOB": "stops it",
+    "/stop [JOB]": "stops it, by default the newest job (also Ctrl-\\)",
     "/help": "shows this help",
     "/quit": "leaves (runs continue)",
 }
@@ -138,6 +139,8 @@ class Chat:
         self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
         self._changed = asyncio.Event()
+        # Commands from keys that have not been carried out yet.
+        self._keys: list[str] = []
         self._prompting = False
         self._prompt_due = True
         self._leaving = False
@@ -150,6 +153,8 @@ class Chat:
         """Chat until /quit, or until the input has ended and no run can continue without it. Return the exit code."""
         if sys.stdin.isatty():
             self._screen.line(_HELP, "dim")
+            # The terminal reads whole lines, but passes this key on immediately.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._press, "/stop")
         follows(self._target)
         async with self._session:
             await self._resume()
@@ -162,6 +167,10 @@ class Chat:
                     await asyncio.wait([self._following])
                 self._leave()
         return 0
+
+    def _press(self, command: str) -> None:
+        self._keys.append(command)
+        self._changed.set()
 
     async def _follow(self) -> None:
         while True:
@@ -214,6 +223,9 @@ class Chat:
         if not notice.cancelled():
             self._changed.clear()
             await self._attach()
+            while self._keys:
+                self._leave_prompt()
+                await self._handle_line(self._keys.pop())
         if not line.cancelled():
             self._prompting = False
         quiet = all(task.cancelled() for task in tasks)
@@ -405,10 +417,8 @@ class Chat:
                 found = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
                 self._screen.end_line()
                 show_items(self._console, found, jobs.COLUMNS, none=jobs.NONE_OPEN)
-            case ["/stop", job_id]:
-                self._screen.line(
-                    wording.stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim"
-                )
+            case ["/stop", *job_ids] if len(job_ids) <= 1:
+                await self._stop_job(*job_ids)
             case ["/pause", job_id]:
                 self._screen.line(jobs.paused_text(await self._target.pause_job(job_id)), "dim")
             case ["/resume", job_id]:
@@ -421,6 +431,17 @@ class Chat:
                 known = ", ".join(_COMMANDS)
                 shown = wording.one_line(name)
                 self._screen.line(f"Unknown command {shown}. Commands: {known}. To send it as text: /{shown}", "yellow")
+
+    async def _stop_job(self, job_id: str = "") -> None:
+        """Stop a job, by default the newest of this conversation."""
+        if not job_id:
+            of = self._conversation_id
+            found = [job.job_id async for job in self._target.list_jobs(of, open_only=True)] if of else []
+            job_id = found[0] if found else ""
+        if not job_id:
+            self._screen.line("No background job is open.", "dim")
+        else:
+            self._screen.line(wording.stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim")
 
     async def _top_up(self, tokens: int) -> None:
         waiting = [run for run in self._held.values() if run_pb2.WAIT_KIND_BUDGET in run.waits]

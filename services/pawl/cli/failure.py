@@ -83,6 +83,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[str]]] = {
     "port": ("username",),
     "reasoning_effort": ("effort",),
     "report_iterations": ("reports",),
+    "report_percents": ("reports",),
     "report_seconds": ("reports",),
     "schema_json": ("schema",),
     "time_zone": ("zone",),

@@ -173,6 +173,7 @@ CREATE TABLE rules (
     uses bigint NOT NULL DEFAULT 0,
     tool_version integer NOT NULL,
     reason text NOT NULL,
+    name text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz,
     revoked_at timestamptz,

@@ -144,15 +144,23 @@ async def test_names_of_attachments_cannot_add_headers_or_hide_their_ending(offi
 async def test_answer_joins_the_thread_of_the_mail_that_started_the_run(office: Office) -> None:
     """The event of a mailbox trigger has the values that send_email needs."""
     raw = (
-        b"From: Ann <ann@example.com>\r\nTo: pawl@example.org\r\nSubject: Order\r\nMessage-ID: <3@x.example.com>\r\n"
+        b"From: Ann <ann@example.com>\r\nTo: pawl@example.org\r\nSubject: Order\r\nMessage-ID: <3?=a@x.example.com>\r\n"
         b"References: <1@x.example.com>\r\n <2@x.example.com>\r\nIn-Reply-To: <2@x.example.com>\r\n\r\nWhen?\r\n"
     )
     event = read_mail(raw, False, own="pawl@example.org", authserv_id="", senders=["@example.com"])
     answer = await office.sent(
         subject=f"Re: {event['subject']}", html="<p>Soon</p>", in_reply_to=event["message_id"], thread=event["thread"]
     )
-    assert answer["In-Reply-To"] == "<3@x.example.com>"
-    assert answer["References"].split() == ["<1@x.example.com>", "<3@x.example.com>"]
+    assert answer["In-Reply-To"] == "<3?=a@x.example.com>"
+    assert answer["References"].split() == ["<1@x.example.com>", "<3?=a@x.example.com>"]
+    for hostile in (
+        "<=?utf-8?q?=0D=0ABcc:_eve@example.com?=@x>",
+        "<a b@x>",
+        "<a@x> <b@x>",
+        "<a@x>\r\nBcc: eve@example.com",
+    ):
+        verdict = await office.registry.check("send_email", LETTER | {"in_reply_to": hostile})
+        assert verdict.error_reason == "INVALID_ARGUMENTS", hostile
     # The answer does not fire a trigger of another mailbox.
     sent = office.postbox.envelopes[-1].content
     assert isinstance(sent, bytes)

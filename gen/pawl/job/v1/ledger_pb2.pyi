@@ -737,7 +737,9 @@ class Notice(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     OCCASION_FIELD_NUMBER: _builtins.int
     occasion: _builtins.int
-    """Iteration that it reports; 0 means the end of the job."""
+    """Iteration that it reports; 0 means the end of the job. Progress reports of a running call have numbers above the
+    run's round.
+    """
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The job's run: its ID, job, state, stop cause, output text and failure."""
@@ -949,6 +951,7 @@ class CommitRunRequest(_message.Message):
     ENTERED_NOTICES_FIELD_NUMBER: _builtins.int
     TELLS_ITERATION_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
+    JOB_PROGRESS_FIELD_NUMBER: _builtins.int
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
@@ -988,7 +991,9 @@ class CommitRunRequest(_message.Message):
     if the user has set a title.
     """
     tells_iteration: _builtins.int
-    """For a job: iteration to report with this step, using `output_text`; 0 means none. The end is always reported."""
+    """For a job: iteration or progress to report with this step, numbered as in Notice.occasion; 0 means none. The
+    end is always reported.
+    """
     missed_iterations: _builtins.int
     """With `output_text`: Run.missed_iterations."""
     tokens_used: _builtins.int
@@ -1050,6 +1055,10 @@ class CommitRunRequest(_message.Message):
         are ignored.
         """
 
+    @_builtins.property
+    def job_progress(self) -> _run_pb2.JobProgress:
+        """With `output_text`: Run.job_progress."""
+
     def __init__(
         self,
         *,
@@ -1082,12 +1091,13 @@ class CommitRunRequest(_message.Message):
         entered_notices: _abc.Iterable[Global___EnteredNotice] | None = ...,
         tells_iteration: _builtins.int = ...,
         missed_iterations: _builtins.int = ...,
+        job_progress: _run_pb2.JobProgress | None = ...,
         tokens_used: _builtins.int = ...,
         budget_run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015

@@ -67,7 +67,7 @@ def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
         raise InvalidField(f"{', '.join(_LIMITS)} of a condition must be numbers", field="when") from None
 
 
-def _reports(given: str | Mapping[str, float]) -> dict[str, Any]:
+def _reports(given: str | Mapping[str, float | Sequence[int]]) -> dict[str, Any]:
     """Return a request's report fields for `reports`, such as `"change"` or `{"every": 10}`."""
     fields = job_reports.read(given) if given else {"reports": "UNSPECIFIED"}
     return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
@@ -90,7 +90,7 @@ class JobVerbs(Target):
         duration_minutes: float = 0.0,
         delay_first: bool = False,
         estimated_minutes: float = 0.0,
-        reports: str | Mapping[str, float] = "",
+        reports: str | Mapping[str, float | Sequence[int]] = "",
         until: str | Mapping[str, Any] | None = None,
         when: str | Mapping[str, Any] | None = None,
         failures_told: int = 0,
@@ -99,7 +99,8 @@ class JobVerbs(Target):
         """Start a job and return it. Its results are reported to the given conversation, or to a new one.
 
         With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports`
-        is a word such as `"change"`, or `{"every": 10}`.
+        is a word such as `"change"`, or `{"every": 10}`; without an interval, `{"progress": [25, 50, 75]}` (percent) or
+        `{"minutes": 10}` reports progress.
         """
         request = pb.StartJobRequest(
             tool_name=tool_name,

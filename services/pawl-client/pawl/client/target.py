@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
     from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
+    from pawl.agent.v1.declaration_pb2_grpc import DeclarationServiceAsyncStub
     from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceAsyncStub
@@ -113,6 +114,9 @@ class Target:
     )
     conversations: cached_property[ConversationServiceAsyncStub] = _stub(
         "agent.v1.conversation.ConversationService", "agent"
+    )
+    declarations: cached_property[DeclarationServiceAsyncStub] = _stub(
+        "agent.v1.declaration.DeclarationService", "agent"
     )
     jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
     scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")

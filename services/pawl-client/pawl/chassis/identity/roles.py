@@ -69,6 +69,11 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         READERS: "GetConversation ListConversations WatchConversation",
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
+    "pawl.agent.v1.DeclarationService": {
+        READERS: "ListDeclarations",
+        _MEMBERS: "PutDeclaration DeleteDeclaration",
+        (Role.ADMIN,): "LeaseSet",
+    },
     "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StartJob StopJob StopJobs PauseJob ResumeJob"},
     "pawl.agent.v1.OperatorService": {_OPERATORS: "ListAttention RedriveRun EndRun EndJobs"},
     "pawl.agent.v1.ScheduleService": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -225,6 +226,7 @@ def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: f
         reports=terms.reports,
         report_iterations=terms.report_iterations,
         report_seconds=terms.report_seconds,
+        report_percents=terms.report_percents,
         until=terms.until,
         when=terms.when,
         failures_told=terms.failures_told,
@@ -254,12 +256,16 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy unless the request has one of its own.
 
-    A monitoring job ignores the policy. A job with a single call follows it only if the policy is to report nothing.
+    A monitoring job ignores the policy. A job with a single call follows it only if the policy is about progress or to
+    report nothing. In the latter case, it does not report the progress that the request asks for, either.
     """
     policy = verdict.reports
-    if policy is None or terms.sets_reports or terms.until is not None or terms.when is not None:
+    if policy is None or terms.until is not None or terms.when is not None:
         return job
-    if not job.interval_seconds and policy.reports is not JobReports.NONE:
+    is_none = policy.reports is JobReports.NONE
+    if terms.sets_reports and not (is_none and job.reports is JobReports.PROGRESS):
+        return job
+    if not is_none and (policy.reports is JobReports.PROGRESS) is bool(job.interval_seconds):
         return job
     content = {name: getattr(policy, name) for name in policy.__struct_fields__}
     return replace(job, **content)
@@ -352,6 +358,8 @@ def result_text(call: Call) -> str:
 def _notice_content(notice: Notice) -> dict[str, Any]:
     run, job = notice.run, _job(notice)
     shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
+    if _is_of_progress(notice):
+        return shown | {"state": run.state.name} | _progress_content(notice)
     if notice.occasion:
         shown |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
         if run.round > notice.occasion:
@@ -369,6 +377,23 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
         shown["missed"] = run.missed_iterations
     if run.output_text:
         shown["result"] = _json(run.output_text)
+    return shown
+
+
+def _is_of_progress(notice: Notice) -> bool:
+    return notice.occasion > 0 and not _job(notice).interval_seconds
+
+
+def _progress_content(notice: Notice) -> dict[str, Any]:
+    """Return the progress that a notice reports, which is that of the job's latest report."""
+    run, job, progress = notice.run, _job(notice), notice.run.job_progress
+    shown: dict[str, Any] = {"report": notice.occasion - run.round}
+    if progress is not None and progress.fraction is not None:
+        shown["percent"] = math.floor(progress.fraction * 100)
+    if progress is not None and progress.message:
+        shown["progress"] = progress.message
+    if job.report_seconds:
+        shown["minutes"] = round(shown["report"] * job.report_seconds / 60, 1)
     return shown
 
 
@@ -418,6 +443,9 @@ def _escape(found: re.Match[str]) -> str:
 
 def _line(notice: Notice) -> str:
     what = f"iteration {notice.occasion}" if notice.occasion else notice.run.state.name.lower()
+    if _is_of_progress(notice):
+        found = _progress_content(notice)
+        what = f"{found['percent']}% done" if "percent" in found else f"running for {found.get('minutes', 0):g} minutes"
     if (alarm := _alarm(notice)) not in {"", what}:
         what = f"{what}, {alarm}"
     return f"{_job(notice).tool_name}: {what} ({notice.run.run_id})"

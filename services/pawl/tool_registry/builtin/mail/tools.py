@@ -31,7 +31,8 @@ ATTACHMENTS_MAX: Final = 10
 # All of a message's attachments. Many servers refuse larger messages.
 ATTACHMENTS_BYTES_MAX: Final = 5 * 1024 * 1024
 
-MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<[!-;=@-~]{1,250}>)?$")]
+# An id as `mailbox` reads it, but without `ENCODED`.
+MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<([!-;?-~]|=+[!-;@-~])+=*>)?$", max_length=252)]
 AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
 
 
