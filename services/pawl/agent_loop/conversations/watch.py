@@ -91,12 +91,15 @@ class ConversationWatches:
     async def follow(self, live: BusEvents) -> None:
         """Notify streams of changes that `live` reports, and of those that it missed. Never returns."""
         await live.subscribe_conversations(self._changed)
+        was_connected = False
         while True:
             await self.clock.sleep(VERSIONS_SECONDS)
+            connected = live.connected
             try:
-                await self._compare_versions()
+                await self._find_changes(reported=connected and was_connected)
             except PawlError as error:
                 _log.info("conversations.versions_unavailable", reason=error.reason)
+            was_connected = connected
 
     async def watch(
         self, caller: Principal, request: WatchConversationRequest
@@ -140,7 +143,12 @@ class ConversationWatches:
         for stream in self._streams.get((store_id, conversation_id), ()):
             stream.change()
 
-    async def _compare_versions(self) -> None:
+    async def _find_changes(self, *, reported: bool) -> None:
+        """Notify the streams whose conversations have another version; without reports, notify all streams."""
+        if not reported:
+            for key in list(self._watched):
+                self._changed(*key)
+            return
         keys, before = list(self._watched), self._versions
         self._versions = {key: version for key, version in before.items() if key in self._watched}
         for first in range(0, len(keys), VERSIONS_MAX):
