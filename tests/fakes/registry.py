@@ -76,7 +76,8 @@ class FakeRegistry:
     results: dict[str, CallResult] = field(default_factory=dict)
     effects: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
-    tells_progress: bool = False
+    # Progress that each execution reports, and the pause before each report
+    progress: Sequence[tuple[float, Progress]] = ()
     # Whether read-only calls run with their check if requested
     reads_at_once: bool = False
     # Tools whose calls have an unknown outcome
@@ -180,8 +181,9 @@ class FakeRegistry:
         self.asked.append(execution)
         self.contexts.append(context)
         name, call_id = execution.tool_name, execution.call_id
-        if self.tells_progress:
-            yield Progress(fraction=0.5, message="half")
+        for pause, progress in self.progress:
+            await asyncio.sleep(pause)
+            yield progress
         if self.verdicts[name].effect_class in REPEATABLE:
             yield await self._perform(call_id, name)
             return

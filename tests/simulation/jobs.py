@@ -44,10 +44,10 @@ def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
         said: dict[str, list[int]] = defaultdict(list)
         for _, notice in entered(record, conversation_id):
             job = record.runs[notice["job_id"]]
-            said[job.run_id].append(notice.get("iteration", 0))
+            said[job.run_id].append(notice.get("iteration") or notice.get("report", 0))
             if job.reports_to_conversation_id != conversation_id:
                 yield f"{conversation_id} has a notice of job {job.run_id}, which belongs to another conversation"
-            if "iteration" not in notice and notice["state"] != run_state(job.state):
+            if notice.keys().isdisjoint({"iteration", "report"}) and notice["state"] != run_state(job.state):
                 yield f"job {job.run_id} is {run_state(job.state)}, but was reported as {notice['state']}"
         for job_id, occasions in said.items():
             order = [occasion or math.inf for occasion in occasions]

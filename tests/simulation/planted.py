@@ -417,7 +417,7 @@ OF_JOBS = (
     Mutant(
         name="iteration_notices_pile_up",
         module=_LEDGER,
-        text="if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)",
+        text="if each.run_id != job.run_id or each.occasion < first or each.entered_by)",
         instead="if True)",
         checker="one_iteration_waits",
         seed=9,

@@ -27,6 +27,8 @@ from pawl.agent_loop.api.session_stream import Parts, SessionTimes
 from pawl.agent_loop.api.watch import RunSteps, Watches
 from pawl.agent_loop.api.whoami import Introductions
 from pawl.agent_loop.conversations.rpc import ConversationServicer
+from pawl.agent_loop.conversations.watch import ConversationWatches
+from pawl.agent_loop.jobs.convert import job
 from pawl.agent_loop.jobs.rpc import JobServicer
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
@@ -111,7 +113,14 @@ class ClientSide:
             heartbeat_seconds=times.heartbeat_seconds,
         )
         self.operators = OperatorServicer(ledger, ids)
-        self._conversation_servicer = ConversationServicer(ledger, ids)
+        self.conversations = ConversationWatches(
+            ledger=ledger,
+            watches=self.watches,
+            clock=clock,
+            job=job,
+            heartbeat_seconds=2 * times.heartbeat_seconds,
+        )
+        self._conversation_servicer = ConversationServicer(ledger, ids, self.conversations)
 
     async def forward(self, method: str, request: bytes) -> bytes:
         return await self._ledger.forward(require_user(), method, request)

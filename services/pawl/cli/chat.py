@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable
@@ -32,7 +33,7 @@ _COMMANDS: Final = {
     "/jobs": "lists background jobs",
     "/pause JOB": "pauses a job",
     "/resume JOB": "resumes it",
-    "/stop JOB": "stops it",
+    "/stop [JOB]": "stops it, by default the newest job (also Ctrl-\\)",
     "/help": "shows this help",
     "/quit": "leaves (runs continue)",
 }
@@ -132,13 +133,14 @@ class Chat:
         self._model_turns: set[str] = set()
         # The first events of these runs, held back until there is visible output.
         self._silent_turns: dict[str, list[event_pb2.RunEvent]] = {}
-        # Runs from this point on are shown, even if they end before the next poll.
-        self._first_run_id = ""
+        self._cursor = ""
         self._following: asyncio.Task[None] | None = None
         # Runs that are waiting for tokens or an operator. A message does not resume them.
         self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
         self._changed = asyncio.Event()
+        # Commands from keys that have not been carried out yet.
+        self._keys: list[str] = []
         self._prompting = False
         self._prompt_due = True
         self._leaving = False
@@ -151,6 +153,8 @@ class Chat:
         """Chat until /quit, or until the input has ended and no run can continue without it. Return the exit code."""
         if sys.stdin.isatty():
             self._screen.line(_HELP, "dim")
+            # The terminal reads whole lines, but passes this key on immediately.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._press, "/stop")
         follows(self._target)
         async with self._session:
             await self._resume()
@@ -164,17 +168,23 @@ class Chat:
                 self._leave()
         return 0
 
+    def _press(self, command: str) -> None:
+        self._keys.append(command)
+        self._changed.set()
+
     async def _follow(self) -> None:
         while True:
             with suppress(PawlError):  # The session reports errors.
-                async with aclosing(self._target.follow(self._conversation_id, self._first_run_id)) as started:
-                    async for run in started:
-                        if run.generation and run.run_id not in self._model_turns | self._resumed:
-                            self._model_turns.add(run.run_id)
-                            self._active[run.run_id] = None
-                            self._unattached.append(run.run_id)
-                            self._silent_turns[run.run_id] = []
-                            self._changed.set()
+                async with aclosing(self._target.follow(self._conversation_id, self._cursor)) as changes:
+                    async for change in changes:
+                        self._cursor = change.cursor
+                        for run in (item.run for item in change.items):
+                            if run.generation and run.run_id not in self._model_turns | self._resumed:
+                                self._model_turns.add(run.run_id)
+                                self._active[run.run_id] = None
+                                self._unattached.append(run.run_id)
+                                self._silent_turns[run.run_id] = []
+                                self._changed.set()
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _resume(self) -> None:
@@ -213,6 +223,9 @@ class Chat:
         if not notice.cancelled():
             self._changed.clear()
             await self._attach()
+            while self._keys:
+                self._leave_prompt()
+                await self._handle_line(self._keys.pop())
         if not line.cancelled():
             self._prompting = False
         quiet = all(task.cancelled() for task in tasks)
@@ -285,7 +298,6 @@ class Chat:
                 self._note_pending(event.call_changed.call)
             return
         self._conversation_id = event.conversation_id
-        self._first_run_id = self._first_run_id or event.run_id
         by_user = event.message_added.message.role == message_pb2.ROLE_USER
         if not (
             by_user and sys.stdin.isatty() and event.run_id not in self._resumed
@@ -405,10 +417,8 @@ class Chat:
                 found = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
                 self._screen.end_line()
                 show_items(self._console, found, jobs.COLUMNS, none=jobs.NONE_OPEN)
-            case ["/stop", job_id]:
-                self._screen.line(
-                    wording.stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim"
-                )
+            case ["/stop", *job_ids] if len(job_ids) <= 1:
+                await self._stop_job(*job_ids)
             case ["/pause", job_id]:
                 self._screen.line(jobs.paused_text(await self._target.pause_job(job_id)), "dim")
             case ["/resume", job_id]:
@@ -421,6 +431,17 @@ class Chat:
                 known = ", ".join(_COMMANDS)
                 shown = wording.one_line(name)
                 self._screen.line(f"Unknown command {shown}. Commands: {known}. To send it as text: /{shown}", "yellow")
+
+    async def _stop_job(self, job_id: str = "") -> None:
+        """Stop a job, by default the newest of this conversation."""
+        if not job_id:
+            of = self._conversation_id
+            found = [job.job_id async for job in self._target.list_jobs(of, open_only=True)] if of else []
+            job_id = found[0] if found else ""
+        if not job_id:
+            self._screen.line("No background job is open.", "dim")
+        else:
+            self._screen.line(wording.stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim")
 
     async def _top_up(self, tokens: int) -> None:
         waiting = [run for run in self._held.values() if run_pb2.WAIT_KIND_BUDGET in run.waits]

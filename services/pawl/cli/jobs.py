@@ -21,7 +21,10 @@ from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
 JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", show_default=False)]
-_REPORTS: Final = 'every, every=10, change, digest=600 (seconds), end or none; or as JSON, {"every": 10}'
+_REPORTS: Final = (
+    'every, every=10, change, digest=600 (seconds), end or none; or as JSON, {"every": 10}; without --interval, '
+    "progress=25,50,75 (percent) or minutes=10"
+)
 
 
 def put_reports(message: Any, given: str, option: str = "--reports") -> None:
@@ -32,11 +35,14 @@ def put_reports(message: Any, given: str, option: str = "--reports") -> None:
     """
     kind, equals, amount = given.partition("=")
     try:
-        read = object_of(given, option) if given.startswith("{") else {kind: float(amount)} if equals else kind
+        percents = [int(each) for each in amount.split(",")] if kind == "progress" else []
+        named = {kind: percents or float(amount)} if equals else kind
+        read = object_of(given, option) if given.startswith("{") else named
         fields = job_reports.read(read)
     except (ValueError, InvalidField):
         raise CommandError(f"{option} must be {_REPORTS}.") from None
     message.reports = run_pb2.JobReports.Value(f"JOB_REPORTS_{fields.pop('reports')}")
+    message.report_percents.extend(fields.pop("report_percents", ()))
     for name, value in fields.items():
         setattr(message, name, value)
 
@@ -68,7 +74,8 @@ def state_text(job: jobs_pb2.BackgroundJob) -> str:
 def progress_text(job: jobs_pb2.BackgroundJob) -> str:
     failed = f" ({job.failures} failed)" if job.failures else ""
     missed = f", {job.missed_iterations} missed" if job.missed_iterations else ""
-    return f"{job.iterations} of {job.definition.iterations_max}{failed}{missed}"
+    shown = f": {wording.progress_text(job.progress)}" if job.HasField("progress") else ""
+    return f"{job.iterations} of {job.definition.iterations_max}{failed}{missed}{shown}"
 
 
 COLUMNS: Final[Columns] = {
@@ -77,11 +84,12 @@ COLUMNS: Final[Columns] = {
     "tool": "definition.tool_name",
     "done": progress_text,
     "next": "next_time",
+    "expected end": "expected_end_time",
     "last result": lambda job: wording.one_line(job.last_result, 60),
 }
 _SHOWN: Final = (
     *("conversation_id", "parent_run_id", "definition", "create_time", "end_time", "next_time", "last_result"),
-    *("failure", "waiting", "trimmed_iterations"),
+    *("failure", "waiting", "trimmed_iterations", "expected_end_time", "not_stopped"),
 )
 NONE_OPEN: Final = "There are no jobs."
 

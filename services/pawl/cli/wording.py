@@ -114,7 +114,14 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
-    return f"{job_name(job)} is {state_name(job.state)}."
+    """Return what a stop has achieved so far: stopping, stopped, or not stopped and why."""
+    if job.not_stopped:
+        return f"{job_name(job)} could not be stopped: {one_line(job.not_stopped, 300)}"
+    if job.state == run_pb2.RUN_STATE_CANCELLING:
+        return f"{job_name(job)} is stopping."
+    if job.state == run_pb2.RUN_STATE_CANCELLED:
+        return f"{job_name(job)} is stopped."
+    return f"{job_name(job)} had already ended ({state_name(job.state)})."
 
 
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
@@ -222,7 +229,7 @@ def _one(field: FieldDescriptor, value: Any) -> str:
     return json_line(value) if isinstance(value, bytes) else one_line(str(value), 200)
 
 
-def progress_text(progress: event_pb2.ToolProgress) -> str:
+def progress_text(progress: event_pb2.ToolProgress | run_pb2.JobProgress) -> str:
     """Return a tool's progress: `40% two of five pages`."""
     percent = f"{progress.fraction:.0%} " if progress.HasField("fraction") else ""
     return f"{percent}{one_line(progress.message)}".rstrip()

@@ -113,6 +113,74 @@ async def test_job_shows_its_task_progress_and_next_run(
     assert same == job
 
 
+async def test_job_shows_its_progress_and_expected_end_and_why_it_was_not_stopped(
+    jobs: JobServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    once = run_pb2.Job(tool_name="probe", arguments_json=b"{}", estimated_minutes=10)
+    once.begin_time.FromSeconds(1_900_000_000)
+    job_id = await add_job(ledger, 1)
+    ledger.put_run(job_id, options=run_pb2.Run(job=once).SerializeToString())
+
+    async def shown() -> pb.BackgroundJob:
+        (listed_job,) = (await jobs.ListJobs(pb.ListJobsRequest(conversation_id="conv_1"), metadata=ME)).jobs
+        job = (await jobs.GetJob(pb.GetJobRequest(job_id=job_id), metadata=ME)).job
+        assert (listed_job.progress, listed_job.expected_end_time) == (job.progress, job.expected_end_time)
+        return job
+
+    job = await shown()
+    assert (job.HasField("progress"), job.expected_end_time.ToSeconds()) == (False, 1_900_000_600)
+    progress = run_pb2.JobProgress(fraction=0.25, message="page 3")
+    progress.start_time.FromSeconds(1_900_000_000)
+    progress.time.FromSeconds(1_900_000_300)
+    ledger.put_run(job_id, output=run_pb2.Run(job_progress=progress).SerializeToString())
+    job = await shown()
+    assert (job.progress, job.expected_end_time.ToSeconds(), job.not_stopped) == (progress, 1_900_001_200, "")
+
+    output = run_pb2.Run(output_text='{"error":"probe keeps running"}', job_progress=progress)
+    ledger.put_run(
+        job_id,
+        state=RunState.CANCELLED,
+        output=output.SerializeToString(),
+        unstopped=run_pb2.Run(unstopped_call_ids=["call_9"]).SerializeToString(),
+    )
+    job = await shown()
+    assert (job.not_stopped, job.progress, job.HasField("expected_end_time")) == (
+        "probe keeps running",
+        progress,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"report_percents": [25, 50]}, ([25, 50], 0)),
+        ({"report_seconds": 600}, ([], 600)),
+        ({}, "INVALID_FIELD"),
+        ({"report_percents": [50, 25]}, "INVALID_FIELD"),
+        ({"report_percents": [25], "report_seconds": 600}, "INVALID_FIELD"),
+        ({"report_seconds": 59}, "INVALID_FIELD"),
+        ({"report_percents": [25], "interval_seconds": 5, "iterations_max": 2}, "INVALID_FIELD"),
+    ],
+)
+async def test_user_starts_a_call_made_once_that_reports_its_progress(
+    jobs: JobServiceAsyncStub, fields: dict[str, Any], reads: Any
+) -> None:
+    request = pb.StartJobRequest(
+        conversation_id="conv_1",
+        tool_name="probe",
+        arguments_json=b"{}",
+        reports=run_pb2.JOB_REPORTS_PROGRESS,
+        **fields,
+    )
+    if isinstance(reads, str):
+        assert await reason(jobs.StartJob(request, metadata=ME)) == reads
+        return
+    definition = (await jobs.StartJob(request, metadata=ME)).job.definition
+    assert definition.reports == run_pb2.JOB_REPORTS_PROGRESS
+    assert (list(definition.report_percents), definition.report_seconds) == reads
+
+
 async def test_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: PlayedLedger) -> None:
     job_id = await add_job(ledger, 1)
     pause = pb.PauseJobRequest(request_id="p1", job_id=job_id)

@@ -34,7 +34,7 @@ _FORWARDED = {
     for file in (agents_pb2, conversation_pb2, declaration_pb2, schedule_pb2, trigger_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
-    if method.name not in {"ImportConversation", "GetAgent", "ListAgents"}
+    if method.name not in {"ImportConversation", "WatchConversation", "GetAgent", "ListAgents"}
 }
 for service, methods in (
     (agent_pb2.DESCRIPTOR.services_by_name["AgentService"], ("ListRuns", "ListCalls", "ListMessages")),

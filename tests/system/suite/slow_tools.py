@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from pawl.tools import Category, EffectClass, Inverse, Reversible, ToolError, tool
+from pawl.tools import Category, EffectClass, Inverse, Reversible, ToolContext, ToolError, tool
 
 
 def note(path: str, line: str) -> None:
@@ -39,6 +39,16 @@ async def hold_once(path: str) -> str:
     note(path, "done")
     await held(path)
     return "finished"
+
+
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, reports={"progress": [50]})
+async def scrape(path: str, pages: int, context: ToolContext) -> str:
+    """Add a line to a file for each page, and report the progress."""
+    for page in range(1, pages + 1):
+        note(path, f"page {page}")
+        context.progress(page / pages, f"page {page} of {pages}")
+        await asyncio.sleep(0.1)
+    return "scraped"
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)

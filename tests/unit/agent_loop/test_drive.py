@@ -16,7 +16,7 @@ from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.agent_loop.model.request import ModelRequest, UsageReport
 from pawl.event.v1 import run_pb2
-from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
+from pawl.values import ENDED, CallState, Progress, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
@@ -27,7 +27,7 @@ async def test_progress_of_a_tool_is_reported() -> None:
     """TOOL-8: the event has the name of the tool, the fraction and the message."""
 
     world = World(VERDICTS, [calls("look")])
-    world.registry.tells_progress = True
+    world.registry.progress = [(0, Progress(fraction=0.5, message="half"))]
     key = world.ledger.submit("hello")
 
     await world.finish(key)

@@ -35,6 +35,7 @@ VERDICTS = {
     "slow": tool(timeout_seconds=5.0, async_timeout_seconds=7200.0),
     "look": tool(effect=EffectClass.READ_ONLY),
     "quiet": tool(reports=ReportPolicy(reports=JobReports.NONE)),
+    "halves": tool(reports=ReportPolicy(reports=JobReports.PROGRESS, report_percents=(50,))),
     "tenth": tool(reports=ReportPolicy(reports=JobReports.EVERY, report_iterations=10)),
     "work": tool(),
     "gated": replace(tool("APPROVE"), digest="ab" * 32),

@@ -169,7 +169,7 @@ async def test_an_unknown_command_is_reported_and_not_sent(monkeypatch: pytest.M
         "/foo": "Unknown command /foo. Commands: /cancel, ",
         "/etc/notes.txt is what?": "To send it as text: //etc/notes.txt",
         "/": "Unknown command /. ",
-        "/stop": "Usage: /stop JOB\n",
+        "/stop one two": "Usage: /stop [JOB]\n",
         "/top-up many": "Usage: /top-up TOKENS\n",
         "/quit now": "Usage: /quit\n",
         "/help": "Type a message. ",

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.agent.v1 import agent_pb2, conversation_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2, jobs_pb2
 from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import conversation_pb2 as event_conversation_pb2
 from pawl.gateway.agui import input as agui_input
 from pawl.gateway.agui.events import Fold
 from pawl.gateway.agui.http import _Plan, _Thread
@@ -178,7 +179,8 @@ async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
     started = agui_input.start(agui_input.read(body | {"messages": [message]}), message)
     runs = [run_pb2.Run(run_id="run_1", labels=started["labels"])]
     answers = [conversation_pb2.GetConversationResponse(), agent_pb2.ListRunsResponse(runs=runs)]
-    services.call = AsyncMock(side_effect=[*answers, agent_pb2.CancelRunResponse(run=runs[0])])
+    last = RunNotFound() if named == "run_0" else agent_pb2.CancelRunResponse(run=runs[0])
+    services.call = AsyncMock(side_effect=[*answers, last])
     stop = agui_input.read_stop(body | {"runId": named})
     thread = _Thread(services, (), agui_input.read(body | {"messages": []}))
     if named in {"r1", "run_1"}:
@@ -186,6 +188,53 @@ async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
     else:
         with pytest.raises(RunNotFound):
             await thread.stop(stop.run_id)
+
+
+@pytest.mark.parametrize("conversation_id", ["conv_1", "conv_2"])
+async def test_cancel_stops_only_a_job_of_its_thread(conversation_id: str) -> None:
+    services, conversation = MagicMock(), event_conversation_pb2.Conversation(conversation_id="conv_1")
+    job = jobs_pb2.BackgroundJob(job_id="run_7", conversation_id=conversation_id)
+    stopping = jobs_pb2.BackgroundJob(job_id="run_7", state=run_pb2.RUN_STATE_CANCELLING)
+    services.call = AsyncMock(
+        side_effect=[
+            conversation_pb2.GetConversationResponse(conversation=conversation),
+            agent_pb2.ListRunsResponse(),
+            jobs_pb2.GetJobResponse(job=job),
+            jobs_pb2.StopJobResponse(job=stopping),
+        ]
+    )
+    thread = _Thread(services, (), agui_input.read({"threadId": "t", "runId": "run_7", "messages": []}))
+    if conversation_id == "conv_2":
+        with pytest.raises(RunNotFound):
+            await thread.stop("run_7")
+    else:
+        assert (await thread.stop("run_7"))["job"]["state"] == "RUN_STATE_CANCELLING"
+
+
+async def test_activities_show_open_jobs_and_those_that_the_page_still_shows() -> None:
+    services = MagicMock()
+    found: list[Any] = [
+        jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.BackgroundJob(job_id="run_2", conversation_id="conv_1")]),
+        jobs_pb2.GetJobResponse(
+            job=jobs_pb2.BackgroundJob(
+                job_id="run_1", conversation_id="conv_1", state=run_pb2.RUN_STATE_CANCELLED, last_result="secret"
+            )
+        ),
+    ]
+    services.call = AsyncMock(side_effect=found)
+    shown = {"role": "activity", "activityType": "pawl.job", "content": {}}
+    messages = [shown | {"id": "run_1"}, shown | {"id": "run_2"}]
+    body = {"threadId": "t", "runId": "r", "protocolVersion": "1.0", "messages": messages}
+    thread = _Thread(services, (), agui_input.read(body))
+    thread._conversation_id = "conv_1"
+    assert await thread._jobs() == []
+    events = await thread._activities()
+    assert [(each["type"], each["messageId"]) for each in events] == [
+        ("ACTIVITY_SNAPSHOT", "run_2"),
+        ("ACTIVITY_SNAPSHOT", "run_1"),
+    ]
+    assert events[1]["content"]["state"] == "RUN_STATE_CANCELLED"
+    assert "lastResult" not in events[1]["content"]
 
 
 async def test_disconnecting_after_the_last_event_does_not_stop_the_run() -> None:

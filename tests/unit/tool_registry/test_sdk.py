@@ -211,6 +211,8 @@ def test_secrets_are_redacted_from_every_string_in_a_value() -> None:
         ("none", ReportPolicy(reports=JobReports.NONE)),
         ({"every": 10}, ReportPolicy(reports=JobReports.EVERY, report_iterations=10)),
         ({"digest": 600}, ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)),
+        ({"progress": [25, 50]}, ReportPolicy(reports=JobReports.PROGRESS, report_percents=(25, 50))),
+        ({"minutes": 10}, ReportPolicy(reports=JobReports.PROGRESS, report_seconds=600.0)),
     ],
 )
 def test_a_tool_may_configure_its_jobs_reports(reports_given: Any, policy: ReportPolicy | None) -> None:

@@ -1,6 +1,7 @@
 /** A call: its arguments, its state and the possible decisions. */
 
 import {
+  type BackgroundJobJson,
   type CallDecisionJson,
   type CallJson,
   type DecisionKindJson,
@@ -18,7 +19,7 @@ import { Chart, chartOf } from "./chart";
 import { blank, Fault, Form, type Schema } from "./form";
 import { parse } from "./json";
 import { bounded, Markdown } from "./markdown";
-import { ago, attempt, keep, kept, lasted, may, moment, notice, pawl, who, word } from "./state";
+import { ago, attempt, jobs, keep, kept, lasted, may, moment, notice, pawl, who, word } from "./state";
 import { visible } from "./visible";
 
 const DECISIONS_MAX = 64;
@@ -55,6 +56,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   const state = call.state ?? "";
   const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
   const decision = call.approval?.decision;
+  const job = jobs.value[call.callId ?? ""];
   return (
     <div
       role="group"
@@ -68,7 +70,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
       {children}
       <header>
         <strong>{visible(call.toolName ?? "")}</strong>
-        <span class="state">{WORDS[state] ?? word(state)}</span>
+        <span class="state">{job && job.state !== "RUN_STATE_RUNNING" ? `background job ${jobState(job)}` : (WORDS[state] ?? word(state))}</span>
         {call.startTime && call.endTime && <span class="quiet">{took(call)}</span>}
         {where && (
           <a href={`/runs/${call.runId}`} class="quiet">
@@ -76,11 +78,8 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
           </a>
         )}
       </header>
-      {progress && !call.endTime && (
-        <p class="quiet">
-          {progress.fraction !== undefined && <progress value={progress.fraction} max={1} aria-label="Progress" />} {visible(progress.message)}
-        </p>
-      )}
+      {progress && !call.endTime && <Done {...progress} />}
+      {job && <Background job={job} />}
       {state === "CALL_STATE_AWAITING_APPROVAL" && <Approval key={call.approval?.digest} call={call} />}
       {state === "CALL_STATE_ASKED" && <Question call={call} />}
       {decision && (
@@ -93,6 +92,51 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
       {call.toolName === "show_chart" && !open && <Drawn args={value(call.argumentsJson)} />}
       {!open && <Details call={call} />}
     </div>
+  );
+}
+
+function Done({ fraction, message }: { fraction?: number | undefined; message: string }): VNode {
+  return (
+    <p class="quiet">
+      {fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}
+    </p>
+  );
+}
+
+/** Returns the state of a job in words: a stop is under way, has succeeded, or has not stopped the call. */
+export function jobState(job: BackgroundJobJson): string {
+  if (job.notStopped) return "could not be stopped";
+  if (job.state === "RUN_STATE_CANCELLING") return "stopping";
+  if (job.state === "RUN_STATE_CANCELLED") return "stopped";
+  return word(job.state);
+}
+
+/** The progress of a background job, when it is expected to end, and the button that stops it. */
+function Background({ job }: { job: BackgroundJobJson }): VNode {
+  const { jobId = "", progress, expectedEndTime, notStopped, endTime } = job;
+  const [busy, setBusy] = useState(false);
+  const stop = async (): Promise<void> => {
+    setBusy(true);
+    const stopped = await attempt(() => pawl.jobs.stopJob({ requestId: requestId(), jobId }));
+    if (stopped?.job) jobs.value = { ...jobs.value, [stopped.job.parentCallId ?? ""]: stopped.job };
+    setBusy(false);
+  };
+  const mayStop = !endTime && job.state !== "RUN_STATE_CANCELLING" && may("agent.v1.JobService/StopJob");
+  return (
+    <>
+      {progress && job.state !== "RUN_STATE_COMPLETED" && (
+        <Done fraction={progress.fraction === undefined ? undefined : Number(progress.fraction)} message={progress.message ?? ""} />
+      )}
+      {expectedEndTime && <p class="quiet">expected to end {ago(expectedEndTime)}</p>}
+      {notStopped && <p class="fault">{visible(notStopped)}</p>}
+      {mayStop && (
+        <p class="buttons">
+          <button class="second bad" disabled={busy} aria-label={`Stop ${visible(job.definition?.toolName ?? "")}`} onClick={() => void stop()}>
+            Stop
+          </button>
+        </p>
+      )}
+    </>
   );
 }
 

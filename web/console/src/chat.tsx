@@ -1,6 +1,5 @@
 import { signal } from "@preact/signals";
 import {
-  type BackgroundJobJson,
   type ConversationJson,
   emptyView,
   isEnded,
@@ -15,7 +14,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type Action, Actions } from "./actions";
 import { Later } from "./later";
 import { Boundary, Markdown } from "./markdown";
-import { ago, attempt, draft, go, isAbsent, keep, kept, may, pawl, query, who, word } from "./state";
+import { ago, attempt, draft, go, isAbsent, jobs, keep, kept, may, pawl, query, who, word } from "./state";
 import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
 import { visible } from "./visible";
@@ -135,13 +134,13 @@ const ACTIONS: Action<ConversationJson>[] = [
 function Conversation({ conversationId, onRun }: { conversationId: string; onRun: () => void }): VNode {
   const [turns, setTurns] = useState<Turn[]>([]);
   const [views, setViews] = useState<Record<string, RunView>>({});
-  const [jobs, setJobs] = useState<BackgroundJobJson[]>([]);
+  const open = Object.values(jobs.value).filter((job) => job.conversationId === conversationId && !job.endTime);
   const [missing, setMissing] = useState(false);
   const [conversation, setConversation] = useState<ConversationJson>();
   const [chosen, setChosen] = useState<string>();
   const [pending, setPending] = useState<string>();
   const busy = useRef(false);
-  busy.current = jobs.length > 0;
+  busy.current = open.length > 0;
   const end = useRef<HTMLDivElement>(null);
   const watched = useRef(new Map<string, () => void>());
   const history = useRef(new History(conversationId));
@@ -170,7 +169,10 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
         setTurns(found);
         for (const { run, live } of found) if (live) watch(run);
       }
-      if (found || busy.current) setJobs((await pawl.jobs.listJobs({ conversationId, openOnly: true })).jobs ?? []);
+      if (found || busy.current) {
+        const page = await pawl.jobs.listJobs({ conversationId });
+        jobs.value = Object.fromEntries((page.jobs ?? []).map((job) => [job.parentCallId || (job.jobId ?? ""), job]));
+      }
     }, isPoll);
   useEffect(() => {
     if (missing) return;
@@ -279,9 +281,9 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
         })}
         <div ref={end} />
       </div>
-      {jobs.length > 0 && (
+      {open.length > 0 && (
         <p class="strip" role="status">
-          In the background: {jobs.map((job) => visible(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">Manage</a>
+          In the background: {open.map((job) => visible(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">Manage</a>
         </p>
       )}
       <Composer conversationId={conversationId} active={active} onSend={send}>

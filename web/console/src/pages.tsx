@@ -28,7 +28,7 @@ import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
 import { type Action, Actions, GONE } from "./actions";
-import { CallCard } from "./cards";
+import { CallCard, jobState } from "./cards";
 import { parse } from "./json";
 import { Below, type Column, type Resource, Table } from "./resource";
 import { runs } from "./runs";
@@ -436,8 +436,10 @@ function secret(text: string | undefined): string {
 
 const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
-const howFar = ({ iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {} }: BackgroundJobJson): string =>
-  most > 1 ? `${iterations} of ${most}${missed ? `, ${missed} missed` : ""}` : "";
+const howFar = ({ iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress }: BackgroundJobJson): string => {
+  const percent = progress?.fraction === undefined ? "" : `${Math.floor(Number(progress.fraction) * 100)}%`;
+  return [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, percent, visible(progress?.message ?? "")].filter(Boolean).join(", ");
+};
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
   empty: "No background jobs. Long-running and repeated calls appear here.",
@@ -452,8 +454,9 @@ const jobs: Resource<BackgroundJobJson> = {
   columns: [
     { name: "Job", of: ({ jobId }) => jobId?.slice(-8) },
     { name: "Tool", of: ({ definition }) => visible(definition?.toolName ?? "") },
-    { name: "State", of: (job) => <span class={`chip ${job.state ?? ""}`}>{word(job.state)}</span> },
+    { name: "State", of: (job) => <span class={`chip ${job.state ?? ""}`}>{jobState(job)}</span> },
     { name: "Progress", of: howFar },
+    { name: "Expected end", of: ({ expectedEndTime }) => time(expectedEndTime) },
     { name: "Next", of: ({ nextTime }) => time(nextTime) },
     { name: "Waiting for", of: ({ waiting }) => cut(waiting?.sentence) },
     { name: "Last result", of: ({ lastResult, failure }) => cut(failure?.message ?? lastResult) },

@@ -1,7 +1,7 @@
 /** State shared by all pages: the user, the location and pending items. */
 
 import { type ReadonlySignal, computed, signal } from "@preact/signals";
-import { type CallJson, Pawl, PawlError, type RunJson, type WhoAmIResponseJson } from "@pawl/client";
+import { type BackgroundJobJson, type CallJson, Pawl, PawlError, type RunJson, type WhoAmIResponseJson } from "@pawl/client";
 
 
 export const pawl = new Pawl();
@@ -12,6 +12,8 @@ export const query = signal(new URLSearchParams(location.search));
 export const online = signal(true);
 export const pendingCalls = signal<CallJson[]>([]);
 export const pendingRuns = signal<RunJson[]>([]);
+/** Background jobs of the open conversation, by the call that started them. */
+export const jobs = signal<Record<string, BackgroundJobJson>>({});
 export const notice = signal("");
 /** True if the notice disappears when the connection is back. */
 let isTemporary = false;

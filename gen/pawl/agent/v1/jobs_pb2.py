@@ -28,7 +28,7 @@ from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 from pawl.event.v1 import waiting_pb2 as pawl_dot_event_dot_v1_dot_waiting__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/agent/v1/jobs.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\x1a\x1bpawl/event/v1/waiting.proto\"\xe6\x04\n\rBackgroundJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x15\n\rparent_run_id\x18\x03 \x01(\t\x12\x16\n\x0eparent_call_id\x18\x04 \x01(\t\x12&\n\ndefinition\x18\x05 \x01(\x0b\x32\x12.pawl.event.v1.Job\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.pawl.event.v1.RunState\x12\x12\n\niterations\x18\x07 \x01(\r\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\r\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tnext_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0blast_result\x18\x0c \x01(\t\x12*\n\x07\x66\x61ilure\x18\r \x01(\x0b\x32\x19.pawl.event.v1.RunFailure\x12,\n\nstop_cause\x18\x0e \x01(\x0e\x32\x18.pawl.event.v1.StopCause\x12\'\n\x07waiting\x18\x0f \x01(\x0b\x32\x16.pawl.event.v1.Waiting\x12*\n\rpending_calls\x18\x10 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x1a\n\x12trimmed_iterations\x18\x11 \x01(\r\x12\x19\n\x11missed_iterations\x18\x12 \x01(\r\"\xc4\x04\n\x0fStartJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x18\n\x10\x63onversation_key\x18\x03 \x01(\t\x12\r\n\x05\x61gent\x18\x04 \x01(\t\x12:\n\x06labels\x18\x05 \x03(\x0b\x32*.pawl.agent.v1.StartJobRequest.LabelsEntry\x12\x11\n\ttool_name\x18\x06 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x07 \x01(\x0c\x12\x18\n\x10interval_seconds\x18\x08 \x01(\x01\x12\x16\n\x0eiterations_max\x18\t \x01(\r\x12\x18\n\x10\x64uration_minutes\x18\n \x01(\x01\x12\x13\n\x0b\x64\x65lay_first\x18\x0b \x01(\x08\x12\x19\n\x11\x65stimated_minutes\x18\x0c \x01(\x01\x12*\n\x07reports\x18\r \x01(\x0e\x32\x19.pawl.event.v1.JobReports\x12\x19\n\x11report_iterations\x18\x0e \x01(\r\x12\x16\n\x0ereport_seconds\x18\x0f \x01(\x01\x12*\n\x05until\x18\x10 \x01(\x0b\x32\x1b.pawl.event.v1.JobCondition\x12\'\n\x04when\x18\x11 \x01(\x0b\x32\x19.pawl.event.v1.JobMonitor\x12\x15\n\rfailures_told\x18\x12 \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x10StartJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\";\n\x0eGetJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"d\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\x11\n\topen_only\x18\x04 \x01(\x08\"W\n\x10ListJobsResponse\x12*\n\x04jobs\x18\x01 \x03(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"D\n\x0eStopJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"<\n\x0fStopJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"5\n\x0fPauseJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"=\n\x10PauseJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"6\n\x10ResumeJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\">\n\x11ResumeJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"N\n\x0fStopJobsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x10StopJobsResponse\x12*\n\x04jobs\x18\x01 \x03(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob2\xa1\x04\n\nJobService\x12K\n\x08StartJob\x12\x1e.pawl.agent.v1.StartJobRequest\x1a\x1f.pawl.agent.v1.StartJobResponse\x12\x45\n\x06GetJob\x12\x1c.pawl.agent.v1.GetJobRequest\x1a\x1d.pawl.agent.v1.GetJobResponse\x12K\n\x08ListJobs\x12\x1e.pawl.agent.v1.ListJobsRequest\x1a\x1f.pawl.agent.v1.ListJobsResponse\x12H\n\x07StopJob\x12\x1d.pawl.agent.v1.StopJobRequest\x1a\x1e.pawl.agent.v1.StopJobResponse\x12K\n\x08PauseJob\x12\x1e.pawl.agent.v1.PauseJobRequest\x1a\x1f.pawl.agent.v1.PauseJobResponse\x12N\n\tResumeJob\x12\x1f.pawl.agent.v1.ResumeJobRequest\x1a .pawl.agent.v1.ResumeJobResponse\x12K\n\x08StopJobs\x12\x1e.pawl.agent.v1.StopJobsRequest\x1a\x1f.pawl.agent.v1.StopJobsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/agent/v1/jobs.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\x1a\x1bpawl/event/v1/waiting.proto\"\xe0\x05\n\rBackgroundJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x15\n\rparent_run_id\x18\x03 \x01(\t\x12\x16\n\x0eparent_call_id\x18\x04 \x01(\t\x12&\n\ndefinition\x18\x05 \x01(\x0b\x32\x12.pawl.event.v1.Job\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.pawl.event.v1.RunState\x12\x12\n\niterations\x18\x07 \x01(\r\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\r\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tnext_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0blast_result\x18\x0c \x01(\t\x12*\n\x07\x66\x61ilure\x18\r \x01(\x0b\x32\x19.pawl.event.v1.RunFailure\x12,\n\nstop_cause\x18\x0e \x01(\x0e\x32\x18.pawl.event.v1.StopCause\x12\'\n\x07waiting\x18\x0f \x01(\x0b\x32\x16.pawl.event.v1.Waiting\x12*\n\rpending_calls\x18\x10 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x1a\n\x12trimmed_iterations\x18\x11 \x01(\r\x12\x19\n\x11missed_iterations\x18\x12 \x01(\r\x12,\n\x08progress\x18\x13 \x01(\x0b\x32\x1a.pawl.event.v1.JobProgress\x12\x35\n\x11\x65xpected_end_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bnot_stopped\x18\x15 \x01(\t\"\xdd\x04\n\x0fStartJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x18\n\x10\x63onversation_key\x18\x03 \x01(\t\x12\r\n\x05\x61gent\x18\x04 \x01(\t\x12:\n\x06labels\x18\x05 \x03(\x0b\x32*.pawl.agent.v1.StartJobRequest.LabelsEntry\x12\x11\n\ttool_name\x18\x06 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x07 \x01(\x0c\x12\x18\n\x10interval_seconds\x18\x08 \x01(\x01\x12\x16\n\x0eiterations_max\x18\t \x01(\r\x12\x18\n\x10\x64uration_minutes\x18\n \x01(\x01\x12\x13\n\x0b\x64\x65lay_first\x18\x0b \x01(\x08\x12\x19\n\x11\x65stimated_minutes\x18\x0c \x01(\x01\x12*\n\x07reports\x18\r \x01(\x0e\x32\x19.pawl.event.v1.JobReports\x12\x19\n\x11report_iterations\x18\x0e \x01(\r\x12\x16\n\x0ereport_seconds\x18\x0f \x01(\x01\x12\x17\n\x0freport_percents\x18\x13 \x03(\r\x12*\n\x05until\x18\x10 \x01(\x0b\x32\x1b.pawl.event.v1.JobCondition\x12\'\n\x04when\x18\x11 \x01(\x0b\x32\x19.pawl.event.v1.JobMonitor\x12\x15\n\rfailures_told\x18\x12 \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x10StartJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\";\n\x0eGetJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"d\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\x11\n\topen_only\x18\x04 \x01(\x08\"W\n\x10ListJobsResponse\x12*\n\x04jobs\x18\x01 \x03(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"D\n\x0eStopJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"<\n\x0fStopJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"5\n\x0fPauseJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"=\n\x10PauseJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"6\n\x10ResumeJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\">\n\x11ResumeJobResponse\x12)\n\x03job\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob\"N\n\x0fStopJobsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x10StopJobsResponse\x12*\n\x04jobs\x18\x01 \x03(\x0b\x32\x1c.pawl.agent.v1.BackgroundJob2\xa1\x04\n\nJobService\x12K\n\x08StartJob\x12\x1e.pawl.agent.v1.StartJobRequest\x1a\x1f.pawl.agent.v1.StartJobResponse\x12\x45\n\x06GetJob\x12\x1c.pawl.agent.v1.GetJobRequest\x1a\x1d.pawl.agent.v1.GetJobResponse\x12K\n\x08ListJobs\x12\x1e.pawl.agent.v1.ListJobsRequest\x1a\x1f.pawl.agent.v1.ListJobsResponse\x12H\n\x07StopJob\x12\x1d.pawl.agent.v1.StopJobRequest\x1a\x1e.pawl.agent.v1.StopJobResponse\x12K\n\x08PauseJob\x12\x1e.pawl.agent.v1.PauseJobRequest\x1a\x1f.pawl.agent.v1.PauseJobResponse\x12N\n\tResumeJob\x12\x1f.pawl.agent.v1.ResumeJobRequest\x1a .pawl.agent.v1.ResumeJobResponse\x12K\n\x08StopJobs\x12\x1e.pawl.agent.v1.StopJobsRequest\x1a\x1f.pawl.agent.v1.StopJobsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,37 +38,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STARTJOBREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_STARTJOBREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_BACKGROUNDJOB']._serialized_start=157
-  _globals['_BACKGROUNDJOB']._serialized_end=771
-  _globals['_STARTJOBREQUEST']._serialized_start=774
-  _globals['_STARTJOBREQUEST']._serialized_end=1354
-  _globals['_STARTJOBREQUEST_LABELSENTRY']._serialized_start=1309
-  _globals['_STARTJOBREQUEST_LABELSENTRY']._serialized_end=1354
-  _globals['_STARTJOBRESPONSE']._serialized_start=1356
-  _globals['_STARTJOBRESPONSE']._serialized_end=1417
-  _globals['_GETJOBREQUEST']._serialized_start=1419
-  _globals['_GETJOBREQUEST']._serialized_end=1450
-  _globals['_GETJOBRESPONSE']._serialized_start=1452
-  _globals['_GETJOBRESPONSE']._serialized_end=1511
-  _globals['_LISTJOBSREQUEST']._serialized_start=1513
-  _globals['_LISTJOBSREQUEST']._serialized_end=1613
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1615
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1702
-  _globals['_STOPJOBREQUEST']._serialized_start=1704
-  _globals['_STOPJOBREQUEST']._serialized_end=1772
-  _globals['_STOPJOBRESPONSE']._serialized_start=1774
-  _globals['_STOPJOBRESPONSE']._serialized_end=1834
-  _globals['_PAUSEJOBREQUEST']._serialized_start=1836
-  _globals['_PAUSEJOBREQUEST']._serialized_end=1889
-  _globals['_PAUSEJOBRESPONSE']._serialized_start=1891
-  _globals['_PAUSEJOBRESPONSE']._serialized_end=1952
-  _globals['_RESUMEJOBREQUEST']._serialized_start=1954
-  _globals['_RESUMEJOBREQUEST']._serialized_end=2008
-  _globals['_RESUMEJOBRESPONSE']._serialized_start=2010
-  _globals['_RESUMEJOBRESPONSE']._serialized_end=2072
-  _globals['_STOPJOBSREQUEST']._serialized_start=2074
-  _globals['_STOPJOBSREQUEST']._serialized_end=2152
-  _globals['_STOPJOBSRESPONSE']._serialized_start=2154
-  _globals['_STOPJOBSRESPONSE']._serialized_end=2216
-  _globals['_JOBSERVICE']._serialized_start=2219
-  _globals['_JOBSERVICE']._serialized_end=2764
+  _globals['_BACKGROUNDJOB']._serialized_end=893
+  _globals['_STARTJOBREQUEST']._serialized_start=896
+  _globals['_STARTJOBREQUEST']._serialized_end=1501
+  _globals['_STARTJOBREQUEST_LABELSENTRY']._serialized_start=1456
+  _globals['_STARTJOBREQUEST_LABELSENTRY']._serialized_end=1501
+  _globals['_STARTJOBRESPONSE']._serialized_start=1503
+  _globals['_STARTJOBRESPONSE']._serialized_end=1564
+  _globals['_GETJOBREQUEST']._serialized_start=1566
+  _globals['_GETJOBREQUEST']._serialized_end=1597
+  _globals['_GETJOBRESPONSE']._serialized_start=1599
+  _globals['_GETJOBRESPONSE']._serialized_end=1658
+  _globals['_LISTJOBSREQUEST']._serialized_start=1660
+  _globals['_LISTJOBSREQUEST']._serialized_end=1760
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1762
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1849
+  _globals['_STOPJOBREQUEST']._serialized_start=1851
+  _globals['_STOPJOBREQUEST']._serialized_end=1919
+  _globals['_STOPJOBRESPONSE']._serialized_start=1921
+  _globals['_STOPJOBRESPONSE']._serialized_end=1981
+  _globals['_PAUSEJOBREQUEST']._serialized_start=1983
+  _globals['_PAUSEJOBREQUEST']._serialized_end=2036
+  _globals['_PAUSEJOBRESPONSE']._serialized_start=2038
+  _globals['_PAUSEJOBRESPONSE']._serialized_end=2099
+  _globals['_RESUMEJOBREQUEST']._serialized_start=2101
+  _globals['_RESUMEJOBREQUEST']._serialized_end=2155
+  _globals['_RESUMEJOBRESPONSE']._serialized_start=2157
+  _globals['_RESUMEJOBRESPONSE']._serialized_end=2219
+  _globals['_STOPJOBSREQUEST']._serialized_start=2221
+  _globals['_STOPJOBSREQUEST']._serialized_end=2299
+  _globals['_STOPJOBSRESPONSE']._serialized_start=2301
+  _globals['_STOPJOBSRESPONSE']._serialized_end=2363
+  _globals['_JOBSERVICE']._serialized_start=2366
+  _globals['_JOBSERVICE']._serialized_end=2911
 # @@protoc_insertion_point(module_scope)

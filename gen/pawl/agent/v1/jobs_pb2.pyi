@@ -46,6 +46,9 @@ class BackgroundJob(_message.Message):
     PENDING_CALLS_FIELD_NUMBER: _builtins.int
     TRIMMED_ITERATIONS_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    EXPECTED_END_TIME_FIELD_NUMBER: _builtins.int
+    NOT_STOPPED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Job ID, which is also the ID of its run."""
     conversation_id: _builtins.str
@@ -68,6 +71,8 @@ class BackgroundJob(_message.Message):
     """Number of iterations, counted from the first, whose calls and events were deleted."""
     missed_iterations: _builtins.int
     """Number of missed iterations; see Run.missed_iterations."""
+    not_stopped: _builtins.str
+    """Why its call could not be stopped and may still be running; empty if it was stopped."""
     @_builtins.property
     def definition(self) -> _run_pb2.Job:
         """The job's call, interval and end."""
@@ -96,6 +101,16 @@ class BackgroundJob(_message.Message):
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
         """Calls that are waiting for a user or front end, in call order. Only in GetJob and StopJob."""
 
+    @_builtins.property
+    def progress(self) -> _run_pb2.JobProgress:
+        """Progress of its call; see Run.job_progress. `definition` has the estimate of the duration."""
+
+    @_builtins.property
+    def expected_end_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is expected to end: of a series, at the latest; of a call made once, from its progress or else the
+        estimate. Absent if unknown or ended.
+        """
+
     def __init__(
         self,
         *,
@@ -117,10 +132,13 @@ class BackgroundJob(_message.Message):
         pending_calls: _abc.Iterable[_call_pb2.Call] | None = ...,
         trimmed_iterations: _builtins.int = ...,
         missed_iterations: _builtins.int = ...,
+        progress: _run_pb2.JobProgress | None = ...,
+        expected_end_time: _timestamp_pb2.Timestamp | None = ...,
+        not_stopped: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "end_time", b"end_time", "failure", b"failure", "next_time", b"next_time", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "end_time", b"end_time", "expected_end_time", b"expected_end_time", "failure", b"failure", "next_time", b"next_time", "progress", b"progress", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "create_time", b"create_time", "definition", b"definition", "end_time", b"end_time", "failure", b"failure", "failures", b"failures", "iterations", b"iterations", "job_id", b"job_id", "last_result", b"last_result", "missed_iterations", b"missed_iterations", "next_time", b"next_time", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "state", b"state", "stop_cause", b"stop_cause", "trimmed_iterations", b"trimmed_iterations", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "create_time", b"create_time", "definition", b"definition", "end_time", b"end_time", "expected_end_time", b"expected_end_time", "failure", b"failure", "failures", b"failures", "iterations", b"iterations", "job_id", b"job_id", "last_result", b"last_result", "missed_iterations", b"missed_iterations", "next_time", b"next_time", "not_stopped", b"not_stopped", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress", b"progress", "state", b"state", "stop_cause", b"stop_cause", "trimmed_iterations", b"trimmed_iterations", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,6 +185,7 @@ class StartJobRequest(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     REPORT_ITERATIONS_FIELD_NUMBER: _builtins.int
     REPORT_SECONDS_FIELD_NUMBER: _builtins.int
+    REPORT_PERCENTS_FIELD_NUMBER: _builtins.int
     UNTIL_FIELD_NUMBER: _builtins.int
     WHEN_FIELD_NUMBER: _builtins.int
     FAILURES_TOLD_FIELD_NUMBER: _builtins.int
@@ -188,7 +207,7 @@ class StartJobRequest(_message.Message):
     """Seconds between iterations, 0.5 to 86400; 0 calls the tool only once."""
     iterations_max: _builtins.int
     """Maximum number of iterations, 1 to 1000000; 0 if only the duration limits the job. Requires an interval,
-    as do the fields below except `estimated_minutes` and JOB_REPORTS_NONE.
+    as do the fields below except `estimated_minutes`, JOB_REPORTS_NONE and JOB_REPORTS_PROGRESS.
     """
     duration_minutes: _builtins.float
     """Minutes after which no more iterations start, at most a year; 0 means no time limit."""
@@ -203,7 +222,7 @@ class StartJobRequest(_message.Message):
     report_iterations: _builtins.int
     """With EVERY: report every n-th iteration; default 1."""
     report_seconds: _builtins.float
-    """With DIGEST: minimum seconds between reports."""
+    """With DIGEST: minimum seconds between reports. With PROGRESS: see ReportPolicy.report_seconds."""
     failures_told: _builtins.int
     """With `until` or `when`: number of consecutive failures before reporting that the condition cannot be
     evaluated, 1 to 100; default 3.
@@ -211,6 +230,10 @@ class StartJobRequest(_message.Message):
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels of its run; see pawl.event.v1.Labels."""
+
+    @_builtins.property
+    def report_percents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With PROGRESS: see ReportPolicy.report_percents."""
 
     @_builtins.property
     def until(self) -> _run_pb2.JobCondition:
@@ -240,13 +263,14 @@ class StartJobRequest(_message.Message):
         reports: _run_pb2.JobReports.ValueType = ...,
         report_iterations: _builtins.int = ...,
         report_seconds: _builtins.float = ...,
+        report_percents: _abc.Iterable[_builtins.int] | None = ...,
         until: _run_pb2.JobCondition | None = ...,
         when: _run_pb2.JobMonitor | None = ...,
         failures_told: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arguments_json", b"arguments_json", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "delay_first", b"delay_first", "duration_minutes", b"duration_minutes", "estimated_minutes", b"estimated_minutes", "failures_told", b"failures_told", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "labels", b"labels", "report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports", "request_id", b"request_id", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arguments_json", b"arguments_json", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "delay_first", b"delay_first", "duration_minutes", b"duration_minutes", "estimated_minutes", b"estimated_minutes", "failures_told", b"failures_told", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "labels", b"labels", "report_iterations", b"report_iterations", "report_percents", b"report_percents", "report_seconds", b"report_seconds", "reports", b"reports", "request_id", b"request_id", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

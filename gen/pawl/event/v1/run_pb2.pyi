@@ -462,6 +462,10 @@ class _JobReportsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobReports
     """All iterations since the last report in one report, at most once per `report_seconds`."""
     JOB_REPORTS_NONE: _JobReports.ValueType  # 5
     """Neither iterations nor the end."""
+    JOB_REPORTS_PROGRESS: _JobReports.ValueType  # 6
+    """Progress of a call made once, at `report_percents` or every `report_seconds`. Each threshold is reported
+    once; reports are at least 60 s apart, and one report covers all thresholds passed since the last.
+    """
 
 class JobReports(_JobReports, metaclass=_JobReportsEnumTypeWrapper):
     """Which iterations of a repeated job are reported to the conversation. The job's end is always reported,
@@ -480,6 +484,10 @@ JOB_REPORTS_DIGEST: JobReports.ValueType  # 4
 """All iterations since the last report in one report, at most once per `report_seconds`."""
 JOB_REPORTS_NONE: JobReports.ValueType  # 5
 """Neither iterations nor the end."""
+JOB_REPORTS_PROGRESS: JobReports.ValueType  # 6
+"""Progress of a call made once, at `report_percents` or every `report_seconds`. Each threshold is reported
+once; reports are at least 60 s apart, and one report covers all thresholds passed since the last.
+"""
 Global___JobReports: _TypeAlias = JobReports  # noqa: Y015
 
 @_typing.final
@@ -850,6 +858,7 @@ class RunOptions(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     MODEL_FALLBACKS_FIELD_NUMBER: _builtins.int
     WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
+    WITHOUT_GUIDELINES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name; empty means the deployment's model."""
     instructions: _builtins.str
@@ -880,6 +889,10 @@ class RunOptions(_message.Message):
     without_background: _builtins.bool
     """Do not let the model run calls in the background (docs/guides/background.md). Such calls run immediately,
     and the model gets a note.
+    """
+    without_guidelines: _builtins.bool
+    """Do not add Pawl's guidelines on questions and background calls to the system prompt. The instructions must
+    then explain what the model should know about them.
     """
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -928,10 +941,11 @@ class RunOptions(_message.Message):
         reasoning_effort: Global___ReasoningEffort.ValueType = ...,
         model_fallbacks: _abc.Iterable[_builtins.str] | None = ...,
         without_background: _builtins.bool = ...,
+        without_guidelines: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "response_format", b"response_format", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "model_fallbacks", b"model_fallbacks", "output_tokens_max", b"output_tokens_max", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_background", b"without_background", "without_tools", b"without_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "model_fallbacks", b"model_fallbacks", "output_tokens_max", b"output_tokens_max", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_background", b"without_background", "without_guidelines", b"without_guidelines", "without_tools", b"without_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_tokens_max: _TypeAlias = _typing.Literal["output_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_max: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max"]  # noqa: Y015
@@ -1183,26 +1197,74 @@ class ReportPolicy(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     REPORT_ITERATIONS_FIELD_NUMBER: _builtins.int
     REPORT_SECONDS_FIELD_NUMBER: _builtins.int
+    REPORT_PERCENTS_FIELD_NUMBER: _builtins.int
     reports: Global___JobReports.ValueType
     """Which iterations to report; default EVERY."""
     report_iterations: _builtins.int
     """With EVERY: report every n-th iteration, at most 1000000; default 1."""
     report_seconds: _builtins.float
-    """With DIGEST only: minimum seconds between reports, 0.5 to 31536000."""
+    """With DIGEST: minimum seconds between reports, 0.5 to 31536000. With PROGRESS: seconds between reports, 60
+    to 31536000, instead of `report_percents`.
+    """
+    @_builtins.property
+    def report_percents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With PROGRESS: up to 20 percentages at which to report, 1 to 99, in ascending order."""
+
     def __init__(
         self,
         *,
         reports: Global___JobReports.ValueType = ...,
         report_iterations: _builtins.int = ...,
         report_seconds: _builtins.float = ...,
+        report_percents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report_iterations", b"report_iterations", "report_percents", b"report_percents", "report_seconds", b"report_seconds", "reports", b"reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportPolicy: _TypeAlias = ReportPolicy  # noqa: Y015
+
+@_typing.final
+class JobProgress(_message.Message):
+    """The latest progress that the running call of a job has reported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRACTION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    fraction: _builtins.float
+    """Completed fraction from 0 to 1; absent if the tool does not know it."""
+    message: _builtins.str
+    """Description for users, at most 1 KiB; may be empty."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Time of the report. A job reports at most once a second."""
+
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Start of the call."""
+
+    def __init__(
+        self,
+        *,
+        fraction: _builtins.float | None = ...,
+        message: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "fraction", b"fraction", "start_time", b"start_time", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "fraction", b"fraction", "message", b"message", "start_time", b"start_time", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fraction: _TypeAlias = _typing.Literal["fraction"]  # noqa: Y015
+    _WhichOneofArgType__fraction: _TypeAlias = _typing.Literal["_fraction", b"_fraction"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fraction) -> _WhichOneofReturnType__fraction | None: ...
+
+Global___JobProgress: _TypeAlias = JobProgress  # noqa: Y015
 
 @_typing.final
 class Job(_message.Message):
@@ -1225,6 +1287,7 @@ class Job(_message.Message):
     WHEN_FIELD_NUMBER: _builtins.int
     REPORT_ITERATIONS_FIELD_NUMBER: _builtins.int
     REPORT_SECONDS_FIELD_NUMBER: _builtins.int
+    REPORT_PERCENTS_FIELD_NUMBER: _builtins.int
     FAILURES_TOLD_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
     """The tool."""
@@ -1247,7 +1310,7 @@ class Job(_message.Message):
     report_iterations: _builtins.int
     """With EVERY: report every n-th iteration; default 1."""
     report_seconds: _builtins.float
-    """With DIGEST: minimum seconds between reports."""
+    """With DIGEST: minimum seconds between reports. With PROGRESS: seconds between reports."""
     failures_told: _builtins.int
     """With `until` or `when`: number of consecutive failures after which the conversation is notified (once), 1
     to 100; default 3.
@@ -1268,6 +1331,10 @@ class Job(_message.Message):
     def when(self) -> Global___JobMonitor:
         """Condition to report each time it becomes true; absent if there is none."""
 
+    @_builtins.property
+    def report_percents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With PROGRESS: percentages at which to report, in ascending order."""
+
     def __init__(
         self,
         *,
@@ -1286,11 +1353,12 @@ class Job(_message.Message):
         when: Global___JobMonitor | None = ...,
         report_iterations: _builtins.int = ...,
         report_seconds: _builtins.float = ...,
+        report_percents: _abc.Iterable[_builtins.int] | None = ...,
         failures_told: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "until", b"until", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "begin_time", b"begin_time", "delay_first", b"delay_first", "delegates", b"delegates", "end_time", b"end_time", "estimated_minutes", b"estimated_minutes", "failures_told", b"failures_told", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "begin_time", b"begin_time", "delay_first", b"delay_first", "delegates", b"delegates", "end_time", b"end_time", "estimated_minutes", b"estimated_minutes", "failures_told", b"failures_told", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "report_iterations", b"report_iterations", "report_percents", b"report_percents", "report_seconds", b"report_seconds", "reports", b"reports", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1470,6 +1538,7 @@ class Run(_message.Message):
     TRIMMED_FAILURES_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
+    JOB_PROGRESS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -1660,6 +1729,12 @@ class Run(_message.Message):
     def grant(self) -> _call_pb2.Grant:
         """Approval of its iterations; absent if there was none. `job` then describes the job as granted."""
 
+    @_builtins.property
+    def job_progress(self) -> Global___JobProgress:
+        """For a job: progress of its call. Kept if a call made once ends without success; otherwise removed when the
+        call ends. Absent if the call has not reported any.
+        """
+
     def __init__(
         self,
         *,
@@ -1715,10 +1790,11 @@ class Run(_message.Message):
         trimmed_failures: _builtins.int = ...,
         grant: _call_pb2.Grant | None = ...,
         missed_iterations: _builtins.int = ...,
+        job_progress: Global___JobProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "grant", b"grant", "job", b"job", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "grant", b"grant", "job", b"job", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -737,7 +737,9 @@ class Notice(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     OCCASION_FIELD_NUMBER: _builtins.int
     occasion: _builtins.int
-    """Iteration that it reports; 0 means the end of the job."""
+    """Iteration that it reports; 0 means the end of the job. Progress reports of a running call have numbers above the
+    run's round.
+    """
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The job's run: its ID, job, state, stop cause, output text and failure."""
@@ -949,6 +951,7 @@ class CommitRunRequest(_message.Message):
     ENTERED_NOTICES_FIELD_NUMBER: _builtins.int
     TELLS_ITERATION_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
+    JOB_PROGRESS_FIELD_NUMBER: _builtins.int
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
@@ -988,7 +991,9 @@ class CommitRunRequest(_message.Message):
     if the user has set a title.
     """
     tells_iteration: _builtins.int
-    """For a job: iteration to report with this step, using `output_text`; 0 means none. The end is always reported."""
+    """For a job: iteration or progress to report with this step, numbered as in Notice.occasion; 0 means none. The
+    end is always reported.
+    """
     missed_iterations: _builtins.int
     """With `output_text`: Run.missed_iterations."""
     tokens_used: _builtins.int
@@ -1050,6 +1055,10 @@ class CommitRunRequest(_message.Message):
         are ignored.
         """
 
+    @_builtins.property
+    def job_progress(self) -> _run_pb2.JobProgress:
+        """With `output_text`: Run.job_progress."""
+
     def __init__(
         self,
         *,
@@ -1082,12 +1091,13 @@ class CommitRunRequest(_message.Message):
         entered_notices: _abc.Iterable[Global___EnteredNotice] | None = ...,
         tells_iteration: _builtins.int = ...,
         missed_iterations: _builtins.int = ...,
+        job_progress: _run_pb2.JobProgress | None = ...,
         tokens_used: _builtins.int = ...,
         budget_run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -2700,3 +2710,161 @@ class ImportConversationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImportConversationResponse: _TypeAlias = ImportConversationResponse  # noqa: Y015
+
+@_typing.final
+class ListChangesRequest(_message.Message):
+    """Request for ListChanges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    AFTER_NUMBER_FIELD_NUMBER: _builtins.int
+    MESSAGES_MAX_FIELD_NUMBER: _builtins.int
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
+    ALL_OPEN_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store ID."""
+    user_id: _builtins.str
+    """ID of the user, who must own the conversation or have access to it."""
+    conversation_id: _builtins.str
+    """Conversation ID."""
+    after_number: _builtins.int
+    """Only messages after this number."""
+    messages_max: _builtins.int
+    """Only the newest messages, at most this many."""
+    all_open: _builtins.bool
+    """Also all open runs. Always the case if there is no `since_time`."""
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """Only runs that have changed at or after this time."""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+        after_number: _builtins.int = ...,
+        messages_max: _builtins.int = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
+        all_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_number", b"after_number", "all_open", b"all_open", "conversation_id", b"conversation_id", "messages_max", b"messages_max", "since_time", b"since_time", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChangesRequest: _TypeAlias = ListChangesRequest  # noqa: Y015
+
+@_typing.final
+class ListChangesResponse(_message.Message):
+    """Response from ListChanges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    ACTIVE_RUN_ID_FIELD_NUMBER: _builtins.int
+    has_more: _builtins.bool
+    """Whether more messages follow."""
+    active_run_id: _builtins.str
+    """The active run, if it is the user's; otherwise empty."""
+    @_builtins.property
+    def conversation(self) -> _conversation_pb2.Conversation:
+        """The conversation, as the user may see it."""
+
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
+        """The first of the messages, in order, as the user may see them; at most 2 MiB."""
+
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The user's runs in the conversation, the jobs that report to it, and the child runs of both; oldest first."""
+
+    @_builtins.property
+    def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Conversations whose changes affect the user's open runs: this one, and those of its jobs and child runs."""
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Time of the read. Later changes may be missing."""
+
+    def __init__(
+        self,
+        *,
+        conversation: _conversation_pb2.Conversation | None = ...,
+        messages: _abc.Iterable[_message_pb2.Message] | None = ...,
+        has_more: _builtins.bool = ...,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        conversation_ids: _abc.Iterable[_builtins.str] | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        active_run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_id", b"active_run_id", "conversation", b"conversation", "conversation_ids", b"conversation_ids", "has_more", b"has_more", "messages", b"messages", "run_ids", b"run_ids", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChangesResponse: _TypeAlias = ListChangesResponse  # noqa: Y015
+
+@_typing.final
+class ListVersionsRequest(_message.Message):
+    """Request for ListVersions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_IDS_FIELD_NUMBER: _builtins.int
+    CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def store_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Store and conversation IDs, in the same order."""
+
+    @_builtins.property
+    def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """See `store_ids`."""
+
+    def __init__(
+        self,
+        *,
+        store_ids: _abc.Iterable[_builtins.str] | None = ...,
+        conversation_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_ids", b"conversation_ids", "store_ids", b"store_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsRequest: _TypeAlias = ListVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ListVersionsResponse(_message.Message):
+    """Response from ListVersions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A version per conversation, in request order; empty if it does not exist."""
+
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsResponse: _TypeAlias = ListVersionsResponse  # noqa: Y015

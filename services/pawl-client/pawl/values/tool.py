@@ -66,18 +66,21 @@ class JobReports(StrEnum):
     END = "END"
     DIGEST = "DIGEST"
     NONE = "NONE"
+    PROGRESS = "PROGRESS"
 
 
 class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A tool's default for reporting job iterations to conversations. A job can override it.
 
     `report_iterations` applies to EVERY: with n, every n-th iteration is reported; with 0, every iteration.
-    `report_seconds` applies to DIGEST: each report covers the iterations in a period of this length.
+    `report_seconds` applies to DIGEST: each report covers the iterations in a period of this length. PROGRESS reports
+    the progress of a call made once, at each of `report_percents` or every `report_seconds`.
     """
 
     reports: JobReports
     report_iterations: int = 0
     report_seconds: float = 0.0
+    report_percents: tuple[int, ...] = ()
 
 
 class Disposition(StrEnum):

@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ class Worker:
         category: Category = "SENSITIVE",
         effect: EffectClass = "AT_MOST_ONCE",
         reconcile: Callable[..., Any] | None = None,
-        reports: str | Mapping[str, float] = "",
+        reports: str | Mapping[str, float | Sequence[int]] = "",
         **options: Any,
     ) -> Callable[[F], F]:
         """Make a function a tool. `options` are additional fields of pawl.tool.v1.ToolDefinition.
@@ -146,7 +146,7 @@ class Worker:
         The tool's name, description and schema come from the function's name, docstring and types. `reconcile` is
         required if the effect is RECONCILABLE. It receives the CallContext and returns the call's result or
         DID_NOT_HAPPEN, or raises an exception. `reports` selects the job iterations that are reported: "end" or
-        {"every": 10}, for example.
+        {"every": 10}, for example; or the progress of a call made once: {"progress": [50]} or {"minutes": 10}.
 
         Raises:
             ValueError: `reconcile` and `effect` do not match.

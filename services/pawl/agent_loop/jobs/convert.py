@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+import msgspec
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from pawl.agent.v1 import jobs_pb2
 from pawl.agent_loop.api.convert import WIRE
-from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import checks, progress
 from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX
 from pawl.agent_loop.loop.rules.background import AskedJob
 from pawl.agent_loop.loop.rules.condition import Condition
 from pawl.agent_loop.loop.rules.options import NAME_CHARACTERS_MAX
-from pawl.agent_loop.loop.rules.run import Monitor
+from pawl.agent_loop.loop.rules.run import JobProgress, Monitor
 from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.labels import check_labels
-from pawl.chassis.rpc.translate import Exceptions
+from pawl.chassis.rpc.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
-from pawl.values import JobReports
+from pawl.values import ENDED, JobReports
 
 _SETTLED: Final = frozenset(
     {
@@ -26,7 +30,12 @@ _SETTLED: Final = frozenset(
         *(call_pb2.CALL_STATE_EXPIRED, call_pb2.CALL_STATE_CANCELLED, call_pb2.CALL_STATE_OUTCOME_UNKNOWN),
     }
 )
+_PROGRESS: Final = WIRE.struct(JobProgress, run_pb2.JobProgress)
 _REPORTS: Final = WIRE.enum(JobReports, run_pb2.JobReports, field="reports")
+
+
+class _Error(msgspec.Struct, frozen=True):
+    error: str
 
 
 def _reports(request: Any) -> JobReports | None:
@@ -67,7 +76,9 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
 
 
 def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
+    """Return the job. For an open run, this includes when it is expected to end."""
     ended = {count.state: count.count for count in run.call_counts if count.state in _SETTLED}
+    end = _expected_end(run)
     waits_for_time = run.waiting.reason == waiting_pb2.WAIT_REASON_TIME and run.waiting.HasField("deadline_time")
     return jobs_pb2.BackgroundJob(
         job_id=run.run_id,
@@ -88,4 +99,24 @@ def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
         pending_calls=run.pending_calls,
         trimmed_iterations=run.trimmed_rounds,
         missed_iterations=run.missed_iterations,
+        progress=run.job_progress if run.HasField("job_progress") else None,
+        expected_end_time=None if end is None else Timestamp(**timestamp(end)),
+        not_stopped=_not_stopped(run),
     )
+
+
+def _expected_end(run: run_pb2.Run) -> float | None:
+    if run.state in ENDED or run.state == run_pb2.RUN_STATE_CANCELLING:
+        return None
+    latest = _PROGRESS.read(run.job_progress) if run.HasField("job_progress") else None
+    return progress.expected_end(wire.JOB.read(run.job), latest)
+
+
+def _not_stopped(run: run_pb2.Run) -> str:
+    """Return the reason in the call's result, which the job has as its output."""
+    if not run.unstopped_call_ids:
+        return ""
+    try:
+        return msgspec.json.decode(run.output_text, type=_Error).error
+    except msgspec.DecodeError:
+        return "Its call could not be stopped and may still be running."

@@ -357,8 +357,11 @@ class Drive:
 
     def _collect(self, *, at_once: bool) -> None:
         """Collect new facts and progress, and the output that is due. If there are facts, all output is due."""
+        progress = self._tasks.progress(at_once=at_once)
+        if self._base.run.is_job:
+            self._facts += progress
         self._facts += self._tasks.facts()
-        self._outbox += self._tasks.progress()
+        self._outbox += progress
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
     async def _cancel_model(self, failure: RunFailure | None) -> None:
@@ -386,8 +389,8 @@ class Drive:
         return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
 
     async def _wait(self, until: float) -> None:
-        due = self._tasks.output_due_at()
-        wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
+        due = (self._tasks.output_due_at(), self._tasks.progress_due_at())
+        wait = min(until, *(time for time in due if time is not None), math.inf) - self._dependencies.clock.monotonic()
         await within(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait), self._signal.wait())
 
     def _planning_base(self, taken: int) -> State:

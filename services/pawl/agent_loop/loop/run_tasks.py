@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
@@ -15,7 +15,7 @@ from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
 from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
-from pawl.agent_loop.loop.rules import answering, budget, delegation, jobs, output, proposals, step
+from pawl.agent_loop.loop.rules import answering, budget, delegation, hints, jobs, output, proposals, step
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
@@ -62,6 +62,9 @@ from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import AgentNotFound, ToolNotFound
 from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usage
+
+# Minimum time between two progress reports of a job. Only the latest report is kept in between.
+JOB_PROGRESS_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,8 @@ class RunTasks(Tasks):
             credential_is_gone=dependencies.credential_is_gone,
         )
         self._progress: dict[CallId, ToolProgress] = {}
+        self._progress_seconds = JOB_PROGRESS_SECONDS if run.is_job else 0.0
+        self._progress_not_before = 0.0
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
@@ -138,11 +143,19 @@ class RunTasks(Tasks):
         self._is_durable = asyncio.Event()
         self._is_durable.set()
 
-    def progress(self) -> tuple[ToolProgress, ...]:
-        """Return and clear the latest progress of each call."""
+    def progress(self, *, at_once: bool) -> tuple[ToolProgress, ...]:
+        """Return and clear the latest progress of each call, if it is due or, with `at_once`, even if it is not."""
+        due = self.progress_due_at()
+        if due is None or not (at_once or due <= self._dependencies.clock.monotonic()):
+            return ()
         progress = tuple(self._progress.values())
         self._progress.clear()
+        self._progress_not_before = self._dependencies.clock.monotonic() + self._progress_seconds
         return progress
+
+    def progress_due_at(self) -> float | None:
+        """Return the monotonic time at which progress must be shown; None if there is none to show."""
+        return self._progress_not_before if self._progress else None
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
         """Return and clear the model's output if it is due or, with `at_once`, even if it is not."""
@@ -323,7 +336,7 @@ class RunTasks(Tasks):
         return ModelAnswered(
             answer=ended,
             calls=calls,
-            verdicts=verdicts,
+            verdicts=hints.for_model(state.run, proposed, verdicts, tools, as_tool=as_tool),
             output=await self._checked_output(state, ended),
             terms=terms,
         )

@@ -21,6 +21,8 @@ _SETTLED: Final = frozenset(
     f"CALL_STATE_{state}"
     for state in ("SUCCEEDED", "FAILED", "REJECTED", "EXPIRED", "CANCELLED", "OUTCOME_UNKNOWN", "DETACHED")
 )
+# Type of the activity that shows a background job.
+JOB_ACTIVITY: Final = "pawl.job"
 _TEXT: Final = ("TEXT_MESSAGE", "assistant")
 _REASONING: Final = ("REASONING_MESSAGE", "reasoning")
 
@@ -341,6 +343,18 @@ def with_calls(
             if is_settled(call):
                 found.append(tool_message(call, results.get(call["callId"], f"{call['callId']}-result")))
     return found
+
+
+def job_activity(job: Json) -> Json:
+    """Return the event that shows a background job as an activity. Its message id is the job's id."""
+    content = {name: value for name, value in job.items() if name not in {"lastResult", "pendingCalls"}}
+    return {
+        "type": "ACTIVITY_SNAPSHOT",
+        "messageId": job["jobId"],
+        "activityType": JOB_ACTIVITY,
+        "content": content,
+        "replace": True,
+    }
 
 
 def _custom(name: str, value: Any) -> Json:

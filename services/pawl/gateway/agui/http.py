@@ -34,11 +34,16 @@ from pawl.gateway.web.streams import Event, Streams
 _AGENT: Final = "pawl.agent.v1.AgentService"
 _GET_CONVERSATION: Final = "pawl.agent.v1.ConversationService/GetConversation"
 _LIST_JOBS: Final = "pawl.agent.v1.JobService/ListJobs"
+_GET_JOB: Final = "pawl.agent.v1.JobService/GetJob"
+_STOP_JOB: Final = "pawl.agent.v1.JobService/StopJob"
+# Maximum number of ended jobs whose activities are brought up to date.
+_ENDED_JOBS_MAX: Final = 20
 _DEADLINE_SECONDS: Final = 15.0
 # Interval for checking whether a waiting run's child run needs input.
 _POLL_SECONDS: Final = 2.0
 _PAGES_MAX: Final = 20
 _MESSAGE: Final = "msg_"
+_JOB: Final = "run_"
 _OPEN: Final = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"]
 _TAKEN: Final = frozenset({"RECEIPT_STATUS_ACCEPTED", "RECEIPT_STATUS_DUPLICATE"})
 
@@ -68,7 +73,7 @@ async def run(callers: Callers, services: Services, streams: Streams, bytes_max:
 
 
 async def cancel(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /agui/cancel`: stop a thread's open run, and respond as CancelRun does."""
+    """Handle `POST /agui/cancel`: stop a thread's open run or job, and respond as CancelRun or StopJob does."""
     metadata = callers.bearer(request)
     stop = agui_input.read_stop(await read_json(request, bytes_max))
     thread = _Thread(services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
@@ -96,6 +101,7 @@ class _Thread:
         self._found = found
         self._conversation_id = ""
         self._has_ended = False
+        self._open_jobs: list[Json] = []
 
     async def plan(self) -> _Plan:
         """Execute the request and return what to stream.
@@ -135,7 +141,9 @@ class _Thread:
             yield event
         if not plan.run:
             yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
-            yield await self._with_jobs(plan, self._success())
+            success = await self._with_jobs(plan, self._success())
+            for each in (*await self._activities(), success):
+                yield each
             return
         run_id, watch = plan.run["runId"], PUBLIC[WATCH_RUN]
         fold, attached = await self._fold(plan), plan.is_new
@@ -155,8 +163,9 @@ class _Thread:
                         yield event
                 if (end := await self._end(plan, fold)) is not None:
                     self._has_ended = True
-                    for event in fold.finish(end):
-                        yield event
+                    *closing, last = fold.finish(end)
+                    for each in (*closing, *await self._activities(), last):
+                        yield each
                     return
                 if waiting.done() and waiting.result() is None:
                     raise Unavailable("The stream of events was interrupted. Try again.")
@@ -176,15 +185,17 @@ class _Thread:
             _log.warning("agui.not_cancelled", run_id=run_id, reason=error.reason)
 
     async def stop(self, run_id: str) -> Json:
-        """Stop an open run, given its Pawl id or the id of the AG-UI run that started it.
+        """Stop an open run, given its Pawl id or the id of the AG-UI run that started it, or a job, given its id.
 
         Raises:
-            RunNotFound: The thread does not have an open run with this id.
+            RunNotFound: The thread does not have an open run or a job with this id.
         """
         label = agui_input.label_of(run_id)
         for run in await self._runs():
             if run_id == run["runId"] or label == run.get("labels", {}).get("agui.run"):
                 return await self._cancel(run["runId"])
+        if run_id.startswith(_JOB) and await self._job(run_id) is not None:
+            return await self._call(_STOP_JOB, {"requestId": f"agui_stop_{run_id}", "jobId": run_id})
         raise RunNotFound(
             "This thread has no open run with this runId. The run may have ended, or belong to another thread."
         )
@@ -334,8 +345,25 @@ class _Thread:
 
     async def _jobs(self) -> list[Json]:
         asked = {"conversationId": self._conversation_id, "openOnly": True}
-        jobs = await self._pages(_LIST_JOBS, asked, "jobs") if self._conversation_id else []
-        return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
+        self._open_jobs = await self._pages(_LIST_JOBS, asked, "jobs") if self._conversation_id else []
+        return [await self._run(job["jobId"]) for job in self._open_jobs if job.get("state") == "RUN_STATE_WAITING"]
+
+    async def _job(self, job_id: str) -> Json | None:
+        """Return a job of the thread; None if the thread has no such job."""
+        try:
+            job: Json = (await self._call(_GET_JOB, {"jobId": job_id}))["job"]
+        except RunNotFound:
+            return None
+        return job if job["conversationId"] == self._conversation_id else None
+
+    async def _activities(self) -> list[Json]:
+        """Return the activities of the thread's open jobs and of those that the client still shows."""
+        if self._found.is_legacy:
+            return []
+        is_open = {job["jobId"] for job in self._open_jobs}
+        shown = [each["id"] for each in self._found.messages if each.get("activityType") == agui.JOB_ACTIVITY]
+        ended = [await self._job(job_id) for job_id in shown[-_ENDED_JOBS_MAX:] if job_id not in is_open]
+        return [agui.job_activity(job) for job in (*self._open_jobs, *ended) if job is not None]
 
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
         """Return the calls of runs and their child runs, plus recent jobs' calls if `call_ids` has others."""

@@ -64,6 +64,10 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
     due = _next_time(run, now)
     if due is not None:
         shown["next"] = _time(due)
+    if run.HasField("job_progress"):
+        progress = run.job_progress
+        percent = {"percent": math.floor(progress.fraction * 100)} if progress.HasField("fraction") else {}
+        shown["progress"] = percent | ({"message": progress.message} if progress.message else {})
     if run.output_text:
         cut = run.output_text[:RESULT_CHARACTERS_MAX]
         shown["result"] = cut if cut == run.output_text else f"{cut}..."

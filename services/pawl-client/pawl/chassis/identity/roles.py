@@ -66,7 +66,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         ROLES: "WhoAmI",
     },
     "pawl.agent.v1.ConversationService": {
-        READERS: "GetConversation ListConversations",
+        READERS: "GetConversation ListConversations WatchConversation",
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
     "pawl.agent.v1.DeclarationService": {
@@ -98,7 +98,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
         " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListPendingCalls ListEvents"
-        " ImportConversation",
+        " ImportConversation ListChanges ListVersions",
         (TOOL_REGISTRY,): "NoteCompletion GetConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListJobs StopJob GetCall",
     },

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pawl.chassis import job_reports
 from pawl.chassis.ids import StoreId, UserId, is_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
@@ -229,6 +230,11 @@ def check_report_policy(policy: ReportPolicy) -> None:
         "reports",
         f"report_iterations must be between 0 and {REPORT_ITERATIONS_MAX}, and requires EVERY",
     )
+    if policy.reports is JobReports.PROGRESS:
+        problem = job_reports.progress_problem(policy.report_percents, policy.report_seconds)
+        require(not problem, "reports", problem)
+        return
+    require(not policy.report_percents, "reports", "report_percents requires PROGRESS")
     is_digest = policy.reports is JobReports.DIGEST
     seconds = policy.report_seconds
     is_fit = REPORT_SECONDS_MIN <= seconds <= REPORT_SECONDS_MAX if is_digest else not seconds
@@ -275,6 +281,9 @@ def encode_definition(definition: ToolDefinition) -> bytes:
         name: list(value) if isinstance(value, tuple) else value
         for name, value in msgspec.to_builtins(definition).items()
     }
+    if definition.reports is not None:
+        percents = list(definition.reports.report_percents)
+        fields["reports"] = msgspec.to_builtins(definition.reports) | {"report_percents": percents}
     fields["timeout_seconds"] = float(definition.timeout_seconds)
     fields["cache_seconds"] = float(definition.cache_seconds)
     return dumps_canonical(fields)

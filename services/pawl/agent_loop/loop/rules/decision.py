@@ -82,6 +82,10 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(check_of(call.call_id) for call in self.calls)
 
 
+class TellProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Report the progress of a job's call to its conversation. Then decide again."""
+
+
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
     """Commit that a parked run is running again, because it cannot complete directly. Then decide again."""
 
@@ -177,6 +181,7 @@ Decision: TypeAlias = (
     | ReadAgent
     | ReadCalls
     | Propose
+    | TellProgress
     | Resume
     | CallModel
     | TakeOver

@@ -120,6 +120,15 @@ class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
+class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a running tool: an event and, in a job, also a fact. `fraction` is between 0 and 1."""
+
+    call_id: CallId
+    tool_name: str
+    fraction: float | None = None
+    message: str = ""
+
+
 Fact: TypeAlias = (
     ToolsPinned
     | RunRefused
@@ -132,6 +141,7 @@ Fact: TypeAlias = (
     | AgentRead
     | CallsRead
     | CallChecked
+    | ToolProgress
 )
 
 
@@ -183,15 +193,6 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     calls: tuple[CallFragment, ...] = ()
     refusal: str = ""
-
-
-class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool. `fraction` is between 0 and 1."""
-
-    call_id: CallId
-    tool_name: str
-    fraction: float | None = None
-    message: str = ""
 
 
 class Warned(msgspec.Struct, frozen=True, kw_only=True):

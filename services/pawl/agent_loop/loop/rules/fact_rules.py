@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import answering, program, proposals, settle
+from pawl.agent_loop.loop.rules import answering, job_program, program, proposals, settle
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Propose
 from pawl.agent_loop.loop.rules.fact import (
@@ -26,6 +26,7 @@ from pawl.agent_loop.loop.rules.fact import (
     ModelFailed,
     OwnerEvent,
     RunRefused,
+    ToolProgress,
     ToolsPinned,
     Warned,
 )
@@ -120,6 +121,8 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
             return replace(state, named={call.call_id: call for call in fact.calls}), ()
         case CallChecked():
             return _checked(state, fact, now), ()
+        case ToolProgress():
+            return job_program.progressed(state, fact, now), ()
         case _:
             assert_never(fact)
 

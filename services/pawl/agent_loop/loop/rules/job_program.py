@@ -13,11 +13,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import jobs, monitor
+from pawl.agent_loop.loop.rules import jobs, monitor, progress
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, PinTools, Propose, Wait
+from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, PinTools, Propose, TellProgress, Wait
+from pawl.agent_loop.loop.rules.fact import ToolProgress
 from pawl.agent_loop.loop.rules.loop_state import JobCursor
-from pawl.agent_loop.loop.rules.run import FailureClass, Job, RunFailure
+from pawl.agent_loop.loop.rules.run import FailureClass, Job, JobProgress, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
 from pawl.values import CallState, RunState, WaitKind
@@ -26,6 +27,8 @@ from pawl.values import CallState, RunState, WaitKind
 BACKOFF_SECONDS_MAX: Final = 3600.0
 # A user was asked and did not approve, so do not ask again.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
+# A call in these states works, and does not wait for a user.
+_WORKING: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
 # A rule denies the call. Until it changes, every iteration would fail.
 _DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
 # Tolerance for rounding errors in scheduled times.
@@ -45,7 +48,9 @@ def follows(state: State, now: float) -> Decision:
     cursor = _cursor(state)
     paused = (WaitKind.PAUSED,) if cursor.is_paused else ()
     if state.open_calls:
-        return Wait(until=None, waits=paused)
+        report_time = _progress_report_time(state, job, cursor, now)
+        is_due = report_time is not None and report_time <= now
+        return TellProgress() if is_due else Wait(until=report_time, waits=paused)
     last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
     is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
     if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _reports_failure(last)):
@@ -67,6 +72,30 @@ def paused(state: State, time: float, *, resumes: bool) -> State:
         return state
     after = replace(cursor, is_paused=not resumes, resume_time=time if resumes else cursor.resume_time)
     return replace(state, loop=replace(state.loop, cursor=after))
+
+
+def progressed(state: State, report: ToolProgress, now: float) -> State:
+    """Record the progress of the open call. The next worker that runs the call again keeps its start time."""
+    call, before = state.calls.get(report.call_id), state.run.job_progress
+    if call is None or call.settled:
+        return state
+    latest = JobProgress(
+        fraction=report.fraction,
+        message=report.message,
+        time=now,
+        start_time=before.start_time if before is not None else call.start_time or now,
+    )
+    return replace(state, run=replace(state.run, job_progress=latest))
+
+
+def progress_told(state: State, now: float) -> State:
+    """Report the progress of the open call with the next commit. See Notice for the report's number."""
+    run, job = state.run, state.run.job
+    if job is None:
+        return state
+    cursor = progress.reported(job, _cursor(state), run.job_progress, now)
+    occasion = run.round + cursor.progress_reports
+    return replace(state, loop=replace(state.loop, cursor=cursor), tells_iteration=occasion)
 
 
 def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the last result is the report
@@ -100,11 +129,25 @@ def reported(base: State, after: State) -> State:
     job_output = monitor.job_output(
         job, cursor, evaluated, outcome, after.run.output_text, paused=denial, ends_digest=ends_digest
     )
-    run = replace(after.run, output_text=job_output, missed_iterations=missed(job, call))
+    is_kept = not job.interval_seconds and call.state is not CallState.SUCCEEDED
+    run = replace(
+        after.run,
+        output_text=job_output,
+        missed_iterations=missed(job, call),
+        job_progress=after.run.job_progress if is_kept else None,
+    )
     after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
     if denial:
         after = paused(after, call.end_time or 0.0, resumes=False)
     return replace(after, tells_iteration=call.round) if report_due or denial else after
+
+
+def _progress_report_time(state: State, job: Job, cursor: JobCursor, now: float) -> float | None:
+    started = (call.start_time for call in state.open_calls if call.state in _WORKING and call.start_time is not None)
+    start_time = min(started, default=None)
+    if start_time is None:
+        return None
+    return progress.report_time(job, cursor, state.run.job_progress, start_time, now)
 
 
 def _cursor(state: State) -> JobCursor:

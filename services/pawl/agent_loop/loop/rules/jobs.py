@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import background, budget, delegation, settle, text
+from pawl.agent_loop.loop.rules import background, budget, delegation, file_front, settle, text
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.message import Message, Role
@@ -46,7 +47,8 @@ OUTPUT_BYTES_MAX: Final = 16 * 1024
 # A model's answer when it has nothing to say.
 SILENT: Final = "[silent]"
 
-_IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
+# Contexts of tools that can run in the background.
+IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
@@ -71,9 +73,12 @@ def extract_terms(
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
     """Return the calls without background parameters, and the background requests that some of them made.
 
-    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
+    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name. Calls of `file_front.TOOL`
+    become calls of the file tools.
     """
+    tools = tuple(tools)
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
+    registered = file_front.registered(tools)
     terms: dict[CallId, RequestedTerms] = {}
     found = []
     for call in calls:
@@ -83,6 +88,11 @@ def extract_terms(
                 call = replace(call, tool_name=named, proposed_tool_name=background.TOOL)  # noqa: PLW2901
         else:
             reading = background.read(call.proposed_arguments, schemas.get(call.tool_name, b""))
+        if not reading.fault and call.tool_name == file_front.TOOL in registered:
+            front = file_front.resolve(reading.arguments, registered)
+            reading = replace(reading, arguments=front.arguments, fault=front.fault)
+            if call.state is CallState.PROPOSED and not front.fault:
+                call = replace(call, tool_name=front.tool_name, proposed_tool_name=call.name_for_model)  # noqa: PLW2901
         if call.state is CallState.PROPOSED and reading.fault:
             call = _refused(call, "INVALID_ARGUMENTS", reading.fault, now)  # noqa: PLW2901
         elif call.state is CallState.PROPOSED and reading.arguments != call.proposed_arguments:
@@ -216,6 +226,7 @@ def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: f
         reports=terms.reports,
         report_iterations=terms.report_iterations,
         report_seconds=terms.report_seconds,
+        report_percents=terms.report_percents,
         until=terms.until,
         when=terms.when,
         failures_told=terms.failures_told,
@@ -230,7 +241,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
-    if verdict.context not in _IN_BACKGROUND:
+    if verdict.context not in IN_BACKGROUND:
         raise InvalidArguments(_NEEDS_USER)
     if verdict.without_background:
         raise InvalidArguments(f"{job.tool_name} cannot run in the background.")
@@ -245,12 +256,16 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy unless the request has one of its own.
 
-    A monitoring job ignores the policy. A job with a single call follows it only if the policy is to report nothing.
+    A monitoring job ignores the policy. A job with a single call follows it only if the policy is about progress or to
+    report nothing. In the latter case, it does not report the progress that the request asks for, either.
     """
     policy = verdict.reports
-    if policy is None or terms.sets_reports or terms.until is not None or terms.when is not None:
+    if policy is None or terms.until is not None or terms.when is not None:
         return job
-    if not job.interval_seconds and policy.reports is not JobReports.NONE:
+    is_none = policy.reports is JobReports.NONE
+    if terms.sets_reports and not (is_none and job.reports is JobReports.PROGRESS):
+        return job
+    if not is_none and (policy.reports is JobReports.PROGRESS) is bool(job.interval_seconds):
         return job
     content = {name: getattr(policy, name) for name in policy.__struct_fields__}
     return replace(job, **content)
@@ -280,7 +295,7 @@ def draft(run: Run, job: Job, now: float) -> Call:
 
 def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
     """Start a job: make the call DETACHED and add its job, or make it FAILED if it cannot run in the background."""
-    if call.context not in _IN_BACKGROUND:
+    if call.context not in IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
         message = f"This conversation has {OPEN_MAX} open jobs, which is the maximum. Stop one or wait until one ends."
@@ -343,6 +358,8 @@ def result_text(call: Call) -> str:
 def _notice_content(notice: Notice) -> dict[str, Any]:
     run, job = notice.run, _job(notice)
     shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
+    if _is_of_progress(notice):
+        return shown | {"state": run.state.name} | _progress_content(notice)
     if notice.occasion:
         shown |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
         if run.round > notice.occasion:
@@ -360,6 +377,23 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
         shown["missed"] = run.missed_iterations
     if run.output_text:
         shown["result"] = _json(run.output_text)
+    return shown
+
+
+def _is_of_progress(notice: Notice) -> bool:
+    return notice.occasion > 0 and not _job(notice).interval_seconds
+
+
+def _progress_content(notice: Notice) -> dict[str, Any]:
+    """Return the progress that a notice reports, which is that of the job's latest report."""
+    run, job, progress = notice.run, _job(notice), notice.run.job_progress
+    shown: dict[str, Any] = {"report": notice.occasion - run.round}
+    if progress is not None and progress.fraction is not None:
+        shown["percent"] = math.floor(progress.fraction * 100)
+    if progress is not None and progress.message:
+        shown["progress"] = progress.message
+    if job.report_seconds:
+        shown["minutes"] = round(shown["report"] * job.report_seconds / 60, 1)
     return shown
 
 
@@ -409,6 +443,9 @@ def _escape(found: re.Match[str]) -> str:
 
 def _line(notice: Notice) -> str:
     what = f"iteration {notice.occasion}" if notice.occasion else notice.run.state.name.lower()
+    if _is_of_progress(notice):
+        found = _progress_content(notice)
+        what = f"{found['percent']}% done" if "percent" in found else f"running for {found.get('minutes', 0):g} minutes"
     if (alarm := _alarm(notice)) not in {"", what}:
         what = f"{what}, {alarm}"
     return f"{_job(notice).tool_name}: {what} ({notice.run.run_id})"

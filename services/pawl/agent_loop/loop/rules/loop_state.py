@@ -94,6 +94,10 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     # When the job was last resumed. Earlier scheduled times are skipped.
     resume_time: float = 0.0
     is_paused: bool = False
+    # The largest percentage of progress that was reported, the time of the last progress report, and their number.
+    percent_told: int = 0
+    progress_told_time: float = 0.0
+    progress_reports: int = 0
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):

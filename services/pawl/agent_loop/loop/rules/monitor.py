@@ -48,7 +48,7 @@ def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result
             is_due = digest != before.told_sha256
         case JobReports.DIGEST:
             is_due = has_passed(before.digest_time or job.begin_time, now, job.report_seconds)
-        case JobReports.END:
+        case JobReports.END | JobReports.PROGRESS:
             is_due = False
     watches = job.until is not None or job.when is not None
     is_blind = watches and after.failed_in_a_row == (job.failures_told or FAILURES_TOLD)

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import answering, budget, delegation, fact_rules, jobs, program, step
+from pawl.agent_loop.loop.rules import answering, budget, delegation, fact_rules, job_program, jobs, program, step
 from pawl.agent_loop.loop.rules.command_rules import apply_command
 from pawl.agent_loop.loop.rules.decide import IN_MOTION, decide, not_made
 from pawl.agent_loop.loop.rules.decision import (
@@ -34,6 +34,7 @@ from pawl.agent_loop.loop.rules.decision import (
     StopCalls,
     StopModel,
     TakeOver,
+    TellProgress,
     Wait,
 )
 from pawl.agent_loop.loop.rules.fact import (
@@ -169,6 +170,8 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
         case PinTools() | PlanUndo() | ReadCalls() | ReadAgent() | Propose() | CheckFallback() | StopCalls():
             return _with_work(state, *decision.names), ()
+        case TellProgress():
+            return job_program.progress_told(state, now), ()
         case Resume():
             return _running(state), ()
         case CallModel():

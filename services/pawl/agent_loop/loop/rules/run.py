@@ -95,6 +95,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: ReasoningEffort | None = None
     model_fallbacks: tuple[str, ...] = ()
     without_background: bool = False
+    without_guidelines: bool = False
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
@@ -170,6 +171,7 @@ class JobTerms(msgspec.Struct, frozen=True, kw_only=True):
     when: Monitor | None = None
     report_iterations: int = 0
     report_seconds: float = 0.0
+    report_percents: tuple[int, ...] = ()
     # 0 means the default.
     failures_told: int = 0
 
@@ -184,6 +186,15 @@ class Job(JobTerms, frozen=True, kw_only=True):
     timeout_seconds: float = 0.0
     reports: JobReports = JobReports.EVERY
     delegates: bool = False
+
+
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a job's call, which started at `start_time`. `fraction` is between 0 and 1, or None if unknown."""
+
+    fraction: float | None = None
+    message: str = ""
+    time: float
+    start_time: float
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +266,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     output_text: str = ""
     # Number of a series' scheduled times without an iteration, up to the end of its latest iteration.
     missed_iterations: int = 0
+    job_progress: JobProgress | None = None
     active_seconds: float = 0.0
     unstopped_call_ids: tuple[CallId, ...] = ()
     # The roles that the user had when the run started.
@@ -338,7 +350,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A job's report to its conversation about an iteration, or about its end if `occasion` is 0.
 
-    `run` is the job's state.
+    `run` is the job's state. For a call made once, an `occasion` above the run's round is a report of its progress.
     """
 
     run: Run

@@ -12,7 +12,7 @@ from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Message
-from pawl.agent_loop.loop.rules.run import Delegation, Notice, PinnedTool, RunFailure
+from pawl.agent_loop.loop.rules.run import Delegation, JobProgress, Notice, PinnedTool, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
@@ -48,6 +48,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     output_json: bytes = b""
     # Only set with `output_text`.
     missed_iterations: int = 0
+    # Only set with `output_text`.
+    job_progress: JobProgress | None = None
     active_seconds: float | None = None
     tools: tuple[PinnedTool, ...] = ()
     loop_state: bytes | None = None
@@ -96,10 +98,11 @@ def between(
     # The ledger sets CANCELLING itself, in the transaction that accepts the cancellation.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
-    changes_output = (new.output_text, new.output_json, new.missed_iterations) != (
+    changes_output = (new.output_text, new.output_json, new.missed_iterations, new.job_progress) != (
         old.output_text,
         old.output_json,
         old.missed_iterations,
+        old.job_progress,
     )
     changes_usage = (new.usage, new.tokens_needed) != (old.usage, old.tokens_needed)
     names_own_seqs = any(message.last_output_seq > old.last_seq for message in messages)
@@ -119,6 +122,7 @@ def between(
         output_text=new.output_text if changes_output else None,
         output_json=new.output_json if changes_output else b"",
         missed_iterations=new.missed_iterations if changes_output else 0,
+        job_progress=new.job_progress if changes_output else None,
         active_seconds=after.active_seconds,
         tools=new.tools if new.tools != old.tools else (),
         loop_state=loop_state.write(after.loop) if after.loop != base.loop else None,

@@ -66,7 +66,7 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
 _NOTICE_FIELDS: Final = frozenset(
     {
         *("run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"),
-        "missed_iterations",
+        *("missed_iterations", "job_progress"),
     }
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -114,7 +114,7 @@ _RUN: Final = _WIRE.struct(
             "tokens_needed",
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
             *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
-            "missed_iterations",
+            *("missed_iterations", "job_progress"),
         ),
     ),
 )

@@ -67,8 +67,9 @@ def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId,
 def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     """Add a notice to the job's conversation: about the iteration `occasion` or, if that is 0, about the job's end.
 
-    Of a job's iterations, only the last can have a pending notice. A silent job adds none, and neither does the end of
-    a job that the model has stopped. Erased conversations and users who may no longer write get none.
+    Of a job's iterations, only the last can have a pending notice. An occasion above the job's round is a report of
+    progress, which the end of the job replaces. A silent job adds none, and neither does the end of a job that the
+    model has stopped. Erased conversations and users who may no longer write get none.
     """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     if conversation is None or not conversation.user_id:
@@ -76,8 +77,8 @@ def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     background = conversation.background
     is_end = occasion == 0
     notices = background.notices
-    if not is_end:
-        notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)
+    first = job.round + 1 if is_end else 1
+    notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion < first or each.entered_by)
     is_known = is_end and job.state is RunState.CANCELLED and job.stop_cause is StopCause.MODEL
     is_notified = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
     if is_notified:

@@ -1,0 +1,64 @@
+"""Decides when the progress of a call made once is reported to its conversation, and estimates when a job ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules.loop_state import JobCursor
+from pawl.agent_loop.loop.rules.monitor import has_passed
+from pawl.agent_loop.loop.rules.run import Job, JobProgress
+from pawl.values import JobReports
+
+# Minimum time between two progress reports to the conversation.
+REPORT_DISTANCE_SECONDS: Final = 60.0
+# A smaller fraction says too little about the duration.
+_FRACTION_MIN: Final = 0.01
+_ROUNDING: Final = 1e-9
+
+
+def report_time(
+    job: Job, cursor: JobCursor, progress: JobProgress | None, start_time: float, now: float
+) -> float | None:
+    """Return when to report the progress of a call that started at `start_time`; None if not before it progresses.
+
+    The time may have passed. It is never less than a minute after the last report.
+    """
+    if job.reports is not JobReports.PROGRESS or job.interval_seconds:
+        return None
+    if job.report_seconds:
+        return (cursor.progress_told_time or start_time) + job.report_seconds
+    if _percent_passed(job, progress) <= cursor.percent_told:
+        return None
+    if has_passed(cursor.progress_told_time, now, REPORT_DISTANCE_SECONDS):
+        return now
+    return cursor.progress_told_time + REPORT_DISTANCE_SECONDS
+
+
+def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: float) -> JobCursor:
+    """Record that progress is reported now. All thresholds passed so far count as reported, also after a restart."""
+    return replace(
+        cursor,
+        percent_told=max(cursor.percent_told, _percent_passed(job, progress)),
+        progress_told_time=now,
+        progress_reports=cursor.progress_reports + 1,
+    )
+
+
+def expected_end(job: Job, progress: JobProgress | None) -> float | None:
+    """Return when the job is expected to end, a series at the latest; None if unknown."""
+    if job.interval_seconds:
+        last = job.begin_time + job.interval_seconds * (job.iterations_max - 1 + job.delay_first)
+        return last if job.end_time is None else min(last, job.end_time)
+    if progress is not None and progress.fraction is not None and progress.fraction >= _FRACTION_MIN:
+        return progress.start_time + max(0.0, progress.time - progress.start_time) / progress.fraction
+    return job.begin_time + job.estimated_minutes * 60 if job.estimated_minutes else None
+
+
+def _percent_passed(job: Job, progress: JobProgress | None) -> int:
+    """Return the largest threshold that the call has passed; 0 if none."""
+    if progress is None or progress.fraction is None:
+        return 0
+    percent = progress.fraction * 100 + _ROUNDING
+    return max((each for each in job.report_percents if each <= percent), default=0)

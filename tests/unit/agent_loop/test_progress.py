@@ -1,0 +1,253 @@
+"""Progress of a call made once: when it is reported to the conversation, and the expected end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.agent_loop.loop.rules import progress
+from pawl.agent_loop.loop.rules.loop_state import JobCursor
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.run import Job, JobProgress
+from pawl.chassis import job_reports
+from pawl.errors import InvalidField
+from pawl.values import JobReports, Progress, RunState
+from tests.fakes.model import calls
+from tests.unit.agent_loop.scenario import present
+from tests.unit.agent_loop.test_jobs import Story, background
+
+PERCENTS = st.sets(st.integers(1, 99), min_size=1, max_size=6).map(lambda each: tuple(sorted(each)))
+# Pairs of the seconds until the next report of the tool and its fraction. After a restart, the fraction may go back.
+REPORTS = st.lists(st.tuples(st.floats(0.5, 90), st.floats(0, 1)), max_size=30)
+
+
+def job(**fields: Any) -> Job:
+    return Job(tool_name="scrape", arguments_json=b"{}", begin_time=1000.0, **{"reports": JobReports.PROGRESS} | fields)
+
+
+def at(time: float, fraction: float | None, start_time: float = 1000.0) -> JobProgress:
+    return JobProgress(fraction=fraction, time=time, start_time=start_time)
+
+
+@dataclass
+class Told:
+    time: float
+    percent: int
+
+
+def told(what: Job, reports: list[tuple[float, float]], seconds: float = 0.0) -> tuple[list[Told], float]:
+    """Play a job as its program does: decide again at each report of the tool and each due time."""
+    now, cursor, latest, found = 1000.0, JobCursor(), None, list[Told]()
+
+    def play(until: float) -> None:
+        nonlocal cursor
+        for _ in range(1000):
+            due = progress.report_time(what, cursor, latest, 1000.0, until)
+            if due is None or due > until:
+                return
+            time = max(due, now)
+            cursor = progress.reported(what, cursor, latest, time)
+            found.append(Told(time, cursor.percent_told))
+        raise AssertionError("the rule reports without end")
+
+    for pause, fraction in reports:
+        play(now + pause)
+        now += pause
+        latest = at(now, fraction)
+        play(now)
+    play(now + seconds)
+    return found, now + seconds
+
+
+@given(PERCENTS, REPORTS, st.floats(0, 200))
+def test_each_percentage_is_reported_once_and_a_minute_apart(
+    percents: tuple[int, ...], reports: list[tuple[float, float]], seconds: float
+) -> None:
+    found, _ = told(job(report_percents=percents), reports, seconds)
+    passed = [each.percent for each in found]
+    assert passed == sorted(set(passed)), "each report covers a larger percentage than the one before"
+    assert set(passed) <= set(percents)
+    times = [each.time for each in found]
+    assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(times))
+
+
+@given(PERCENTS, REPORTS)
+def test_each_percentage_passed_for_good_is_covered_within_a_minute(
+    percents: tuple[int, ...], reports: list[tuple[float, float]]
+) -> None:
+    """A percentage that is lost before its report, because a restart goes back, is reported when passed again."""
+    found, _ = told(job(report_percents=percents), reports, 61)
+    last = reports[-1][1] if reports else 0.0
+    highest = max((each for each in percents if last * 100 >= each), default=0)
+    assert (found[-1].percent if found else 0) >= highest
+
+
+@given(st.integers(1, 30), REPORTS, st.floats(0, 7200))
+def test_minutes_are_reported_at_their_time_without_any_fraction(
+    minutes: int, reports: list[tuple[float, float]], seconds: float
+) -> None:
+    found, end = told(job(report_seconds=minutes * 60.0), reports, seconds)
+    due = (1000.0 + minutes * 60.0 * number for number in itertools.count(1))
+    assert [each.time for each in found] == list(itertools.takewhile(lambda time: time <= end, due))
+
+
+def test_percentages_passed_together_are_one_report() -> None:
+    found, _ = told(job(report_percents=(25, 50, 75)), [(5, 0.8)], 3600)
+    assert found == [Told(1005, 75)]
+
+
+def test_percentages_are_not_reported_again_after_a_restart_that_goes_back() -> None:
+    found, _ = told(job(report_percents=(25, 50)), [(5, 0.3), (80, 0.1), (80, 0.3), (80, 0.5)])
+    assert found == [Told(1005, 25), Told(1245, 50)]
+
+
+@pytest.mark.parametrize("reports", [each for each in JobReports if each is not JobReports.PROGRESS])
+def test_other_policies_report_no_progress(reports: JobReports) -> None:
+    what = job(reports=reports, report_percents=(1,))
+    assert progress.report_time(what, JobCursor(), at(1010, 0.9), 1000, 1010) is None
+
+
+def test_the_end_is_expected_from_the_progress_or_else_the_estimate() -> None:
+    assert progress.expected_end(job(), None) is None
+    assert progress.expected_end(job(estimated_minutes=10), at(1010, None)) == 1600
+    assert progress.expected_end(job(estimated_minutes=10), at(1100, 0.25)) == 1400
+    assert progress.expected_end(job(), at(1100, 0.001)) is None, "too early for an estimate"
+
+
+def test_a_series_is_expected_to_end_with_its_last_iteration_or_at_its_end_time() -> None:
+    series = {"interval_seconds": 10.0, "iterations_max": 5}
+    assert progress.expected_end(job(**series), None) == 1040
+    assert progress.expected_end(job(**series, delay_first=True), None) == 1050
+    assert progress.expected_end(job(**series, end_time=1020.0), None) == 1020
+
+
+@pytest.mark.parametrize(
+    ("given_form", "fields"),
+    [
+        ({"progress": [25, 50, 75]}, {"reports": "PROGRESS", "report_percents": (25, 50, 75)}),
+        ({"minutes": 10}, {"reports": "PROGRESS", "report_seconds": 600.0}),
+    ],
+)
+def test_progress_thresholds_are_read(given_form: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert job_reports.read(given_form) == fields
+
+
+@pytest.mark.parametrize(
+    "given_form",
+    [
+        *({"progress": value} for value in ([], [0], [100], [50, 25], [25, 25], [True], [1.5], ["25"], "25", 25)),
+        {"progress": list(range(1, 23))},
+        *({"minutes": value} for value in (0, 0.5, -1, True, "10", 1e9, float("nan"))),
+        {"progress": [25], "minutes": 10},
+    ],
+)
+def test_invalid_progress_thresholds_are_refused(given_form: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField) as refused:
+        job_reports.read(given_form)
+    assert refused.value.metadata["field"] == "reports"
+
+
+def reports(story: Story) -> list[dict[str, Any]]:
+    """Return the notices of the conversation, in order."""
+    messages = story.world.ledger.messages(story.key(story.runs[0]))
+    return [
+        notice
+        for message in messages
+        if message.role is Role.NOTICE
+        for notice in json.loads(present(message.notices_json))
+    ]
+
+
+def scraping(**more: object) -> Story:
+    """Return a story in which `look` works for an hour and reports 1 % of progress every 36 s."""
+    story = Story(calls(background("look", **more)), seconds=0.0)
+    story.world.registry.progress = [
+        (36.0, Progress(fraction=percent / 100, message=f"page {percent}")) for percent in range(1, 101)
+    ]
+    return story
+
+
+async def test_conversation_hears_of_progress_at_each_threshold_and_then_of_the_end() -> None:
+    story = scraping(_reports={"progress": [25, 50, 75]})
+    story.say("scrape it")
+    await story.until(lambda: story.is_over, seconds_max=5000)
+    (job,) = story.jobs
+    told = [(each["state"], each.get("percent"), each.get("progress")) for each in reports(story)]
+    running = [("RUNNING", percent, f"page {percent}") for percent in (25, 50, 75)]
+    assert told == [*running, ("COMPLETED", None, None)]
+    assert (len(story.turns), job.state, job.job_progress) == (4, RunState.COMPLETED, None)
+    texts = [each.text for each in story.world.ledger.messages(story.key(story.runs[0])) if each.role is Role.NOTICE]
+    assert texts[1] == f"look: 50% done ({job.run_id})"
+
+
+async def test_progress_is_part_of_the_job_and_is_not_reported_by_default() -> None:
+    story = scraping()
+    story.say("scrape it")
+    await story.until(lambda: bool(story.jobs) and story.jobs[0].job_progress is not None)
+    latest = present(story.jobs[0].job_progress)
+    assert (latest.fraction, latest.message) == (0.01, "page 1")
+    assert latest.time - latest.start_time == pytest.approx(36, abs=1)
+    await story.until(lambda: story.is_over, seconds_max=5000)
+    assert [each["state"] for each in reports(story)] == ["COMPLETED"]
+
+
+async def test_restart_that_goes_back_reports_no_threshold_again() -> None:
+    story = scraping(_reports={"progress": [25, 50]})
+    story.say("scrape it")
+    await story.until(lambda: len(story.turns) == 1, seconds_max=5000)
+    # Another worker runs the call again, from its start.
+    await story.until(lambda: story.is_over, seconds_max=9000)
+    assert len(story.world.registry.asked) == 2
+    assert [each.get("percent") for each in reports(story)] == [25, 50, None]
+
+
+async def test_minutes_are_reported_without_any_progress() -> None:
+    story = Story(calls(background("work", _reports={"minutes": 10})), seconds=1500.0)
+    story.say("do it")
+    await story.until(lambda: story.is_over, seconds_max=5000)
+    assert [(each["state"], each.get("minutes")) for each in reports(story)] == [
+        ("RUNNING", 10.0),
+        ("RUNNING", 20.0),
+        ("COMPLETED", None),
+    ]
+
+
+async def test_minutes_are_reported_while_a_call_waits_for_its_completion() -> None:
+    story = Story(calls(background("work", _reports={"minutes": 10})), seconds=1.0)
+    story.world.registry.awaited["work"] = 1500.0
+    story.say("do it")
+    await story.until(lambda: story.is_over, seconds_max=5000)
+    assert [each.get("minutes") for each in reports(story)] == [10.0, 20.0, None]
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "asked", "told"),
+    [
+        ("halves", {}, [50, None]),
+        ("halves", {"_reports": {"progress": [20]}}, [20, None]),
+        ("quiet", {"_reports": {"progress": [20]}}, []),
+    ],
+)
+async def test_tool_sets_the_thresholds_and_its_none_wins(
+    tool_name: str, asked: dict[str, Any], told: list[int | None]
+) -> None:
+    story = Story(calls(background(tool_name, **asked)), seconds=0.0)
+    story.world.registry.progress = [(90.0, Progress(fraction=fraction, message="")) for fraction in (0.2, 0.5, 0.9)]
+    story.say("do it")
+    await story.until(lambda: story.is_over, seconds_max=5000)
+    assert [each.get("percent") for each in reports(story)] == told
+
+
+async def test_a_job_commits_its_latest_progress_once_a_second() -> None:
+    story = Story(calls(background("look")), seconds=3.0)
+    story.world.registry.progress = [(0.1, Progress(fraction=n / 100, message=str(n))) for n in range(1, 101)]
+    story.say("do it")
+    await story.until(lambda: story.is_over)
+    told = [each for each in story.world.ledger.log(story.key(story.jobs[0])) if each.HasField("tool_progress")]
+    assert 9 <= len(told) <= 12
