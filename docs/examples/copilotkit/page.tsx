@@ -1,6 +1,6 @@
 import "@copilotkit/react-core/v2/styles.css";
-import { CopilotChat, CopilotKitProvider, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
-import { useState } from "react";
+import { CopilotChat, CopilotKitProvider, useAgent, useCopilotKit, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
+import { useEffect, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { z } from "zod";
 
@@ -36,7 +36,25 @@ function Ask({ asked, resolve }: { asked: Asked; resolve: (payload: object, inte
   );
 }
 
+// Background work starts turns when no run is open. A stream beside CopilotKit's reports them, and those it has missed.
+function useTurns(threadId: string) {
+  const { agent } = useAgent();
+  const { copilotkit } = useCopilotKit();
+  useEffect(() => {
+    if (agent.isRunning) return;
+    const turns = new EventSource(`/turns?thread=${encodeURIComponent(threadId)}`);
+    turns.onmessage = ({ data }) => {
+      const { name, messages = [] } = JSON.parse(data);
+      const isNew = ({ id, role, content }) => role === "assistant" && content && !agent.messages.some((shown) => shown.id === id);
+      if (!agent.isRunning && (name === "pawl.run" || messages.some(isNew))) void copilotkit.connectAgent({ agent });
+    };
+    return () => turns.close();
+  }, [agent, agent.isRunning, threadId]);
+}
+
 function Page() {
+  const threadId = new URLSearchParams(location.search).get("thread") ?? "copilotkit";
+  useTurns(threadId);
   const [colour, setColour] = useState("white");
   useFrontendTool({
     name: "paint",
@@ -60,7 +78,7 @@ function Page() {
   });
   return (
     <main style={{ background: colour, height: "100vh" }}>
-      <CopilotChat threadId={new URLSearchParams(location.search).get("thread") ?? "copilotkit"} />
+      <CopilotChat threadId={threadId} />
     </main>
   );
 }
