@@ -21,10 +21,9 @@ _NEWEST: Final = "ORDER BY create_time DESC, run_id DESC LIMIT"
 _RUNS: Final = f"""
 WITH RECURSIVE found ({_COLUMNS}) AS (
     (
-        SELECT known.* FROM unnest($4::text[]) AS k (id) CROSS JOIN LATERAL (
-            SELECT {_COLUMNS} FROM job_store.runs
-            WHERE store_id = $1 AND run_id = k.id AND user_id = $2 AND state < 10 OFFSET 0
-        ) AS known
+        SELECT {_COLUMNS} FROM unnest($4::text[]) AS k (id) CROSS JOIN LATERAL (
+            SELECT {_COLUMNS}, user_id FROM job_store.runs WHERE store_id = $1 AND run_id = k.id OFFSET 0
+        ) AS known WHERE user_id = $2 AND state < 10
         UNION
         SELECT {_COLUMNS} FROM (
             SELECT {_COLUMNS}, user_id, imported FROM job_store.runs
