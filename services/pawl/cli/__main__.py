@@ -48,6 +48,7 @@ COMMANDS: Final = {
     "model": ("programs:model", "Check model servers."),
     "agents": ("agents:app", "List, show and delete the store's agents."),
     "documents": ("toolbox:documents", "List, add and remove the documents that the model can read."),
+    "files": ("files:files", "List the store's files, and copy them in and out."),
     "memory": ("toolbox:memory", "List and erase what agents remember about you."),
     "sources": ("toolbox:sources", "Manage tool sources: MCP servers and HTTP APIs."),
     "notify": ("notify:app", "Get notifications by webhook or e-mail."),

@@ -98,10 +98,12 @@ export class Pawl extends Transport {
     };
     const readPast = async (before: unknown): Promise<void> => {
       if (leaves !== before) return;
-      const { runs = [] } = await this.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 });
+      const list = this.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 });
+      const [{ runs = [] }, { jobs = [] }] = await Promise.all([list, this.jobs.listJobs({ conversationId })]);
       if (leaves !== before) return;
       const past = runs.filter((run) => isEnded(run) && !run.reportsToConversationId);
-      view = { ...view, runs: { ...Object.fromEntries(past.map((run) => [run.runId ?? "", run])), ...view.runs } };
+      const [pastRuns, pastJobs] = [past.map((run) => [run.runId ?? "", run]), jobs.map((job) => [job.jobId ?? "", job])];
+      view = { ...view, runs: { ...Object.fromEntries(pastRuns), ...view.runs }, jobs: { ...Object.fromEntries(pastJobs), ...view.jobs } };
       readLogs(past);
       onChange(view, []);
     };

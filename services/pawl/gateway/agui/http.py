@@ -197,7 +197,9 @@ class _Thread:
             yield event
         results = {call_id: message["id"] for call_id, message in found.results.items()}
         yield {"type": "MESSAGES_SNAPSHOT", "messages": await self._before("", found.user_ids, results)}
-        yield await self._with_jobs(plan, self._success())
+        end = await self._with_jobs(plan, self._success())
+        for event in (*await self._activities(), end):
+            yield event
         async with contextlib.aclosing(turns(self._services, self._metadata, self._conversation_id)) as runs:
             async for run in runs:
                 asked = msgspec.structs.replace(found, run_id=run["runId"])
