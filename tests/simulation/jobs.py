@@ -91,7 +91,7 @@ def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
         told = [
             number
             for number, notice in entered(record, conversation_id)
-            if notice["job_id"] == job.run_id and "iteration" not in notice
+            if notice["job_id"] == job.run_id and notice.keys().isdisjoint({"iteration", "report"})
         ]
         if waiting is not None:
             if bool(waiting.entered_by) != bool(told):
