@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -232,6 +234,22 @@ async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload
     await asked.filter(has_text="ann@example.com").get_by_role("button", name="Approve").click()
     await copilot.ends("Not now.")
     await expect(asked).to_have_count(0)
+
+
+async def test_copilotkit_shows_and_stops_background_work(copilot: Chat, tmp_path: Path) -> None:
+    pages = tmp_path / "pages.txt"
+    await copilot.say(f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
+    job = copilot.page.get_by_role("group", name="Background job")
+    await expect(job).to_contain_text("scrape", timeout=ANSWER_MS)
+    await job.get_by_role("button", name="Stop").click()
+    await expect(job).to_contain_text(re.compile("cancelling|cancelled"))
+    await copilot.say("what is 6 * 7")
+    await copilot.ends("42")
+    await expect(job).to_contain_text("cancelled", timeout=ANSWER_MS)
+    scraped = pages.read_text()
+    await copilot.say("what is 6 * 8")
+    await copilot.ends("48")
+    assert pages.read_text() == scraped, "the tool still runs"
 
 
 async def test_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:

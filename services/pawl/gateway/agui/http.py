@@ -358,8 +358,6 @@ class _Thread:
 
     async def _activities(self) -> list[Json]:
         """Return the activities of the thread's open jobs and of those that the client still shows."""
-        if self._found.is_legacy:
-            return []
         is_open = {job["jobId"] for job in self._open_jobs}
         shown = [each["id"] for each in self._found.messages if each.get("activityType") == agui.JOB_ACTIVITY]
         ended = [await self._job(job_id) for job_id in shown[-_ENDED_JOBS_MAX:] if job_id not in is_open]
