@@ -76,7 +76,9 @@ def refusal(error: type[Exception], call: Callable[[], Any]) -> str | None:
 
 PROTO: Final = Path(__file__).parents[1] / "proto"
 
-_REASON: Final = re.compile(r"\b[A-Z]+(?:_[A-Z]+)+\b|\b(?:OVERLOADED|UNAUTHENTICATED|CANCELLED|INTERNAL|UNREADABLE)\b")
+_REASON: Final = re.compile(
+    r"\b[A-Z]+(?:_[A-Z]+)+\b|\b(?:OVERLOADED|UNAUTHENTICATED|CANCELLED|INTERNAL|UNREADABLE|CONFLICT)\b"
+)
 _VALUE: Final = re.compile(r"^  ERROR_REASON_([A-Z_]+) = ", re.MULTILINE)
 _METHOD: Final = re.compile(r"((?:  //[^\n]*\n)+)  rpc (\w+)\(")
 _SERVICE: Final = re.compile(r"^service (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)

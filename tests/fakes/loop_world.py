@@ -275,6 +275,8 @@ class SilentAnnouncer:
 
     async def inboxes_changed(self, inboxes: object) -> None: ...
 
+    async def conversations_changed(self, conversations: object) -> None: ...
+
 
 class MemoryLedger(WorkerLedgerClient):
     """A `WorkerLedger` with methods to start runs and send commands.

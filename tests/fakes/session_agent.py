@@ -19,7 +19,7 @@ from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
 from pawl.agent_loop.api.live import BusEvents
 from pawl.chassis.identity.auth import Principal, local_principal
 from pawl.chassis.identity.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
-from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.rpc.status import abort
 from pawl.client.session import FRAME_BYTES_MAX
 from pawl.errors import PawlError
@@ -212,6 +212,7 @@ class FakeLive(BusEvents):
         self.takers: defaultdict[str, list[Take]] = defaultdict(list)
         self.subscriptions = 0
         self.inboxes: list[Callable[[StoreId, UserId], None]] = []
+        self.conversations: list[Callable[[StoreId, ConversationId], None]] = []
         self.viewers: list[tuple[str, str, str]] = []
         self.ticks = 0
 
@@ -222,6 +223,10 @@ class FakeLive(BusEvents):
 
     async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> Any:
         self.inboxes.append(changed)
+        return FakeSubscription(self, "", _nothing)
+
+    async def subscribe_conversations(self, changed: Callable[[StoreId, ConversationId], None]) -> Any:
+        self.conversations.append(changed)
         return FakeSubscription(self, "", _nothing)
 
     async def report_viewers(self, viewers: Sequence[tuple[str, str, str]]) -> None:

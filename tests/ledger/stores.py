@@ -113,6 +113,9 @@ class Announcements:
     async def inboxes_changed(self, inboxes: object) -> None:
         """Do nothing: this announcement is not checked."""
 
+    async def conversations_changed(self, conversations: object) -> None:
+        """Do nothing: this announcement is not checked."""
+
 
 class _QuietHistory(History):
     def tell(self, line: str) -> None:

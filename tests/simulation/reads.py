@@ -36,6 +36,7 @@ from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, Co
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
+from tests.simulation.changes import MemoryChanges
 from tests.simulation.store import Database, continues, with_lease
 
 R = TypeVar("R")
@@ -238,11 +239,7 @@ class MemoryAttentionRepository:
         return _page(views, rows_max)
 
 
-class MemoryReads:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._tables = database.tables
-
+class MemoryReads(MemoryChanges):
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
         await self._database.reach()
         shown = [self._situation(self._run(key, user_id))]

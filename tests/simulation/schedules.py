@@ -36,11 +36,14 @@ class MemoryTriggers(PostgresTriggers):
         found = [row for row in self._rows.values() if (row.store_id, row.user_id) == (store_id, user_id)]
         return sorted(found, key=lambda row: row.name)
 
-    async def change(self, store_id: StoreId, user_id: UserId, name: str, change: TriggerChange) -> TriggerRow:
+    async def change(
+        self, store_id: StoreId, user_id: UserId, name: str, change: TriggerChange, *, validate_only: bool = False
+    ) -> TriggerRow:
         await self._memory.reach(writes=True)
         row = self._find(store_id, user_id, name)
         changed = change(row, len(self._of(store_id, user_id)), self._memory.now())
-        self._rows[changed.key] = changed
+        if not validate_only:
+            self._rows[changed.key] = changed
         await self._memory.answer()
         return changed
 
@@ -124,11 +127,13 @@ class MemorySchedules(PostgresSchedules):
         rows = self._rows.values()
         return next((r for r in rows if (r.store_id, r.user_id, r.name) == (store_id, user_id, name)), None)
 
-    async def change(self, store_id: StoreId, user_id: UserId, name: str, change: Change) -> ScheduleRow:
+    async def change(
+        self, store_id: StoreId, user_id: UserId, name: str, change: Change, *, validate_only: bool = False
+    ) -> ScheduleRow:
         await self._memory.reach(writes=True)
         row, now = self._find(store_id, user_id, name), self._memory.now()
         changed = change(row, len(await self._of(store_id, user_id)), now)
-        if changed is not row:
+        if changed is not row and not validate_only:
             self._rows[changed.key] = changed
             self._memory.tables.schedule_changes.append(ScheduleChange(row, changed, now))
         await self._memory.answer()

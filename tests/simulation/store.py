@@ -33,6 +33,7 @@ from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rules import steps
 from pawl.job_store.ledger.rules.commit import Commit
 from pawl.job_store.ledger.rules.events import Event
+from pawl.job_store.ledger.rules.log import changed_conversations
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix, PrefixCounts, is_valid
 from pawl.job_store.ledger.rules.rows import (
     CallRow,
@@ -259,6 +260,7 @@ class MemoryJournal:
             outcomes=outcomes,
             events=rows,
             wakeups=unit.wakeups.rows,
+            conversations=changed_conversations(unit),
             work_ready=unit.work_ready or any(before.is_active and not run.is_active for before, run in freed),
             lifecycle_count=0,
         )

@@ -17,7 +17,7 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
         AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen, ConversationErased,
         TriggerPaused, Unreadable
       OutOfRange: SeqBeyondEnd
-      Aborted: LeaseLost, InboxChanged
+      Aborted: LeaseLost, InboxChanged, Conflict
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, SlowConsumer
       Unauthenticated: SessionExpired
       PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
@@ -358,6 +358,10 @@ class InboxChanged(Aborted):
 
     Read the inbox and decide again.
     """
+
+
+class Conflict(Aborted):
+    """Someone else changed the resource after you read it. Read it again, then repeat the request."""
 
 
 class ResourceExhausted(PawlError):

@@ -70,6 +70,7 @@ async def main(stop: asyncio.Event) -> None:
             )
             await service.enter(clients.watches)
             service.background.start("pending", partial(clients.pending.follow, live))
+            service.background.start("conversations", partial(clients.conversations.follow, live))
             clients.add_to(server)
             starting = Starting(clients.messages, is_gone)
             stub = ScheduleLedgerServiceStub(job_store)

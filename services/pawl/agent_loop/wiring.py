@@ -9,6 +9,7 @@ from typing import Final
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.agents.agents import AgentLedger, Agents
@@ -26,6 +27,8 @@ from pawl.agent_loop.api.session_stream import Parts, SessionTimes
 from pawl.agent_loop.api.watch import RunSteps, Watches
 from pawl.agent_loop.api.whoami import Introductions
 from pawl.agent_loop.conversations.rpc import ConversationServicer
+from pawl.agent_loop.conversations.watch import ConversationWatches
+from pawl.agent_loop.jobs.convert import job
 from pawl.agent_loop.jobs.rpc import JobServicer
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
@@ -110,7 +113,14 @@ class ClientSide:
             heartbeat_seconds=times.heartbeat_seconds,
         )
         self.operators = OperatorServicer(ledger, ids)
-        self._conversation_servicer = ConversationServicer(ledger, ids)
+        self.conversations = ConversationWatches(
+            ledger=ledger,
+            watches=self.watches,
+            clock=clock,
+            job=job,
+            heartbeat_seconds=2 * times.heartbeat_seconds,
+        )
+        self._conversation_servicer = ConversationServicer(ledger, ids, self.conversations)
 
     async def forward(self, method: str, request: bytes) -> bytes:
         return await self._ledger.forward(require_user(), method, request)
@@ -119,6 +129,7 @@ class ClientSide:
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
         server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
         server.add(add_JobServiceServicer_to_server, self._jobs)
+        server.add_forwarding(add_DeclarationServiceServicer_to_server, None, self.forward)
         server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
         registry = AgentRegistryServicer(self.agents)
         server.add_forwarding(add_AgentRegistryServiceServicer_to_server, registry, self.forward)

@@ -133,8 +133,7 @@ class Chat:
         self._model_turns: set[str] = set()
         # The first events of these runs, held back until there is visible output.
         self._silent_turns: dict[str, list[event_pb2.RunEvent]] = {}
-        # Runs from this point on are shown, even if they end before the next poll.
-        self._first_run_id = ""
+        self._cursor = ""
         self._following: asyncio.Task[None] | None = None
         # Runs that are waiting for tokens or an operator. A message does not resume them.
         self._held: dict[str, run_pb2.Run] = {}
@@ -176,14 +175,16 @@ class Chat:
     async def _follow(self) -> None:
         while True:
             with suppress(PawlError):  # The session reports errors.
-                async with aclosing(self._target.follow(self._conversation_id, self._first_run_id)) as started:
-                    async for run in started:
-                        if run.generation and run.run_id not in self._model_turns | self._resumed:
-                            self._model_turns.add(run.run_id)
-                            self._active[run.run_id] = None
-                            self._unattached.append(run.run_id)
-                            self._silent_turns[run.run_id] = []
-                            self._changed.set()
+                async with aclosing(self._target.follow(self._conversation_id, self._cursor)) as changes:
+                    async for change in changes:
+                        self._cursor = change.cursor
+                        for run in (item.run for item in change.items):
+                            if run.generation and run.run_id not in self._model_turns | self._resumed:
+                                self._model_turns.add(run.run_id)
+                                self._active[run.run_id] = None
+                                self._unattached.append(run.run_id)
+                                self._silent_turns[run.run_id] = []
+                                self._changed.set()
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _resume(self) -> None:
@@ -297,7 +298,6 @@ class Chat:
                 self._note_pending(event.call_changed.call)
             return
         self._conversation_id = event.conversation_id
-        self._first_run_id = self._first_run_id or event.run_id
         by_user = event.message_added.message.role == message_pb2.ROLE_USER
         if not (
             by_user and sys.stdin.isatty() and event.run_id not in self._resumed

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
@@ -29,6 +30,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.AgentService": ("agents", "agent"),
     "pawl.agent.v1.AgentRegistryService": ("agent_register", "agent"),
     "pawl.agent.v1.ConversationService": ("conversations", "agent"),
+    "pawl.agent.v1.DeclarationService": ("declarations", "agent"),
     "pawl.agent.v1.JobService": ("jobs", "agent"),
     "pawl.agent.v1.OperatorService": ("operators", "agent"),
     "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),
@@ -43,11 +45,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.notify.v1.PreferenceService": ("preferences", "notifications"),
     "pawl.identity.v1.KeyService": ("key_register", "keys"),
 }
-_METHODS: Final = {
-    method.input_type.full_name: where
-    for service, where in _STUBS.items()
-    for method in descriptor_pool.Default().FindServiceByName(service).methods
-}
+_pool: Final = descriptor_pool.Default()
 # Terminals of this width also show conversation ids.
 _WIDE: Final = 120
 # Deadline for calls about tool sources, which can be slow to start.
@@ -352,7 +350,12 @@ def _build(
 
 
 def _where(request: Any) -> tuple[str, Service]:
-    return _METHODS[request.DESCRIPTOR.full_name]
+    """Return the stub and the addresses of the service that takes a request."""
+    for service, where in _STUBS.items():
+        with suppress(KeyError):  # Services whose modules are not imported are unknown.
+            if request.DESCRIPTOR in (each.input_type for each in _pool.FindServiceByName(service).methods):
+                return where
+    raise LookupError(request.DESCRIPTOR.full_name)
 
 
 def _method(target: AsyncClient, request: Any) -> Any:

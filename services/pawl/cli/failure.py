@@ -211,7 +211,9 @@ def _as_typed(error: PawlError, typed: Mapping[str, str]) -> str:
         is_plain = name.isalpha() and not found[1] and name not in wrong.split(".")
         return found[0] if is_plain else _option(name, typed) or found[0]
 
-    replaced = _FIELD.sub(put, message)
+    # Lines with a dash are about the arguments of a tool, which may have the same names.
+    lines = message.splitlines(keepends=True)
+    replaced = "".join(line if line.startswith("- ") else _FIELD.sub(put, line) for line in lines)
     option = _option(wrong, typed)
     return replaced if replaced != message or option in replaced else f"{option}: {replaced}"
 

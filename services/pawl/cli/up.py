@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from pawl.chassis.process.start import StartError
-from pawl.cli.agents import apply_folder
 from pawl.cli.command import Flags, fail
+from pawl.cli.declared.commands import apply_at_start
 from pawl.launcher.options import read_options
 from pawl.launcher.up import up as run_suite
 
@@ -34,4 +34,4 @@ def up(
         options = read_options(os.environ, data=given["data"], ports=port or (), replicas=replicas or ())
     except StartError as error:
         raise typer.Exit(fail(error, [])) from None
-    raise typer.Exit(run_suite(options, apply_folder))
+    raise typer.Exit(run_suite(options, apply_at_start))

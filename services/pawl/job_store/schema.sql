@@ -519,6 +519,28 @@ CREATE TABLE usage_days (
 ) WITH (fillfactor = 50);
 CREATE INDEX usage_days_old ON usage_days (day);
 
+-- Which set of files owns a resource. `user_id` is empty for resources of the store.
+CREATE TABLE declarations (
+    store_id text COLLATE "C" NOT NULL,
+    user_id text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    set_name text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
+    update_user_id text NOT NULL,
+    update_time timestamptz NOT NULL,
+    PRIMARY KEY (store_id, user_id, kind, name)
+);
+
+-- Which process applies a set, and until when.
+CREATE TABLE set_leases (
+    store_id text COLLATE "C" NOT NULL,
+    set_name text COLLATE "C" NOT NULL,
+    holder_id text NOT NULL,
+    expire_time timestamptz NOT NULL,
+    PRIMARY KEY (store_id, set_name)
+);
+
 -- Schedules. The definition and the last fires are packed. `claim_at` is when a worker may claim the schedule: its due
 -- time, or a little later while a worker fires it; null if paused or ended.
 CREATE TABLE schedules (

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
@@ -31,6 +32,8 @@ from pawl.job_store.conversations.store.conversations import PostgresConversatio
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.conversations.store.titles import PostgresTitles
 from pawl.job_store.conversations.title_rpc import TitleServicer
+from pawl.job_store.declarations.rpc import DeclarationServicer
+from pawl.job_store.declarations.store import PostgresDeclarations
 from pawl.job_store.erasure.erasing import Erasing, JetStreamErasures
 from pawl.job_store.erasure.rpc import ErasureServicer
 from pawl.job_store.erasure.store.erasures import PostgresErasures
@@ -143,6 +146,7 @@ def on_postgres(
     keys = Keys(PostgresKeyRepository(database), clock, ids)
     agents, usage = PostgresAgents(database), PostgresUsage(database)
     titles = PostgresTitles(database, partial(quota, agents, usage))
+    declarations = DeclarationServicer(PostgresDeclarations(database))
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
     triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
     loops: Loops = {
@@ -155,22 +159,21 @@ def on_postgres(
     }
 
     def add_to(server: RpcServer) -> None:
-        server.add(add_LedgerServiceServicer_to_server, LedgerServicer(ledger), service_only=True)
+        internal = partial(server.add, service_only=True)
+        internal(add_LedgerServiceServicer_to_server, LedgerServicer(ledger))
         server.add_forwarded(add_ConversationServiceServicer_to_server, ConversationServicer(ledger, erasing))
-        lists = ListServicer(ledger)
-        server.add_forwarded(add_AgentServiceServicer_to_server, lists)
-        server.add_forwarded(add_OperatorServiceServicer_to_server, lists)
+        server.add_forwarded(add_AgentServiceServicer_to_server, ListServicer(ledger))
+        server.add_forwarded(add_OperatorServiceServicer_to_server, ListServicer(ledger))
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
-        server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys), service_only=True)
-        server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage), service_only=True)
+        internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
+        internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage))
         server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
-        server.add(add_TitleServiceServicer_to_server, TitleServicer(titles), service_only=True)
-        server.add(add_ErasureServiceServicer_to_server, ErasureServicer(erasing), service_only=True)
+        server.add_forwarded(add_DeclarationServiceServicer_to_server, declarations)
+        internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
+        internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
         server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
-        of_schedules = ScheduleLedgerServicer(schedules, limits)
-        server.add(add_ScheduleLedgerServiceServicer_to_server, of_schedules, service_only=True)
+        internal(add_ScheduleLedgerServiceServicer_to_server, ScheduleLedgerServicer(schedules, limits))
         server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
-        of_triggers = TriggerLedgerServicer(triggers, limits)
-        server.add(add_TriggerLedgerServiceServicer_to_server, of_triggers, service_only=True)
+        internal(add_TriggerLedgerServiceServicer_to_server, TriggerLedgerServicer(triggers, limits))
 
     return JobStore(group_commit=group_commit, ledger=ledger, loops=parts.loops | loops, keys=keys, add_to=add_to)

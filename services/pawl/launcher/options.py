@@ -17,11 +17,20 @@ from pawl.server.process.settings import read_secret
 PORT_MAX = 65535
 REPLICAS_MAX = 16
 # Variables that no service reads. They are for the launcher, clients and examples.
-_OURS = pawl_variables("DATA AGENTS TOOL_ENVIRONMENT ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
+_OURS = pawl_variables("DATA APPLY TOOL_ENVIRONMENT ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
 # The minimum similarity between a misspelt name and the suggested one.
 _NEAR = 0.82
 # Kubernetes sets these variables for services named `pawl` and `pawl-...`.
 _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|PAWL_(\w+_)?PORT=\w+://.*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOptions:
+    """A set to apply, and for whom. By default, the store and user of the local key."""
+
+    folder: Path
+    store: str = ""
+    user: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +40,7 @@ class SuiteOptions:
     `ports` maps names in DEFAULT_PORTS to numbers. If a name is missing or has the number 0, a free port is used. Each
     service gets the variables in `environment` that it reads; the process that runs Python tools also gets those named
     in `tool_environment`. `service_environment` adds variables to one service, or to one replica (`agent-loop-1`).
-    `agents` is a folder of agents to save once the suite is running. `local_key` is the key for callers on this
+    `apply` is a set to apply once the suite is running. `local_key` is the key for callers on this
     machine; by default, the data folder has one.
     """
 
@@ -49,7 +58,7 @@ class SuiteOptions:
     tool_environment: Sequence[str] = ()
     stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES
     ready_seconds: float = 240.0
-    agents: Path | None = None
+    apply: ApplyOptions | None = None
 
     def port(self, name: str, replica: int = 0) -> int:
         """Return the chosen port of a replica; 0 means any free port."""
@@ -100,7 +109,7 @@ def read_options(
         scripted_model=not (environment.get("OPENAI_API_KEY") or environment.get("OPENAI_BASE_URL")),
         environment=dict(environment),
         tool_environment=_of_tools(environment),
-        agents=Path(folder) if (folder := environment.get("PAWL_AGENTS")) else None,
+        apply=_apply(environment.get("PAWL_APPLY", "")),
     )
 
 
@@ -128,6 +137,17 @@ def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _of_tools(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, environment.get("PAWL_TOOL_ENVIRONMENT", "").split(","))))
+
+
+def _apply(text: str) -> ApplyOptions | None:
+    """Parse PAWL_APPLY: `FOLDER[,store=STORE][,user=USER]`."""
+    folder, *rest = text.split(",")
+    named = dict(each.partition("=")[::2] for each in rest)
+    if not text:
+        return None
+    if not folder or not set(named) <= {"store", "user"} or not all(named.values()):
+        raise StartError(f"PAWL_APPLY must be FOLDER[,store=STORE][,user=USER], got {text!r}.")
+    return ApplyOptions(folder=Path(folder), **named)
 
 
 def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, high: int) -> dict[str, int]:

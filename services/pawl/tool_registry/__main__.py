@@ -24,6 +24,7 @@ from pawl.tool_registry.builtin.files.rules import FileLimits
 from pawl.tool_registry.builtin.files.tools import file_tools
 from pawl.tool_registry.builtin.jobs import job_tools
 from pawl.tool_registry.builtin.mail.tools import OutboxFolder, SmtpMailer, mail_tools
+from pawl.tool_registry.builtin.people import people_tools
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.builtin.planning.tools import planning_tools
 from pawl.tool_registry.builtin.question import question_tools
@@ -132,14 +133,16 @@ def _builtin_tools(
 ) -> list[Tool[..., Any]]:
     url = settings.smtp_url
     mailer = SmtpMailer(read_smtp_url(url.get_secret_value())) if url else OutboxFolder(settings.data / "outbox")
+    documents = PostgresDocumentRepository(database)
     return [
         *clock_tools(service.clock),
         *calculator_tools(),
         *planning_tools(PostgresPlanRepository(database), service.ids),
-        *document_tools(PostgresDocumentRepository(database)),
+        *document_tools(documents),
         *memory_tools(PostgresMemoryRepository(database)),
         *file_tools(files),
-        *mail_tools(mailer, service.clock, sender=settings.mail_from),
+        *mail_tools(mailer, documents, service.clock, sender=settings.mail_from),
+        *people_tools(documents),
         *question_tools(),
         *agent_tools(),
         *result_tools(ledger),

@@ -124,6 +124,26 @@ CREATE TABLE tasks (
 CREATE INDEX tasks_order ON tasks (store_id, user_id, "position");
 CREATE INDEX tasks_parent ON tasks (store_id, user_id, parent_task_id);
 
+-- A comment is on either a task or a project.
+CREATE TABLE comments (
+    store_id text NOT NULL,
+    user_id text NOT NULL,
+    comment_id text NOT NULL,
+    task_id text,
+    project_id text,
+    content text NOT NULL,
+    idempotency_key text NOT NULL,
+    position bigint GENERATED ALWAYS AS IDENTITY,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (store_id, user_id, comment_id),
+    UNIQUE (store_id, user_id, idempotency_key),
+    FOREIGN KEY (store_id, user_id, task_id) REFERENCES tasks ON DELETE CASCADE,
+    FOREIGN KEY (store_id, user_id, project_id) REFERENCES projects,
+    CHECK (num_nonnulls(task_id, project_id) = 1)
+);
+CREATE INDEX comments_order ON comments (store_id, user_id, "position");
+CREATE INDEX comments_task ON comments (store_id, user_id, task_id);
+
 -- Changes by calls: a repeated call changes nothing and returns the same result.
 CREATE TABLE plan_changes (
     store_id text NOT NULL,
@@ -153,6 +173,7 @@ CREATE TABLE rules (
     uses bigint NOT NULL DEFAULT 0,
     tool_version integer NOT NULL,
     reason text NOT NULL,
+    name text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz,
     revoked_at timestamptz,

@@ -6,7 +6,7 @@ A test plays the worker with `append`, `offer`, `settle` and `finish`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
@@ -25,8 +25,9 @@ from pawl.job_store.ledger.ports import Limits, LogRow
 from pawl.job_store.ledger.rpc import log_rows, messages
 from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rules import states, turn
+from pawl.job_store.ledger.rules.background import OpenJob
 from pawl.job_store.ledger.rules.events import CallChanged, EventBody, OwnerEvent, RunChanged
-from pawl.job_store.ledger.rules.log import write
+from pawl.job_store.ledger.rules.log import changed_conversations, write
 from pawl.job_store.ledger.rules.rows import Attention, CallRow, ConversationKey, ConversationRow, Offer, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
@@ -76,6 +77,11 @@ class _Announcer:
     async def work_ready(self) -> None: ...
 
     async def inboxes_changed(self, inboxes: object) -> None: ...
+
+    async def conversations_changed(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> None:
+        for store_id, conversation_id in conversations:
+            for changed in self._live.conversations:
+                changed(store_id, conversation_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,13 @@ class PlayedLedger(PublicLedger):
     def put_run(self, run_id: str, **fields: Any) -> None:
         run = self._row(run_id)
         self._tables.runs[run.key] = replace(run, **fields)
+
+    def put_background(self, conversation_id: str, *job_ids: str) -> None:
+        """Let the user's jobs be open in a conversation."""
+        key = ConversationKey(ME.store_id, ConversationId(conversation_id))
+        jobs = tuple(OpenJob(run_id=RunId(job_id), user_id=ME.user_id) for job_id in job_ids)
+        row = self._tables.conversations[key]
+        self._tables.conversations[key] = replace(row, background=replace(row.background, open_jobs=jobs))
 
     def put_call(self, call_id: str, **fields: Any) -> None:
         call = self._call_row(call_id)
@@ -294,3 +307,4 @@ class PlayedLedger(PublicLedger):
         events = [(event, encode_event(event)) for event in unit.events.rows]
         store(self._tables, unit, events)
         await self._announcer.publish(log_rows.pack(events))
+        await self._announcer.conversations_changed(changed_conversations(unit))

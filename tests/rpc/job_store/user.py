@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from pawl.agent.v1 import agent_pb2, agents_pb2, conversation_pb2, operator_pb2, schedule_pb2, trigger_pb2
+from pawl.agent.v1 import (
+    agent_pb2,
+    agents_pb2,
+    conversation_pb2,
+    declaration_pb2,
+    operator_pb2,
+    schedule_pb2,
+    trigger_pb2,
+)
 from pawl.chassis.identity.auth import Principal, for_user, user_principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.client import translated, translating
@@ -23,10 +31,10 @@ DIGEST = "ab" * 32
 _numbers = itertools.count(1)
 _FORWARDED = {
     method.name: method
-    for file in (agents_pb2, conversation_pb2, schedule_pb2, trigger_pb2)
+    for file in (agents_pb2, conversation_pb2, declaration_pb2, schedule_pb2, trigger_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
-    if method.name not in {"ImportConversation", "GetAgent", "ListAgents"}
+    if method.name not in {"ImportConversation", "WatchConversation", "GetAgent", "ListAgents"}
 }
 for service, methods in (
     (agent_pb2.DESCRIPTOR.services_by_name["AgentService"], ("ListRuns", "ListCalls", "ListMessages")),

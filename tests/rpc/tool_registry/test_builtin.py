@@ -7,7 +7,7 @@ import email
 import email.policy
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.builtin.planning.tools import planning_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
 from pawl.tool_registry.builtin.web.tools import PAGE_BYTES_MAX, web_tools
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.sources.process.helpers import Helpers
 from tests.fakes.manual_clock import ManualClock
@@ -75,8 +76,12 @@ async def postbox() -> AsyncIterator[tuple[Postbox, str]]:
         yield postbox, f"smtp://127.0.0.1:{port}"
 
 
-def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock) -> Any:
-    return running(database_url, folder, mail_tools(mailer, clock, sender="pawl@example.org"))
+@asynccontextmanager
+async def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock) -> AsyncIterator[Registry]:
+    async with Database(database_url, application_name="test") as database:
+        tools = mail_tools(mailer, PostgresDocumentRepository(database), clock, sender="pawl@example.org")
+        async with running(database_url, folder, tools) as registry:
+            yield registry
 
 
 class Ledger(LedgerServiceServicer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,62 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("update_project", {"project": "Home", "title": "House", "status": "archived", "notes": ""}),
     ("update_task", {"task": "Party", "title": "Feast", "due": "none", "notes": "x", "done": True}),
     ("complete_tasks", {"tasks": ["Party"]}),
+    ("add_comment", {"text": "Bring forks.", "task": "Party"}),
 ]
+
+
+async def test_comments_are_shown_with_their_task_or_project(planner: Planner) -> None:
+    task = await planner("create_task", title="Party", project="Home")
+    await planner("add_subtask", parent="Party", title="Cake")
+    made = [
+        await planner("add_comment", text=text, **on)
+        for text, on in [
+            ("Ask Bo.", {"task": "party", "project": "HOME"}),
+            ("No nuts!", {"task": "Cake"}),
+            ("On\nhold.", {"project": task["project"]["project_id"]}),
+            ("Bo agrees.", {"task": task["task_id"]}),
+        ]
+    ]
+    assert [comment["title"] for comment in made] == ["Party", "Cake", "Home", "Party"]
+    (project,) = await planner.projects()
+    (party,) = project["tasks"]
+    shown = [[each["text"] for each in item["comments"]] for item in (project, party, party["subtasks"][0])]
+    assert shown == [["On\nhold."], ["Ask Bo.", "Bo agrees."], ["No nuts!"]]
+    assert party["comments"][0]["comment_id"] == made[0]["comment_id"]
+    assert datetime.fromisoformat(party["comments"][0]["time"]).tzinfo is not None
+    assert (await planner.registry.check("add_comment", {"text": "x", "task": "Party"})).approval_cause == ""
+    await planner("delete_task", task="Party", with_subtasks=True)
+    assert [each["text"] for each in (await planner.projects())[0]["comments"]] == ["On\nhold."]
+
+
+async def test_comment_is_deleted_once_after_approval(planner: Planner) -> None:
+    await planner("create_task", title="Party")
+    comment = (await planner("add_comment", text="Ask Bo.", task="Party"))["comment_id"]
+    verdict = await planner.registry.check("delete_comment", {"comment_id": comment})
+    assert (verdict.approval_cause, verdict.preview) == ("category DESTRUCTIVE", f"Delete the comment {comment}")
+    for who in (context(user="bob"), context(store="other")):
+        assert outcome(await planner.result("delete_comment", who=who, comment_id=comment)) == "FAILED TOOL_ERROR"
+    for _ in range(2):
+        assert await planner("delete_comment", call="once", comment_id=comment) == {
+            "deleted": comment,
+            "text": "Ask Bo.",
+        }
+    assert await planner("delete_comment", comment_id=comment) == {"error": f"there is no comment {comment!r}"}
+    assert "comments" not in (await planner.projects())[0]["tasks"][0]
+
+
+async def test_comment_without_a_known_subject_is_refused(planner: Planner) -> None:
+    await planner("create_task", title="Party", project="Home")
+    for arguments, error in [
+        ({"text": "x"}, "name the task or the project to comment on"),
+        ({"text": " ", "task": "Party"}, "the comment is empty"),
+        ({"text": "x", "task": "Prty"}, "no task has the id or title 'Prty'; did you mean 'Party'?"),
+        ({"text": "x", "project": "Hme"}, "similar titles: 'Home'"),
+        ({"text": "x", "task": "Party", "project": "Work"}, "no project has the id or title 'Work'"),
+    ]:
+        assert error in (await planner("add_comment", **arguments))["error"]
+    assert (await planner.registry.check("add_comment", {"text": "x" * 2001, "task": "Party"})).error_reason
+    assert "comments" not in (await planner.projects())[0]
 
 
 async def test_change_is_applied_once_and_undone_by_its_inverse(planner: Planner) -> None:

@@ -84,14 +84,15 @@ def pawl() -> Iterator[CommandLine]:
 
 def _running(folder: Path) -> Iterator[CommandLine]:
     line = CommandLine(folder / "data")
-    agents = folder / "agents"
-    agents.mkdir()
-    (agents / "greeter.yaml").write_text("name: greeter\noptions: {instructions: Greet people.}\n")
+    product = folder / "product"
+    (product / "agents").mkdir(parents=True)
+    (product / "pawl.yaml").write_text("name: product\n")
+    (product / "agents" / "greeter.yaml").write_text("name: greeter\noptions: {instructions: Greet people.}\n")
     screen = folder / "screen"
     with screen.open("wb") as output:
         suite = subprocess.Popen(
             [sys.executable, "-m", "pawl.cli", "up", "--port", "all=0"],
-            env=line.environment() | {"PAWL_AGENTS": str(agents)},
+            env=line.environment() | {"PAWL_APPLY": str(product)},
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

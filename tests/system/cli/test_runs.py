@@ -200,7 +200,7 @@ def test_invalid_agent_files_are_refused_with_a_clear_error(pawl: CommandLine, t
 
 def test_configured_agents_exist_and_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
     screen = pawl.data.parent / "screen"
-    pawl.until(lambda _: "PAWL_AGENTS: greeter: version 1" in screen.read_text(), "agents", "list")
+    pawl.until(lambda _: "PAWL_APPLY: greeter: version 1" in screen.read_text(), "agents", "list")
     assert "Greet people." in pawl.succeed("agents", "show", "greeter")
     assert "When to ask" in pawl.succeed("agents", "show", "default")
     (tmp_path / "default.yaml").write_text("name: default\noptions: {instructions: Be brief.}\n")

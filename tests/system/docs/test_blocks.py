@@ -23,6 +23,7 @@ PAGES = (
     ("start/tutorial.md",),
     ("guides/tools.md",),
     ("guides/agents.md",),
+    ("guides/apply.md",),
     ("guides/tool-sources.md",),
     ("guides/builtin-tools.md", "guides/approvals.md"),
     ("reference/nats.md",),

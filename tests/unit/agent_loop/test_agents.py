@@ -132,6 +132,10 @@ def test_the_run_agent_or_deployment_can_disable_background_calls() -> None:
     assert not run_of(agent()).without_background
     assert complete(AskedOptions(), replace(DEFAULTS, without_background=True)).without_background
     assert delegated(off, RunOptions()).without_background
+    silent = agent(without_guidelines=True)
+    assert run_of(silent).without_guidelines
+    assert delegated(silent, RunOptions()).without_guidelines
+    assert not run_of(agent()).without_guidelines
     assert deployed(replace(DEFAULTS, without_background=True)).definition.options.without_background
 
 

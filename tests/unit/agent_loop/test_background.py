@@ -306,6 +306,7 @@ def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
     for asked, hint in (
         ("in_background {}", "`tool` must be the name"),
         (by_tool("look", n=1), "Unknown parameter n"),
+        (by_tool("look", interval_seconds=5), "are estimated_minutes, interval, stop_after, duration"),
         (by_tool("look", interval=5), "interval needs an end: stop_after (times), duration"),
         (by_tool("wo rk", arguments={}), "There is no tool with that name"),
         (by_tool("look", arguments=[]), "a JSON object"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import nullcontext
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -21,16 +20,14 @@ from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
 from pawl.chassis.rpc.replicas import Endpoints, Replica
-from pawl.cli import agents
 from pawl.cli.__main__ import app, flags_first
 from pawl.client import AsyncClient, StartError
 from pawl.client.target import Target
-from pawl.errors import InvalidField, ToolNotFound
+from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.identity.v1 import key_pb2
 from pawl.launcher.folder import SecretFiles, write_endpoints
-from pawl.launcher.options import SuiteOptions
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import preference_pb2
 from pawl.tool.v1 import audit_pb2, memory_pb2, rule_pb2, source_pb2
@@ -98,7 +95,7 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ): "--every cannot be combined with",
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
         ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Specify only one of --run,",
-        ("apply", "--file", "/dev/null"): "No agents found in",
+        ("apply", "--file", "/dev/null"): "No resources found in",
         ("notify", "update", "hook_1", "--kind", "foo"): "'--kind': 'foo' is not one of 'run-completed'",
         ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
@@ -435,7 +432,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
     ("agents delete draft/clerk --yes", MADE, agents_pb2.DeleteDraftRequest(name="clerk"), ("Deleted draft/clerk.",)),
     (
         "apply --draft --file FILE",
-        MADE,
+        {**MADE, "ListAgents": agents_pb2.ListAgentsResponse()},
         agents_pb2.UpdateDraftRequest(definition=AgentDefinition(name="clerk")),
         ("draft/clerk: version",),
     ),
@@ -461,30 +458,3 @@ def test_a_command_sends_its_request_and_shows_the_response(tmp_path: Path, monk
         assert sent is None or sent == suite.asked[-1], command
     file.write_text("title: clerk\n")
     assert "an agent must be a mapping with a `name`" in invoke("apply", "--file", str(file))[1]
-
-
-async def test_the_agents_folder_is_reapplied_until_its_tools_exist(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    tries = iter(["refused", "warned", "saved"])
-
-    async def changes(_target: object, definitions: list[AgentDefinition]) -> AsyncIterator[str]:
-        assert [each.name for each in definitions] == ["clerk"]
-        if (now := next(tries)) == "refused":
-            raise ToolNotFound("There is no tool 'late'.")
-        yield "clerk: version 1" if now == "warned" else "clerk: version 2"
-        if now == "warned":
-            yield "  warning: late_* matches no available tool"
-
-    monkeypatch.setattr(agents, "changes", changes)
-    monkeypatch.setattr(agents, "AsyncClient", lambda **_: nullcontext())
-    monkeypatch.setattr(agents, "_RETRY_DELAYS_SECONDS", (0.0,) * 9)
-    (tmp_path / "clerk.yaml").write_text("name: clerk\n")
-    await agents.apply_folder(SuiteOptions(data=tmp_path, agents=tmp_path))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in lines] == [
-        "  warning: There is no tool ",
-        "clerk: version 1",
-        "  warning: late_* matches no available tool",
-        "clerk: version 2",
-    ]

@@ -20,7 +20,11 @@ def test_help_shows_the_first_sentence_of_each_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "unused"), [("-h", "grpc pydantic rich pawl.client"), ("runs", "structlog asyncpg nats pawl.cli.jobs")]
+    ("command", "unused"),
+    [
+        ("-h", "grpc pydantic rich pawl.client"),
+        ("runs", "structlog asyncpg nats pydantic pawl.cli.jobs pawl.notify.v1"),
+    ],
 )
 def test_help_and_a_command_import_only_what_they_need(command: str, unused: str) -> None:
     program = f"import atexit, sys; sys.argv = ['pawl', {command!r}]; from pawl.cli import main\n"

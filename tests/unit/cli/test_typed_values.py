@@ -23,6 +23,7 @@ from pawl.errors import (
     ConversationExists,
     ConversationNotFound,
     Internal,
+    InvalidArguments,
     InvalidField,
     InvalidId,
     InvalidJson,
@@ -46,6 +47,13 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
         JOB,
         InvalidField("interval_seconds needs an end: iterations_max (times)", field="interval_seconds"),
         "--interval needs an end: --stop-after (times).",
+    ),
+    (
+        JOB,
+        InvalidArguments(
+            "the arguments of look do not fit:\n- interval_seconds: unknown property\nSet interval_seconds"
+        ),
+        "The arguments of look do not fit:\n- interval_seconds: unknown property\nSet --interval.",
     ),
     (JOB, InvalidField("a tool's name is printable", field="tool_name"), "A tool's name is printable."),
     (

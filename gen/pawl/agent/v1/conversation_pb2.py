@@ -22,10 +22,15 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from pawl.agent.v1 import jobs_pb2 as pawl_dot_agent_dot_v1_dot_jobs__pb2
 from pawl.event.v1 import conversation_pb2 as pawl_dot_event_dot_v1_dot_conversation__pb2
+from pawl.event.v1 import event_pb2 as pawl_dot_event_dot_v1_dot_event__pb2
+from pawl.event.v1 import gap_pb2 as pawl_dot_event_dot_v1_dot_gap__pb2
+from pawl.event.v1 import message_pb2 as pawl_dot_event_dot_v1_dot_message__pb2
+from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n pawl/agent/v1/conversation.proto\x12\rpawl.agent.v1\x1a pawl/event/v1/conversation.proto\"K\n\x16GetConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x18\n\x10\x63onversation_key\x18\x02 \x01(\t\"L\n\x17GetConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"\xf8\x01\n\x18ListConversationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\x08\x61rchived\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05query\x18\x04 \x01(\t\x12\x0e\n\x06shared\x18\x05 \x01(\x08\x12\x43\n\x06labels\x18\t \x03(\x0b\x32\x33.pawl.agent.v1.ListConversationsRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_archived\"h\n\x19ListConversationsResponse\x12\x32\n\rconversations\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.Conversation\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8c\x02\n\x19UpdateConversationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x12\n\x05title\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08\x61rchived\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\'\n\x07sharing\x18\x05 \x01(\x0e\x32\x16.pawl.event.v1.Sharing\x12\x1c\n\x0fshows_arguments\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12%\n\x06labels\x18\t \x01(\x0b\x32\x15.pawl.event.v1.LabelsB\x08\n\x06_titleB\x0b\n\t_archivedB\x12\n\x10_shows_arguments\"O\n\x1aUpdateConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"V\n\x17\x46orkConversationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"M\n\x18\x46orkConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"\x96\x01\n\x0eHistoryMessage\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.pawl.agent.v1.HistoryRole\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32\x1a.pawl.agent.v1.HistoryCall\x12\x0f\n\x07\x63\x61ll_id\x18\x04 \x01(\t\x12\x10\n\x08is_error\x18\x05 \x01(\x08\"I\n\x0bHistoryCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\x89\x01\n\x19ImportConversationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x08messages\x18\x02 \x03(\x0b\x32\x1d.pawl.agent.v1.HistoryMessage\x12\r\n\x05title\x18\x03 \x01(\t\x12\x18\n\x10\x63onversation_key\x18\x04 \x01(\t\"O\n\x1aImportConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"Z\n\x18\x45raseConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x8a\x01\n\x19\x45raseConversationResponse\x12\'\n\x07\x65rasure\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Erasure\x12+\n\nleft_calls\x18\x02 \x03(\x0b\x32\x17.pawl.event.v1.LeftCall\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t*\x8e\x01\n\x0bHistoryRole\x12\x1c\n\x18HISTORY_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11HISTORY_ROLE_USER\x10\x01\x12\x1a\n\x16HISTORY_ROLE_ASSISTANT\x10\x02\x12\x15\n\x11HISTORY_ROLE_TOOL\x10\x03\x12\x17\n\x13HISTORY_ROLE_SYSTEM\x10\x04\x32\x82\x05\n\x13\x43onversationService\x12`\n\x0fGetConversation\x12%.pawl.agent.v1.GetConversationRequest\x1a&.pawl.agent.v1.GetConversationResponse\x12\x66\n\x11ListConversations\x12\'.pawl.agent.v1.ListConversationsRequest\x1a(.pawl.agent.v1.ListConversationsResponse\x12i\n\x12UpdateConversation\x12(.pawl.agent.v1.UpdateConversationRequest\x1a).pawl.agent.v1.UpdateConversationResponse\x12\x63\n\x10\x46orkConversation\x12&.pawl.agent.v1.ForkConversationRequest\x1a\'.pawl.agent.v1.ForkConversationResponse\x12i\n\x12ImportConversation\x12(.pawl.agent.v1.ImportConversationRequest\x1a).pawl.agent.v1.ImportConversationResponse\x12\x66\n\x11\x45raseConversation\x12\'.pawl.agent.v1.EraseConversationRequest\x1a(.pawl.agent.v1.EraseConversationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n pawl/agent/v1/conversation.proto\x12\rpawl.agent.v1\x1a\x18pawl/agent/v1/jobs.proto\x1a pawl/event/v1/conversation.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"K\n\x16GetConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x18\n\x10\x63onversation_key\x18\x02 \x01(\t\"L\n\x17GetConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"\xf8\x01\n\x18ListConversationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\x08\x61rchived\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05query\x18\x04 \x01(\t\x12\x0e\n\x06shared\x18\x05 \x01(\x08\x12\x43\n\x06labels\x18\t \x03(\x0b\x32\x33.pawl.agent.v1.ListConversationsRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_archived\"h\n\x19ListConversationsResponse\x12\x32\n\rconversations\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.Conversation\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8c\x02\n\x19UpdateConversationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x12\n\x05title\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08\x61rchived\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\'\n\x07sharing\x18\x05 \x01(\x0e\x32\x16.pawl.event.v1.Sharing\x12\x1c\n\x0fshows_arguments\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12%\n\x06labels\x18\t \x01(\x0b\x32\x15.pawl.event.v1.LabelsB\x08\n\x06_titleB\x0b\n\t_archivedB\x12\n\x10_shows_arguments\"O\n\x1aUpdateConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"V\n\x17\x46orkConversationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"M\n\x18\x46orkConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"\x96\x01\n\x0eHistoryMessage\x12(\n\x04role\x18\x01 \x01(\x0e\x32\x1a.pawl.agent.v1.HistoryRole\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32\x1a.pawl.agent.v1.HistoryCall\x12\x0f\n\x07\x63\x61ll_id\x18\x04 \x01(\t\x12\x10\n\x08is_error\x18\x05 \x01(\x08\"I\n\x0bHistoryCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\x89\x01\n\x19ImportConversationRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\x08messages\x18\x02 \x03(\x0b\x32\x1d.pawl.agent.v1.HistoryMessage\x12\r\n\x05title\x18\x03 \x01(\t\x12\x18\n\x10\x63onversation_key\x18\x04 \x01(\t\"O\n\x1aImportConversationResponse\x12\x31\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.Conversation\"Z\n\x18\x45raseConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x8a\x01\n\x19\x45raseConversationResponse\x12\'\n\x07\x65rasure\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Erasure\x12+\n\nleft_calls\x18\x02 \x03(\x0b\x32\x17.pawl.event.v1.LeftCall\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"B\n\x18WatchConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"\xc4\x01\n\x19WatchConversationResponse\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12.\n\x05items\x18\x02 \x03(\x0b\x32\x1f.pawl.agent.v1.ConversationItem\x12\'\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x17.pawl.event.v1.RunEvent\x12\x11\n\tcaught_up\x18\x04 \x01(\x08\x12+\n\x03gap\x18\x05 \x01(\x0b\x32\x1e.pawl.agent.v1.ConversationGap\"\xca\x01\n\x10\x43onversationItem\x12\x33\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ConversationH\x00\x12)\n\x07message\x18\x02 \x01(\x0b\x32\x16.pawl.event.v1.MessageH\x00\x12!\n\x03run\x18\x03 \x01(\x0b\x32\x12.pawl.event.v1.RunH\x00\x12+\n\x03job\x18\x04 \x01(\x0b\x32\x1c.pawl.agent.v1.BackgroundJobH\x00\x42\x06\n\x04kind\"S\n\x0f\x43onversationGap\x12\x1c\n\x14\x66irst_message_number\x18\x01 \x01(\x04\x12\"\n\x06\x65vents\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Gap*\x8e\x01\n\x0bHistoryRole\x12\x1c\n\x18HISTORY_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11HISTORY_ROLE_USER\x10\x01\x12\x1a\n\x16HISTORY_ROLE_ASSISTANT\x10\x02\x12\x15\n\x11HISTORY_ROLE_TOOL\x10\x03\x12\x17\n\x13HISTORY_ROLE_SYSTEM\x10\x04\x32\xec\x05\n\x13\x43onversationService\x12`\n\x0fGetConversation\x12%.pawl.agent.v1.GetConversationRequest\x1a&.pawl.agent.v1.GetConversationResponse\x12\x66\n\x11ListConversations\x12\'.pawl.agent.v1.ListConversationsRequest\x1a(.pawl.agent.v1.ListConversationsResponse\x12i\n\x12UpdateConversation\x12(.pawl.agent.v1.UpdateConversationRequest\x1a).pawl.agent.v1.UpdateConversationResponse\x12\x63\n\x10\x46orkConversation\x12&.pawl.agent.v1.ForkConversationRequest\x1a\'.pawl.agent.v1.ForkConversationResponse\x12i\n\x12ImportConversation\x12(.pawl.agent.v1.ImportConversationRequest\x1a).pawl.agent.v1.ImportConversationResponse\x12\x66\n\x11\x45raseConversation\x12\'.pawl.agent.v1.EraseConversationRequest\x1a(.pawl.agent.v1.EraseConversationResponse\x12h\n\x11WatchConversation\x12\'.pawl.agent.v1.WatchConversationRequest\x1a(.pawl.agent.v1.WatchConversationResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,38 +39,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTCONVERSATIONSREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_LISTCONVERSATIONSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_HISTORYROLE']._serialized_start=1799
-  _globals['_HISTORYROLE']._serialized_end=1941
-  _globals['_GETCONVERSATIONREQUEST']._serialized_start=85
-  _globals['_GETCONVERSATIONREQUEST']._serialized_end=160
-  _globals['_GETCONVERSATIONRESPONSE']._serialized_start=162
-  _globals['_GETCONVERSATIONRESPONSE']._serialized_end=238
-  _globals['_LISTCONVERSATIONSREQUEST']._serialized_start=241
-  _globals['_LISTCONVERSATIONSREQUEST']._serialized_end=489
-  _globals['_LISTCONVERSATIONSREQUEST_LABELSENTRY']._serialized_start=431
-  _globals['_LISTCONVERSATIONSREQUEST_LABELSENTRY']._serialized_end=476
-  _globals['_LISTCONVERSATIONSRESPONSE']._serialized_start=491
-  _globals['_LISTCONVERSATIONSRESPONSE']._serialized_end=595
-  _globals['_UPDATECONVERSATIONREQUEST']._serialized_start=598
-  _globals['_UPDATECONVERSATIONREQUEST']._serialized_end=866
-  _globals['_UPDATECONVERSATIONRESPONSE']._serialized_start=868
-  _globals['_UPDATECONVERSATIONRESPONSE']._serialized_end=947
-  _globals['_FORKCONVERSATIONREQUEST']._serialized_start=949
-  _globals['_FORKCONVERSATIONREQUEST']._serialized_end=1035
-  _globals['_FORKCONVERSATIONRESPONSE']._serialized_start=1037
-  _globals['_FORKCONVERSATIONRESPONSE']._serialized_end=1114
-  _globals['_HISTORYMESSAGE']._serialized_start=1117
-  _globals['_HISTORYMESSAGE']._serialized_end=1267
-  _globals['_HISTORYCALL']._serialized_start=1269
-  _globals['_HISTORYCALL']._serialized_end=1342
-  _globals['_IMPORTCONVERSATIONREQUEST']._serialized_start=1345
-  _globals['_IMPORTCONVERSATIONREQUEST']._serialized_end=1482
-  _globals['_IMPORTCONVERSATIONRESPONSE']._serialized_start=1484
-  _globals['_IMPORTCONVERSATIONRESPONSE']._serialized_end=1563
-  _globals['_ERASECONVERSATIONREQUEST']._serialized_start=1565
-  _globals['_ERASECONVERSATIONREQUEST']._serialized_end=1655
-  _globals['_ERASECONVERSATIONRESPONSE']._serialized_start=1658
-  _globals['_ERASECONVERSATIONRESPONSE']._serialized_end=1796
-  _globals['_CONVERSATIONSERVICE']._serialized_start=1944
-  _globals['_CONVERSATIONSERVICE']._serialized_end=2586
+  _globals['_HISTORYROLE']._serialized_start=2488
+  _globals['_HISTORYROLE']._serialized_end=2630
+  _globals['_GETCONVERSATIONREQUEST']._serialized_start=217
+  _globals['_GETCONVERSATIONREQUEST']._serialized_end=292
+  _globals['_GETCONVERSATIONRESPONSE']._serialized_start=294
+  _globals['_GETCONVERSATIONRESPONSE']._serialized_end=370
+  _globals['_LISTCONVERSATIONSREQUEST']._serialized_start=373
+  _globals['_LISTCONVERSATIONSREQUEST']._serialized_end=621
+  _globals['_LISTCONVERSATIONSREQUEST_LABELSENTRY']._serialized_start=563
+  _globals['_LISTCONVERSATIONSREQUEST_LABELSENTRY']._serialized_end=608
+  _globals['_LISTCONVERSATIONSRESPONSE']._serialized_start=623
+  _globals['_LISTCONVERSATIONSRESPONSE']._serialized_end=727
+  _globals['_UPDATECONVERSATIONREQUEST']._serialized_start=730
+  _globals['_UPDATECONVERSATIONREQUEST']._serialized_end=998
+  _globals['_UPDATECONVERSATIONRESPONSE']._serialized_start=1000
+  _globals['_UPDATECONVERSATIONRESPONSE']._serialized_end=1079
+  _globals['_FORKCONVERSATIONREQUEST']._serialized_start=1081
+  _globals['_FORKCONVERSATIONREQUEST']._serialized_end=1167
+  _globals['_FORKCONVERSATIONRESPONSE']._serialized_start=1169
+  _globals['_FORKCONVERSATIONRESPONSE']._serialized_end=1246
+  _globals['_HISTORYMESSAGE']._serialized_start=1249
+  _globals['_HISTORYMESSAGE']._serialized_end=1399
+  _globals['_HISTORYCALL']._serialized_start=1401
+  _globals['_HISTORYCALL']._serialized_end=1474
+  _globals['_IMPORTCONVERSATIONREQUEST']._serialized_start=1477
+  _globals['_IMPORTCONVERSATIONREQUEST']._serialized_end=1614
+  _globals['_IMPORTCONVERSATIONRESPONSE']._serialized_start=1616
+  _globals['_IMPORTCONVERSATIONRESPONSE']._serialized_end=1695
+  _globals['_ERASECONVERSATIONREQUEST']._serialized_start=1697
+  _globals['_ERASECONVERSATIONREQUEST']._serialized_end=1787
+  _globals['_ERASECONVERSATIONRESPONSE']._serialized_start=1790
+  _globals['_ERASECONVERSATIONRESPONSE']._serialized_end=1928
+  _globals['_WATCHCONVERSATIONREQUEST']._serialized_start=1930
+  _globals['_WATCHCONVERSATIONREQUEST']._serialized_end=1996
+  _globals['_WATCHCONVERSATIONRESPONSE']._serialized_start=1999
+  _globals['_WATCHCONVERSATIONRESPONSE']._serialized_end=2195
+  _globals['_CONVERSATIONITEM']._serialized_start=2198
+  _globals['_CONVERSATIONITEM']._serialized_end=2400
+  _globals['_CONVERSATIONGAP']._serialized_start=2402
+  _globals['_CONVERSATIONGAP']._serialized_end=2485
+  _globals['_CONVERSATIONSERVICE']._serialized_start=2633
+  _globals['_CONVERSATIONSERVICE']._serialized_end=3381
 # @@protoc_insertion_point(module_scope)

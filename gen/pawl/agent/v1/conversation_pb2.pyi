@@ -8,7 +8,12 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from pawl.agent.v1 import jobs_pb2 as _jobs_pb2
 from pawl.event.v1 import conversation_pb2 as _conversation_pb2
+from pawl.event.v1 import event_pb2 as _event_pb2
+from pawl.event.v1 import gap_pb2 as _gap_pb2
+from pawl.event.v1 import message_pb2 as _message_pb2
+from pawl.event.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -543,3 +548,157 @@ class EraseConversationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EraseConversationResponse: _TypeAlias = EraseConversationResponse  # noqa: Y015
+
+@_typing.final
+class WatchConversationRequest(_message.Message):
+    """Request for WatchConversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    conversation_id: _builtins.str
+    """Conversation ID."""
+    after: _builtins.str
+    """Continue after this position: `cursor` of the last response that the client has applied. Empty to start
+    with the current state.
+    """
+    def __init__(
+        self,
+        *,
+        conversation_id: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "conversation_id", b"conversation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchConversationRequest: _TypeAlias = WatchConversationRequest  # noqa: Y015
+
+@_typing.final
+class WatchConversationResponse(_message.Message):
+    """Response from WatchConversation. A heartbeat (sent after 30 s of silence) is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURSOR_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.str
+    """Position after this response. Opaque, at most 512 bytes, valid only for this conversation and user, without
+    expiry. Store it once the response has been applied. Empty in a heartbeat.
+    """
+    caught_up: _builtins.bool
+    """Whether the client now has everything up to the time of its request. Sent exactly once per stream; later
+    responses have changes.
+    """
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConversationItem]:
+        """New and changed items. Apply them in order."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
+        """Events of one run, in order of seq."""
+
+    @_builtins.property
+    def gap(self) -> Global___ConversationGap:
+        """What was left out before this response; absent if nothing was."""
+
+    def __init__(
+        self,
+        *,
+        cursor: _builtins.str = ...,
+        items: _abc.Iterable[Global___ConversationItem] | None = ...,
+        events: _abc.Iterable[_event_pb2.RunEvent] | None = ...,
+        caught_up: _builtins.bool = ...,
+        gap: Global___ConversationGap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "cursor", b"cursor", "events", b"events", "gap", b"gap", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchConversationResponse: _TypeAlias = WatchConversationResponse  # noqa: Y015
+
+@_typing.final
+class ConversationItem(_message.Message):
+    """An item of a conversation, in its newest state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> _conversation_pb2.Conversation:
+        """The conversation. First item of the stream, and again when its title, sharing, archive state, labels, active
+        run, queue or last message changes.
+        """
+
+    @_builtins.property
+    def message(self) -> _message_pb2.Message:
+        """A new message. Messages never change."""
+
+    @_builtins.property
+    def run(self) -> _run_pb2.Run:
+        """A run of the caller that is not a job. A child run has a `parent_run_id`."""
+
+    @_builtins.property
+    def job(self) -> _jobs_pb2.BackgroundJob:
+        """A job of the caller, with `pending_calls`."""
+
+    def __init__(
+        self,
+        *,
+        conversation: _conversation_pb2.Conversation | None = ...,
+        message: _message_pb2.Message | None = ...,
+        run: _run_pb2.Run | None = ...,
+        job: _jobs_pb2.BackgroundJob | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "job", b"job", "kind", b"kind", "message", b"message", "run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "job", b"job", "kind", b"kind", "message", b"message", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["conversation", "message", "run", "job"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___ConversationItem: _TypeAlias = ConversationItem  # noqa: Y015
+
+@_typing.final
+class ConversationGap(_message.Message):
+    """Part of a conversation that the stream leaves out, because it was deleted or is too long."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_MESSAGE_NUMBER_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    first_message_number: _builtins.int
+    """Number of the first message that the stream sends; earlier ones that the client does not have are left out.
+    ListMessages returns those that still exist. 0 if no messages are left out.
+    """
+    @_builtins.property
+    def events(self) -> _gap_pb2.Gap:
+        """Replaces deleted events, as in WatchRun: the first event that follows is `events.to_seq` + 1. Absent if no
+        events are left out.
+        """
+
+    def __init__(
+        self,
+        *,
+        first_message_number: _builtins.int = ...,
+        events: _gap_pb2.Gap | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "first_message_number", b"first_message_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConversationGap: _TypeAlias = ConversationGap  # noqa: Y015

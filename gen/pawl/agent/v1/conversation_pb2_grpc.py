@@ -66,6 +66,11 @@ class ConversationServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.EraseConversationRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.EraseConversationResponse.FromString,
                 _registered_method=True)
+        self.WatchConversation = channel.unary_stream(
+                '/pawl.agent.v1.ConversationService/WatchConversation',
+                request_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.WatchConversationRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.WatchConversationResponse.FromString,
+                _registered_method=True)
 
 
 class ConversationServiceServicer(object):
@@ -158,6 +163,47 @@ class ConversationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchConversation(self, request, context):
+        """Streams everything about a conversation that the caller can read: first what has changed since the cursor
+        `after`, then `caught_up`, then each change as it happens. The stream does not end on its own.
+
+        A response has items, events, or both; apply the items first. Items are states, not a log: an item
+        replaces the earlier one with the same ID, and only the newest state is sent. An item can be repeated,
+        also after a reconnect, except for messages: with the cursor of the last response, each message is sent
+        exactly once, in order of `number`.
+
+        Which items a caller gets:
+        - the conversation, as GetConversation returns it
+        - the messages, as ListMessages returns them. Notices of another user's jobs are empty.
+        - the caller's own runs in the conversation, with the runs that execute their calls, as GetRun returns
+        them. `pending_calls` are the calls that are waiting for the caller; a call that is no longer listed is
+        no longer waiting.
+        - the caller's own jobs that report to the conversation, as GetJob returns them
+
+        Without a cursor, the stream starts with the newest 500 messages and the open runs and jobs. With a
+        cursor, it also sends the runs and jobs that have ended since then.
+
+        Events of the caller's run that has the turn are in the stream (`events`), from its first event or from
+        the cursor, through its last event. Other runs have no events here: watch them with
+        AgentService.WatchRun. A `message.added` event and the item with this message carry the same `number`.
+
+        Changes arrive within about 0.2 s, and within 3 s while NATS is unavailable. Progress
+        changes a job at most once a second.
+
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: Also ends the stream, within 5 s after sharing has ended.
+        - FAILED_PRECONDITION / CONVERSATION_ERASED: Also ends the stream, within 5 s after the erasure started.
+        - UNAUTHENTICATED: Also ends the stream, within 5 s after the key was revoked or has expired.
+        - INVALID_ARGUMENT / INVALID_FIELD: `after` is not a cursor of this conversation and user.
+        - OUT_OF_RANGE / SEQ_BEYOND_END: `after` is beyond the end, as after Pawl was restored from a backup. Discard
+        all state and start without a cursor.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun. Reconnect with the cursor of the last response.
+        - UNAVAILABLE / SHUTTING_DOWN: Reconnect with the cursor of the last response.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConversationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -190,6 +236,11 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     servicer.EraseConversation,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.EraseConversationRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.EraseConversationResponse.SerializeToString,
+            ),
+            'WatchConversation': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchConversation,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.WatchConversationRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.WatchConversationResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +407,33 @@ class ConversationService(object):
             '/pawl.agent.v1.ConversationService/EraseConversation',
             pawl_dot_agent_dot_v1_dot_conversation__pb2.EraseConversationRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_conversation__pb2.EraseConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pawl.agent.v1.ConversationService/WatchConversation',
+            pawl_dot_agent_dot_v1_dot_conversation__pb2.WatchConversationRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_conversation__pb2.WatchConversationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,6 +96,43 @@ class ConversationServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
+    WatchConversation: _grpc.UnaryStreamMultiCallable[_conversation_pb2.WatchConversationRequest, _conversation_pb2.WatchConversationResponse]
+    """Streams everything about a conversation that the caller can read: first what has changed since the cursor
+    `after`, then `caught_up`, then each change as it happens. The stream does not end on its own.
+
+    A response has items, events, or both; apply the items first. Items are states, not a log: an item
+    replaces the earlier one with the same ID, and only the newest state is sent. An item can be repeated,
+    also after a reconnect, except for messages: with the cursor of the last response, each message is sent
+    exactly once, in order of `number`.
+
+    Which items a caller gets:
+    - the conversation, as GetConversation returns it
+    - the messages, as ListMessages returns them. Notices of another user's jobs are empty.
+    - the caller's own runs in the conversation, with the runs that execute their calls, as GetRun returns
+      them. `pending_calls` are the calls that are waiting for the caller; a call that is no longer listed is
+      no longer waiting.
+    - the caller's own jobs that report to the conversation, as GetJob returns them
+
+    Without a cursor, the stream starts with the newest 500 messages and the open runs and jobs. With a
+    cursor, it also sends the runs and jobs that have ended since then.
+
+    Events of the caller's run that has the turn are in the stream (`events`), from its first event or from
+    the cursor, through its last event. Other runs have no events here: watch them with
+    AgentService.WatchRun. A `message.added` event and the item with this message carry the same `number`.
+
+    Changes arrive within about 0.2 s, and within 3 s while NATS is unavailable. Progress
+    changes a job at most once a second.
+
+    Errors:
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: Also ends the stream, within 5 s after sharing has ended.
+    - FAILED_PRECONDITION / CONVERSATION_ERASED: Also ends the stream, within 5 s after the erasure started.
+    - UNAUTHENTICATED: Also ends the stream, within 5 s after the key was revoked or has expired.
+    - INVALID_ARGUMENT / INVALID_FIELD: `after` is not a cursor of this conversation and user.
+    - OUT_OF_RANGE / SEQ_BEYOND_END: `after` is beyond the end, as after Pawl was restored from a backup. Discard
+      all state and start without a cursor.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun. Reconnect with the cursor of the last response.
+    - UNAVAILABLE / SHUTTING_DOWN: Reconnect with the cursor of the last response.
+    """
 
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
@@ -164,6 +201,43 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    """
+    WatchConversation: _aio.UnaryStreamMultiCallable[_conversation_pb2.WatchConversationRequest, _conversation_pb2.WatchConversationResponse]  # type: ignore[assignment]
+    """Streams everything about a conversation that the caller can read: first what has changed since the cursor
+    `after`, then `caught_up`, then each change as it happens. The stream does not end on its own.
+
+    A response has items, events, or both; apply the items first. Items are states, not a log: an item
+    replaces the earlier one with the same ID, and only the newest state is sent. An item can be repeated,
+    also after a reconnect, except for messages: with the cursor of the last response, each message is sent
+    exactly once, in order of `number`.
+
+    Which items a caller gets:
+    - the conversation, as GetConversation returns it
+    - the messages, as ListMessages returns them. Notices of another user's jobs are empty.
+    - the caller's own runs in the conversation, with the runs that execute their calls, as GetRun returns
+      them. `pending_calls` are the calls that are waiting for the caller; a call that is no longer listed is
+      no longer waiting.
+    - the caller's own jobs that report to the conversation, as GetJob returns them
+
+    Without a cursor, the stream starts with the newest 500 messages and the open runs and jobs. With a
+    cursor, it also sends the runs and jobs that have ended since then.
+
+    Events of the caller's run that has the turn are in the stream (`events`), from its first event or from
+    the cursor, through its last event. Other runs have no events here: watch them with
+    AgentService.WatchRun. A `message.added` event and the item with this message carry the same `number`.
+
+    Changes arrive within about 0.2 s, and within 3 s while NATS is unavailable. Progress
+    changes a job at most once a second.
+
+    Errors:
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: Also ends the stream, within 5 s after sharing has ended.
+    - FAILED_PRECONDITION / CONVERSATION_ERASED: Also ends the stream, within 5 s after the erasure started.
+    - UNAUTHENTICATED: Also ends the stream, within 5 s after the key was revoked or has expired.
+    - INVALID_ARGUMENT / INVALID_FIELD: `after` is not a cursor of this conversation and user.
+    - OUT_OF_RANGE / SEQ_BEYOND_END: `after` is beyond the end, as after Pawl was restored from a backup. Discard
+      all state and start without a cursor.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun. Reconnect with the cursor of the last response.
+    - UNAVAILABLE / SHUTTING_DOWN: Reconnect with the cursor of the last response.
     """
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -266,6 +340,49 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        """
+
+    @_abc_1.abstractmethod
+    def WatchConversation(
+        self,
+        request: _conversation_pb2.WatchConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_conversation_pb2.WatchConversationResponse], _abc.AsyncIterator[_conversation_pb2.WatchConversationResponse]]:
+        """Streams everything about a conversation that the caller can read: first what has changed since the cursor
+        `after`, then `caught_up`, then each change as it happens. The stream does not end on its own.
+
+        A response has items, events, or both; apply the items first. Items are states, not a log: an item
+        replaces the earlier one with the same ID, and only the newest state is sent. An item can be repeated,
+        also after a reconnect, except for messages: with the cursor of the last response, each message is sent
+        exactly once, in order of `number`.
+
+        Which items a caller gets:
+        - the conversation, as GetConversation returns it
+        - the messages, as ListMessages returns them. Notices of another user's jobs are empty.
+        - the caller's own runs in the conversation, with the runs that execute their calls, as GetRun returns
+          them. `pending_calls` are the calls that are waiting for the caller; a call that is no longer listed is
+          no longer waiting.
+        - the caller's own jobs that report to the conversation, as GetJob returns them
+
+        Without a cursor, the stream starts with the newest 500 messages and the open runs and jobs. With a
+        cursor, it also sends the runs and jobs that have ended since then.
+
+        Events of the caller's run that has the turn are in the stream (`events`), from its first event or from
+        the cursor, through its last event. Other runs have no events here: watch them with
+        AgentService.WatchRun. A `message.added` event and the item with this message carry the same `number`.
+
+        Changes arrive within about 0.2 s, and within 3 s while NATS is unavailable. Progress
+        changes a job at most once a second.
+
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: Also ends the stream, within 5 s after sharing has ended.
+        - FAILED_PRECONDITION / CONVERSATION_ERASED: Also ends the stream, within 5 s after the erasure started.
+        - UNAUTHENTICATED: Also ends the stream, within 5 s after the key was revoked or has expired.
+        - INVALID_ARGUMENT / INVALID_FIELD: `after` is not a cursor of this conversation and user.
+        - OUT_OF_RANGE / SEQ_BEYOND_END: `after` is beyond the end, as after Pawl was restored from a backup. Discard
+          all state and start without a cursor.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun. Reconnect with the cursor of the last response.
+        - UNAVAILABLE / SHUTTING_DOWN: Reconnect with the cursor of the last response.
         """
 
 def add_ConversationServiceServicer_to_server(servicer: ConversationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pawl.event.v1 import schedule_pb2 as pawl_dot_event_dot_v1_dot_schedule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpawl/agent/v1/schedule.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpawl/event/v1/schedule.proto\"N\n\x15\x43reateScheduleRequest\x12\x35\n\ndefinition\x18\x01 \x01(\x0b\x32!.pawl.event.v1.ScheduleDefinition\"C\n\x16\x43reateScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"N\n\x15UpdateScheduleRequest\x12\x35\n\ndefinition\x18\x01 \x01(\x0b\x32!.pawl.event.v1.ScheduleDefinition\"C\n\x16UpdateScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"\"\n\x12GetScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\x13GetScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"\x16\n\x14ListSchedulesRequest\"C\n\x15ListSchedulesResponse\x12*\n\tschedules\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.Schedule\"2\n\x14PauseScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\"B\n\x15PauseScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"%\n\x15ResumeScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x16ResumeScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\":\n\x16TriggerScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"D\n\x17TriggerScheduleResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\"\x99\x01\n\x17\x42\x61\x63kfillScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\nbegin_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"F\n\x18\x42\x61\x63kfillScheduleResponse\x12*\n\x05\x66ires\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\"%\n\x15\x44\x65leteScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16\x44\x65leteScheduleResponse2\xe2\x06\n\x0fScheduleService\x12]\n\x0e\x43reateSchedule\x12$.pawl.agent.v1.CreateScheduleRequest\x1a%.pawl.agent.v1.CreateScheduleResponse\x12]\n\x0eUpdateSchedule\x12$.pawl.agent.v1.UpdateScheduleRequest\x1a%.pawl.agent.v1.UpdateScheduleResponse\x12T\n\x0bGetSchedule\x12!.pawl.agent.v1.GetScheduleRequest\x1a\".pawl.agent.v1.GetScheduleResponse\x12Z\n\rListSchedules\x12#.pawl.agent.v1.ListSchedulesRequest\x1a$.pawl.agent.v1.ListSchedulesResponse\x12Z\n\rPauseSchedule\x12#.pawl.agent.v1.PauseScheduleRequest\x1a$.pawl.agent.v1.PauseScheduleResponse\x12]\n\x0eResumeSchedule\x12$.pawl.agent.v1.ResumeScheduleRequest\x1a%.pawl.agent.v1.ResumeScheduleResponse\x12`\n\x0fTriggerSchedule\x12%.pawl.agent.v1.TriggerScheduleRequest\x1a&.pawl.agent.v1.TriggerScheduleResponse\x12\x63\n\x10\x42\x61\x63kfillSchedule\x12&.pawl.agent.v1.BackfillScheduleRequest\x1a\'.pawl.agent.v1.BackfillScheduleResponse\x12]\n\x0e\x44\x65leteSchedule\x12$.pawl.agent.v1.DeleteScheduleRequest\x1a%.pawl.agent.v1.DeleteScheduleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpawl/agent/v1/schedule.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpawl/event/v1/schedule.proto\"e\n\x15\x43reateScheduleRequest\x12\x35\n\ndefinition\x18\x01 \x01(\x0b\x32!.pawl.event.v1.ScheduleDefinition\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"C\n\x16\x43reateScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"e\n\x15UpdateScheduleRequest\x12\x35\n\ndefinition\x18\x01 \x01(\x0b\x32!.pawl.event.v1.ScheduleDefinition\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"C\n\x16UpdateScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"\"\n\x12GetScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\x13GetScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"\x16\n\x14ListSchedulesRequest\"C\n\x15ListSchedulesResponse\x12*\n\tschedules\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.Schedule\"2\n\x14PauseScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\"B\n\x15PauseScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"%\n\x15ResumeScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x16ResumeScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\":\n\x16TriggerScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"D\n\x17TriggerScheduleResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\"\x99\x01\n\x17\x42\x61\x63kfillScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\nbegin_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"F\n\x18\x42\x61\x63kfillScheduleResponse\x12*\n\x05\x66ires\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\"%\n\x15\x44\x65leteScheduleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16\x44\x65leteScheduleResponse2\xe2\x06\n\x0fScheduleService\x12]\n\x0e\x43reateSchedule\x12$.pawl.agent.v1.CreateScheduleRequest\x1a%.pawl.agent.v1.CreateScheduleResponse\x12]\n\x0eUpdateSchedule\x12$.pawl.agent.v1.UpdateScheduleRequest\x1a%.pawl.agent.v1.UpdateScheduleResponse\x12T\n\x0bGetSchedule\x12!.pawl.agent.v1.GetScheduleRequest\x1a\".pawl.agent.v1.GetScheduleResponse\x12Z\n\rListSchedules\x12#.pawl.agent.v1.ListSchedulesRequest\x1a$.pawl.agent.v1.ListSchedulesResponse\x12Z\n\rPauseSchedule\x12#.pawl.agent.v1.PauseScheduleRequest\x1a$.pawl.agent.v1.PauseScheduleResponse\x12]\n\x0eResumeSchedule\x12$.pawl.agent.v1.ResumeScheduleRequest\x1a%.pawl.agent.v1.ResumeScheduleResponse\x12`\n\x0fTriggerSchedule\x12%.pawl.agent.v1.TriggerScheduleRequest\x1a&.pawl.agent.v1.TriggerScheduleResponse\x12\x63\n\x10\x42\x61\x63kfillSchedule\x12&.pawl.agent.v1.BackfillScheduleRequest\x1a\'.pawl.agent.v1.BackfillScheduleResponse\x12]\n\x0e\x44\x65leteSchedule\x12$.pawl.agent.v1.DeleteScheduleRequest\x1a%.pawl.agent.v1.DeleteScheduleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,41 +34,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.schedule_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATESCHEDULEREQUEST']._serialized_start=110
-  _globals['_CREATESCHEDULEREQUEST']._serialized_end=188
-  _globals['_CREATESCHEDULERESPONSE']._serialized_start=190
-  _globals['_CREATESCHEDULERESPONSE']._serialized_end=257
-  _globals['_UPDATESCHEDULEREQUEST']._serialized_start=259
-  _globals['_UPDATESCHEDULEREQUEST']._serialized_end=337
-  _globals['_UPDATESCHEDULERESPONSE']._serialized_start=339
-  _globals['_UPDATESCHEDULERESPONSE']._serialized_end=406
-  _globals['_GETSCHEDULEREQUEST']._serialized_start=408
-  _globals['_GETSCHEDULEREQUEST']._serialized_end=442
-  _globals['_GETSCHEDULERESPONSE']._serialized_start=444
-  _globals['_GETSCHEDULERESPONSE']._serialized_end=508
-  _globals['_LISTSCHEDULESREQUEST']._serialized_start=510
-  _globals['_LISTSCHEDULESREQUEST']._serialized_end=532
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_start=534
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_end=601
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_start=603
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_end=653
-  _globals['_PAUSESCHEDULERESPONSE']._serialized_start=655
-  _globals['_PAUSESCHEDULERESPONSE']._serialized_end=721
-  _globals['_RESUMESCHEDULEREQUEST']._serialized_start=723
-  _globals['_RESUMESCHEDULEREQUEST']._serialized_end=760
-  _globals['_RESUMESCHEDULERESPONSE']._serialized_start=762
-  _globals['_RESUMESCHEDULERESPONSE']._serialized_end=829
-  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_start=831
-  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_end=889
-  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_start=891
-  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_end=959
-  _globals['_BACKFILLSCHEDULEREQUEST']._serialized_start=962
-  _globals['_BACKFILLSCHEDULEREQUEST']._serialized_end=1115
-  _globals['_BACKFILLSCHEDULERESPONSE']._serialized_start=1117
-  _globals['_BACKFILLSCHEDULERESPONSE']._serialized_end=1187
-  _globals['_DELETESCHEDULEREQUEST']._serialized_start=1189
-  _globals['_DELETESCHEDULEREQUEST']._serialized_end=1226
-  _globals['_DELETESCHEDULERESPONSE']._serialized_start=1228
-  _globals['_DELETESCHEDULERESPONSE']._serialized_end=1252
-  _globals['_SCHEDULESERVICE']._serialized_start=1255
-  _globals['_SCHEDULESERVICE']._serialized_end=2121
+  _globals['_CREATESCHEDULEREQUEST']._serialized_end=211
+  _globals['_CREATESCHEDULERESPONSE']._serialized_start=213
+  _globals['_CREATESCHEDULERESPONSE']._serialized_end=280
+  _globals['_UPDATESCHEDULEREQUEST']._serialized_start=282
+  _globals['_UPDATESCHEDULEREQUEST']._serialized_end=383
+  _globals['_UPDATESCHEDULERESPONSE']._serialized_start=385
+  _globals['_UPDATESCHEDULERESPONSE']._serialized_end=452
+  _globals['_GETSCHEDULEREQUEST']._serialized_start=454
+  _globals['_GETSCHEDULEREQUEST']._serialized_end=488
+  _globals['_GETSCHEDULERESPONSE']._serialized_start=490
+  _globals['_GETSCHEDULERESPONSE']._serialized_end=554
+  _globals['_LISTSCHEDULESREQUEST']._serialized_start=556
+  _globals['_LISTSCHEDULESREQUEST']._serialized_end=578
+  _globals['_LISTSCHEDULESRESPONSE']._serialized_start=580
+  _globals['_LISTSCHEDULESRESPONSE']._serialized_end=647
+  _globals['_PAUSESCHEDULEREQUEST']._serialized_start=649
+  _globals['_PAUSESCHEDULEREQUEST']._serialized_end=699
+  _globals['_PAUSESCHEDULERESPONSE']._serialized_start=701
+  _globals['_PAUSESCHEDULERESPONSE']._serialized_end=767
+  _globals['_RESUMESCHEDULEREQUEST']._serialized_start=769
+  _globals['_RESUMESCHEDULEREQUEST']._serialized_end=806
+  _globals['_RESUMESCHEDULERESPONSE']._serialized_start=808
+  _globals['_RESUMESCHEDULERESPONSE']._serialized_end=875
+  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_start=877
+  _globals['_TRIGGERSCHEDULEREQUEST']._serialized_end=935
+  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_start=937
+  _globals['_TRIGGERSCHEDULERESPONSE']._serialized_end=1005
+  _globals['_BACKFILLSCHEDULEREQUEST']._serialized_start=1008
+  _globals['_BACKFILLSCHEDULEREQUEST']._serialized_end=1161
+  _globals['_BACKFILLSCHEDULERESPONSE']._serialized_start=1163
+  _globals['_BACKFILLSCHEDULERESPONSE']._serialized_end=1233
+  _globals['_DELETESCHEDULEREQUEST']._serialized_start=1235
+  _globals['_DELETESCHEDULEREQUEST']._serialized_end=1272
+  _globals['_DELETESCHEDULERESPONSE']._serialized_start=1274
+  _globals['_DELETESCHEDULERESPONSE']._serialized_end=1298
+  _globals['_SCHEDULESERVICE']._serialized_start=1301
+  _globals['_SCHEDULESERVICE']._serialized_end=2167
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,9 @@ class CreateScheduleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _schedule_pb2.ScheduleDefinition:
         """The new schedule."""
@@ -35,10 +38,11 @@ class CreateScheduleRequest(_message.Message):
         self,
         *,
         definition: _schedule_pb2.ScheduleDefinition | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -75,6 +79,9 @@ class UpdateScheduleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _schedule_pb2.ScheduleDefinition:
         """The new definition of the schedule with this name."""
@@ -83,10 +90,11 @@ class UpdateScheduleRequest(_message.Message):
         self,
         *,
         definition: _schedule_pb2.ScheduleDefinition | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from pawl.event.v1 import schedule_pb2 as pawl_dot_event_dot_v1_dot_schedule__pb
 from pawl.event.v1 import trigger_pb2 as pawl_dot_event_dot_v1_dot_trigger__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/agent/v1/trigger.proto\x12\rpawl.agent.v1\x1a\x1cpawl/event/v1/schedule.proto\x1a\x1bpawl/event/v1/trigger.proto\"L\n\x14\x43reateTriggerRequest\x12\x34\n\ndefinition\x18\x01 \x01(\x0b\x32 .pawl.event.v1.TriggerDefinition\"P\n\x15\x43reateTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\x12\x0e\n\x06secret\x18\x02 \x01(\t\"L\n\x14UpdateTriggerRequest\x12\x34\n\ndefinition\x18\x01 \x01(\x0b\x32 .pawl.event.v1.TriggerDefinition\"@\n\x15UpdateTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"!\n\x11GetTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x12GetTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"\x15\n\x13ListTriggersRequest\"@\n\x14ListTriggersResponse\x12(\n\x08triggers\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Trigger\"1\n\x13PauseTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\"?\n\x14PauseTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"$\n\x14ResumeTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\x15ResumeTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"$\n\x14\x44\x65leteTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteTriggerResponse\"*\n\x1aRotateTriggerSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"-\n\x1bRotateTriggerSecretResponse\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\xc1\x01\n\x15\x44\x65liverWebhookRequest\x12\x12\n\ntrigger_id\x18\x01 \x01(\t\x12\x42\n\x07headers\x18\x02 \x03(\x0b\x32\x31.pawl.agent.v1.DeliverWebhookRequest.HeadersEntry\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"V\n\x16\x44\x65liverWebhookResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"\xa1\x01\n\x12\x44\x65liverMailRequest\x12\x12\n\ntrigger_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12-\n\x08position\x18\x04 \x01(\x0b\x32\x1b.pawl.event.v1.MailPosition\x12\x11\n\tdata_json\x18\x05 \x01(\x0c\x12\x0f\n\x07skipped\x18\x06 \x01(\t\"S\n\x13\x44\x65liverMailResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x32\xa8\x07\n\x0eTriggerService\x12Z\n\rCreateTrigger\x12#.pawl.agent.v1.CreateTriggerRequest\x1a$.pawl.agent.v1.CreateTriggerResponse\x12Z\n\rUpdateTrigger\x12#.pawl.agent.v1.UpdateTriggerRequest\x1a$.pawl.agent.v1.UpdateTriggerResponse\x12Q\n\nGetTrigger\x12 .pawl.agent.v1.GetTriggerRequest\x1a!.pawl.agent.v1.GetTriggerResponse\x12W\n\x0cListTriggers\x12\".pawl.agent.v1.ListTriggersRequest\x1a#.pawl.agent.v1.ListTriggersResponse\x12W\n\x0cPauseTrigger\x12\".pawl.agent.v1.PauseTriggerRequest\x1a#.pawl.agent.v1.PauseTriggerResponse\x12Z\n\rResumeTrigger\x12#.pawl.agent.v1.ResumeTriggerRequest\x1a$.pawl.agent.v1.ResumeTriggerResponse\x12Z\n\rDeleteTrigger\x12#.pawl.agent.v1.DeleteTriggerRequest\x1a$.pawl.agent.v1.DeleteTriggerResponse\x12l\n\x13RotateTriggerSecret\x12).pawl.agent.v1.RotateTriggerSecretRequest\x1a*.pawl.agent.v1.RotateTriggerSecretResponse\x12]\n\x0e\x44\x65liverWebhook\x12$.pawl.agent.v1.DeliverWebhookRequest\x1a%.pawl.agent.v1.DeliverWebhookResponse\x12T\n\x0b\x44\x65liverMail\x12!.pawl.agent.v1.DeliverMailRequest\x1a\".pawl.agent.v1.DeliverMailResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/agent/v1/trigger.proto\x12\rpawl.agent.v1\x1a\x1cpawl/event/v1/schedule.proto\x1a\x1bpawl/event/v1/trigger.proto\"c\n\x14\x43reateTriggerRequest\x12\x34\n\ndefinition\x18\x01 \x01(\x0b\x32 .pawl.event.v1.TriggerDefinition\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"P\n\x15\x43reateTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\x12\x0e\n\x06secret\x18\x02 \x01(\t\"c\n\x14UpdateTriggerRequest\x12\x34\n\ndefinition\x18\x01 \x01(\x0b\x32 .pawl.event.v1.TriggerDefinition\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"@\n\x15UpdateTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"!\n\x11GetTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x12GetTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"\x15\n\x13ListTriggersRequest\"@\n\x14ListTriggersResponse\x12(\n\x08triggers\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Trigger\"1\n\x13PauseTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\"?\n\x14PauseTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"$\n\x14ResumeTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"@\n\x15ResumeTriggerResponse\x12\'\n\x07trigger\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Trigger\"$\n\x14\x44\x65leteTriggerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteTriggerResponse\"*\n\x1aRotateTriggerSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"-\n\x1bRotateTriggerSecretResponse\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\xc1\x01\n\x15\x44\x65liverWebhookRequest\x12\x12\n\ntrigger_id\x18\x01 \x01(\t\x12\x42\n\x07headers\x18\x02 \x03(\x0b\x32\x31.pawl.agent.v1.DeliverWebhookRequest.HeadersEntry\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"V\n\x16\x44\x65liverWebhookResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"\xa1\x01\n\x12\x44\x65liverMailRequest\x12\x12\n\ntrigger_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12-\n\x08position\x18\x04 \x01(\x0b\x32\x1b.pawl.event.v1.MailPosition\x12\x11\n\tdata_json\x18\x05 \x01(\x0c\x12\x0f\n\x07skipped\x18\x06 \x01(\t\"S\n\x13\x44\x65liverMailResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x32\xa8\x07\n\x0eTriggerService\x12Z\n\rCreateTrigger\x12#.pawl.agent.v1.CreateTriggerRequest\x1a$.pawl.agent.v1.CreateTriggerResponse\x12Z\n\rUpdateTrigger\x12#.pawl.agent.v1.UpdateTriggerRequest\x1a$.pawl.agent.v1.UpdateTriggerResponse\x12Q\n\nGetTrigger\x12 .pawl.agent.v1.GetTriggerRequest\x1a!.pawl.agent.v1.GetTriggerResponse\x12W\n\x0cListTriggers\x12\".pawl.agent.v1.ListTriggersRequest\x1a#.pawl.agent.v1.ListTriggersResponse\x12W\n\x0cPauseTrigger\x12\".pawl.agent.v1.PauseTriggerRequest\x1a#.pawl.agent.v1.PauseTriggerResponse\x12Z\n\rResumeTrigger\x12#.pawl.agent.v1.ResumeTriggerRequest\x1a$.pawl.agent.v1.ResumeTriggerResponse\x12Z\n\rDeleteTrigger\x12#.pawl.agent.v1.DeleteTriggerRequest\x1a$.pawl.agent.v1.DeleteTriggerResponse\x12l\n\x13RotateTriggerSecret\x12).pawl.agent.v1.RotateTriggerSecretRequest\x1a*.pawl.agent.v1.RotateTriggerSecretResponse\x12]\n\x0e\x44\x65liverWebhook\x12$.pawl.agent.v1.DeliverWebhookRequest\x1a%.pawl.agent.v1.DeliverWebhookResponse\x12T\n\x0b\x44\x65liverMail\x12!.pawl.agent.v1.DeliverMailRequest\x1a\".pawl.agent.v1.DeliverMailResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,47 +36,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELIVERWEBHOOKREQUEST_HEADERSENTRY']._loaded_options = None
   _globals['_DELIVERWEBHOOKREQUEST_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_CREATETRIGGERREQUEST']._serialized_start=105
-  _globals['_CREATETRIGGERREQUEST']._serialized_end=181
-  _globals['_CREATETRIGGERRESPONSE']._serialized_start=183
-  _globals['_CREATETRIGGERRESPONSE']._serialized_end=263
-  _globals['_UPDATETRIGGERREQUEST']._serialized_start=265
-  _globals['_UPDATETRIGGERREQUEST']._serialized_end=341
-  _globals['_UPDATETRIGGERRESPONSE']._serialized_start=343
-  _globals['_UPDATETRIGGERRESPONSE']._serialized_end=407
-  _globals['_GETTRIGGERREQUEST']._serialized_start=409
-  _globals['_GETTRIGGERREQUEST']._serialized_end=442
-  _globals['_GETTRIGGERRESPONSE']._serialized_start=444
-  _globals['_GETTRIGGERRESPONSE']._serialized_end=505
-  _globals['_LISTTRIGGERSREQUEST']._serialized_start=507
-  _globals['_LISTTRIGGERSREQUEST']._serialized_end=528
-  _globals['_LISTTRIGGERSRESPONSE']._serialized_start=530
-  _globals['_LISTTRIGGERSRESPONSE']._serialized_end=594
-  _globals['_PAUSETRIGGERREQUEST']._serialized_start=596
-  _globals['_PAUSETRIGGERREQUEST']._serialized_end=645
-  _globals['_PAUSETRIGGERRESPONSE']._serialized_start=647
-  _globals['_PAUSETRIGGERRESPONSE']._serialized_end=710
-  _globals['_RESUMETRIGGERREQUEST']._serialized_start=712
-  _globals['_RESUMETRIGGERREQUEST']._serialized_end=748
-  _globals['_RESUMETRIGGERRESPONSE']._serialized_start=750
-  _globals['_RESUMETRIGGERRESPONSE']._serialized_end=814
-  _globals['_DELETETRIGGERREQUEST']._serialized_start=816
-  _globals['_DELETETRIGGERREQUEST']._serialized_end=852
-  _globals['_DELETETRIGGERRESPONSE']._serialized_start=854
-  _globals['_DELETETRIGGERRESPONSE']._serialized_end=877
-  _globals['_ROTATETRIGGERSECRETREQUEST']._serialized_start=879
-  _globals['_ROTATETRIGGERSECRETREQUEST']._serialized_end=921
-  _globals['_ROTATETRIGGERSECRETRESPONSE']._serialized_start=923
-  _globals['_ROTATETRIGGERSECRETRESPONSE']._serialized_end=968
-  _globals['_DELIVERWEBHOOKREQUEST']._serialized_start=971
-  _globals['_DELIVERWEBHOOKREQUEST']._serialized_end=1164
-  _globals['_DELIVERWEBHOOKREQUEST_HEADERSENTRY']._serialized_start=1118
-  _globals['_DELIVERWEBHOOKREQUEST_HEADERSENTRY']._serialized_end=1164
-  _globals['_DELIVERWEBHOOKRESPONSE']._serialized_start=1166
-  _globals['_DELIVERWEBHOOKRESPONSE']._serialized_end=1252
-  _globals['_DELIVERMAILREQUEST']._serialized_start=1255
-  _globals['_DELIVERMAILREQUEST']._serialized_end=1416
-  _globals['_DELIVERMAILRESPONSE']._serialized_start=1418
-  _globals['_DELIVERMAILRESPONSE']._serialized_end=1501
-  _globals['_TRIGGERSERVICE']._serialized_start=1504
-  _globals['_TRIGGERSERVICE']._serialized_end=2440
+  _globals['_CREATETRIGGERREQUEST']._serialized_end=204
+  _globals['_CREATETRIGGERRESPONSE']._serialized_start=206
+  _globals['_CREATETRIGGERRESPONSE']._serialized_end=286
+  _globals['_UPDATETRIGGERREQUEST']._serialized_start=288
+  _globals['_UPDATETRIGGERREQUEST']._serialized_end=387
+  _globals['_UPDATETRIGGERRESPONSE']._serialized_start=389
+  _globals['_UPDATETRIGGERRESPONSE']._serialized_end=453
+  _globals['_GETTRIGGERREQUEST']._serialized_start=455
+  _globals['_GETTRIGGERREQUEST']._serialized_end=488
+  _globals['_GETTRIGGERRESPONSE']._serialized_start=490
+  _globals['_GETTRIGGERRESPONSE']._serialized_end=551
+  _globals['_LISTTRIGGERSREQUEST']._serialized_start=553
+  _globals['_LISTTRIGGERSREQUEST']._serialized_end=574
+  _globals['_LISTTRIGGERSRESPONSE']._serialized_start=576
+  _globals['_LISTTRIGGERSRESPONSE']._serialized_end=640
+  _globals['_PAUSETRIGGERREQUEST']._serialized_start=642
+  _globals['_PAUSETRIGGERREQUEST']._serialized_end=691
+  _globals['_PAUSETRIGGERRESPONSE']._serialized_start=693
+  _globals['_PAUSETRIGGERRESPONSE']._serialized_end=756
+  _globals['_RESUMETRIGGERREQUEST']._serialized_start=758
+  _globals['_RESUMETRIGGERREQUEST']._serialized_end=794
+  _globals['_RESUMETRIGGERRESPONSE']._serialized_start=796
+  _globals['_RESUMETRIGGERRESPONSE']._serialized_end=860
+  _globals['_DELETETRIGGERREQUEST']._serialized_start=862
+  _globals['_DELETETRIGGERREQUEST']._serialized_end=898
+  _globals['_DELETETRIGGERRESPONSE']._serialized_start=900
+  _globals['_DELETETRIGGERRESPONSE']._serialized_end=923
+  _globals['_ROTATETRIGGERSECRETREQUEST']._serialized_start=925
+  _globals['_ROTATETRIGGERSECRETREQUEST']._serialized_end=967
+  _globals['_ROTATETRIGGERSECRETRESPONSE']._serialized_start=969
+  _globals['_ROTATETRIGGERSECRETRESPONSE']._serialized_end=1014
+  _globals['_DELIVERWEBHOOKREQUEST']._serialized_start=1017
+  _globals['_DELIVERWEBHOOKREQUEST']._serialized_end=1210
+  _globals['_DELIVERWEBHOOKREQUEST_HEADERSENTRY']._serialized_start=1164
+  _globals['_DELIVERWEBHOOKREQUEST_HEADERSENTRY']._serialized_end=1210
+  _globals['_DELIVERWEBHOOKRESPONSE']._serialized_start=1212
+  _globals['_DELIVERWEBHOOKRESPONSE']._serialized_end=1298
+  _globals['_DELIVERMAILREQUEST']._serialized_start=1301
+  _globals['_DELIVERMAILREQUEST']._serialized_end=1462
+  _globals['_DELIVERMAILRESPONSE']._serialized_start=1464
+  _globals['_DELIVERMAILRESPONSE']._serialized_end=1547
+  _globals['_TRIGGERSERVICE']._serialized_start=1550
+  _globals['_TRIGGERSERVICE']._serialized_end=2486
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,9 @@ class CreateTriggerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _trigger_pb2.TriggerDefinition:
         """The new trigger."""
@@ -35,10 +38,11 @@ class CreateTriggerRequest(_message.Message):
         self,
         *,
         definition: _trigger_pb2.TriggerDefinition | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -81,6 +85,9 @@ class UpdateTriggerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _trigger_pb2.TriggerDefinition:
         """The new definition of the trigger with this name."""
@@ -89,10 +96,11 @@ class UpdateTriggerRequest(_message.Message):
         self,
         *,
         definition: _trigger_pb2.TriggerDefinition | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

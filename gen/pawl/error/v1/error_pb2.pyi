@@ -165,6 +165,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ABORTED. The caller no longer holds the lease of the run and must stop working on it."""
     ERROR_REASON_INBOX_CHANGED: _ErrorReason.ValueType  # 101
     """ABORTED. A new command arrived that the commit did not take into account: read the inbox and try again."""
+    ERROR_REASON_CONFLICT: _ErrorReason.ValueType  # 102
+    """ABORTED. Someone else changed the resource after the caller read it: read it again, then repeat the request."""
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 120
     """RESOURCE_EXHAUSTED. A message, field or collection exceeds its limit."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 121
@@ -354,6 +356,8 @@ ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 100
 """ABORTED. The caller no longer holds the lease of the run and must stop working on it."""
 ERROR_REASON_INBOX_CHANGED: ErrorReason.ValueType  # 101
 """ABORTED. A new command arrived that the commit did not take into account: read the inbox and try again."""
+ERROR_REASON_CONFLICT: ErrorReason.ValueType  # 102
+"""ABORTED. Someone else changed the resource after the caller read it: read it again, then repeat the request."""
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 120
 """RESOURCE_EXHAUSTED. A message, field or collection exceeds its limit."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 121

@@ -858,6 +858,7 @@ class RunOptions(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     MODEL_FALLBACKS_FIELD_NUMBER: _builtins.int
     WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
+    WITHOUT_GUIDELINES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name; empty means the deployment's model."""
     instructions: _builtins.str
@@ -888,6 +889,10 @@ class RunOptions(_message.Message):
     without_background: _builtins.bool
     """Do not let the model run calls in the background (docs/guides/background.md). Such calls run immediately,
     and the model gets a note.
+    """
+    without_guidelines: _builtins.bool
+    """Do not add Pawl's guidelines on questions and background calls to the system prompt. The instructions must
+    then explain what the model should know about them.
     """
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -936,10 +941,11 @@ class RunOptions(_message.Message):
         reasoning_effort: Global___ReasoningEffort.ValueType = ...,
         model_fallbacks: _abc.Iterable[_builtins.str] | None = ...,
         without_background: _builtins.bool = ...,
+        without_guidelines: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "response_format", b"response_format", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "model_fallbacks", b"model_fallbacks", "output_tokens_max", b"output_tokens_max", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_background", b"without_background", "without_tools", b"without_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "model_fallbacks", b"model_fallbacks", "output_tokens_max", b"output_tokens_max", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_background", b"without_background", "without_guidelines", b"without_guidelines", "without_tools", b"without_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_tokens_max: _TypeAlias = _typing.Literal["output_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_max: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max"]  # noqa: Y015

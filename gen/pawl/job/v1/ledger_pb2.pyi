@@ -2710,3 +2710,161 @@ class ImportConversationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImportConversationResponse: _TypeAlias = ImportConversationResponse  # noqa: Y015
+
+@_typing.final
+class ListChangesRequest(_message.Message):
+    """Request for ListChanges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    AFTER_NUMBER_FIELD_NUMBER: _builtins.int
+    MESSAGES_MAX_FIELD_NUMBER: _builtins.int
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
+    ALL_OPEN_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store ID."""
+    user_id: _builtins.str
+    """ID of the user, who must own the conversation or have access to it."""
+    conversation_id: _builtins.str
+    """Conversation ID."""
+    after_number: _builtins.int
+    """Only messages after this number."""
+    messages_max: _builtins.int
+    """Only the newest messages, at most this many."""
+    all_open: _builtins.bool
+    """Also all open runs. Always the case if there is no `since_time`."""
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """Only runs that have changed at or after this time."""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+        after_number: _builtins.int = ...,
+        messages_max: _builtins.int = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
+        all_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_number", b"after_number", "all_open", b"all_open", "conversation_id", b"conversation_id", "messages_max", b"messages_max", "since_time", b"since_time", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChangesRequest: _TypeAlias = ListChangesRequest  # noqa: Y015
+
+@_typing.final
+class ListChangesResponse(_message.Message):
+    """Response from ListChanges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    ACTIVE_RUN_ID_FIELD_NUMBER: _builtins.int
+    has_more: _builtins.bool
+    """Whether more messages follow."""
+    active_run_id: _builtins.str
+    """The active run, if it is the user's; otherwise empty."""
+    @_builtins.property
+    def conversation(self) -> _conversation_pb2.Conversation:
+        """The conversation, as the user may see it."""
+
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
+        """The first of the messages, in order, as the user may see them; at most 2 MiB."""
+
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The user's runs in the conversation, the jobs that report to it, and the child runs of both; oldest first."""
+
+    @_builtins.property
+    def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Conversations whose changes affect the user's open runs: this one, and those of its jobs and child runs."""
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Time of the read. Later changes may be missing."""
+
+    def __init__(
+        self,
+        *,
+        conversation: _conversation_pb2.Conversation | None = ...,
+        messages: _abc.Iterable[_message_pb2.Message] | None = ...,
+        has_more: _builtins.bool = ...,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        conversation_ids: _abc.Iterable[_builtins.str] | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        active_run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_id", b"active_run_id", "conversation", b"conversation", "conversation_ids", b"conversation_ids", "has_more", b"has_more", "messages", b"messages", "run_ids", b"run_ids", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChangesResponse: _TypeAlias = ListChangesResponse  # noqa: Y015
+
+@_typing.final
+class ListVersionsRequest(_message.Message):
+    """Request for ListVersions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_IDS_FIELD_NUMBER: _builtins.int
+    CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def store_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Store and conversation IDs, in the same order."""
+
+    @_builtins.property
+    def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """See `store_ids`."""
+
+    def __init__(
+        self,
+        *,
+        store_ids: _abc.Iterable[_builtins.str] | None = ...,
+        conversation_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_ids", b"conversation_ids", "store_ids", b"store_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsRequest: _TypeAlias = ListVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ListVersionsResponse(_message.Message):
+    """Response from ListVersions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A version per conversation, in request order; empty if it does not exist."""
+
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsResponse: _TypeAlias = ListVersionsResponse  # noqa: Y015

@@ -135,6 +135,16 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.FromString,
                 _registered_method=True)
+        self.ListChanges = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ListChanges',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListChangesRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListChangesResponse.FromString,
+                _registered_method=True)
+        self.ListVersions = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ListVersions',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListVersionsRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListVersionsResponse.FromString,
+                _registered_method=True)
         self.ImportConversation = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/ImportConversation',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationRequest.SerializeToString,
@@ -388,6 +398,28 @@ class LedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListChanges(self, request, context):
+        """Returns a conversation that a user may read, a page of its new messages, and the IDs of the user's changed runs.
+        Read-only.
+
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListVersions(self, request, context):
+        """Returns a version for each of up to 1000 conversations, which differs if the conversation, its active run or
+        one of its 20 newest jobs has changed. Read-only.
+
+        Errors: only the common ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ImportConversation(self, request, context):
         """Creates a conversation from messages and settled calls. Idempotent by (store, user, request ID), in the same
         ID space as SubmitMessage.
@@ -514,6 +546,16 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.GetConversation,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.SerializeToString,
+            ),
+            'ListChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChanges,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListChangesRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListChangesResponse.SerializeToString,
+            ),
+            'ListVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVersions,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListVersionsRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListVersionsResponse.SerializeToString,
             ),
             'ImportConversation': grpc.unary_unary_rpc_method_handler(
                     servicer.ImportConversation,
@@ -1067,6 +1109,60 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/GetConversation',
             pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/ListChanges',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListChangesRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/ListVersions',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListVersionsRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

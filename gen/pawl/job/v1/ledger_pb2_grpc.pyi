@@ -195,6 +195,20 @@ class LedgerServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     """
+    ListChanges: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListChangesRequest, _ledger_pb2.ListChangesResponse]
+    """Returns a conversation that a user may read, a page of its new messages, and the IDs of the user's changed runs.
+    Read-only.
+
+    Errors:
+    - NOT_FOUND / CONVERSATION_NOT_FOUND
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    """
+    ListVersions: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListVersionsRequest, _ledger_pb2.ListVersionsResponse]
+    """Returns a version for each of up to 1000 conversations, which differs if the conversation, its active run or
+    one of its 20 newest jobs has changed. Read-only.
+
+    Errors: only the common ones.
+    """
     ImportConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ImportConversationRequest, _ledger_pb2.ImportConversationResponse]
     """Creates a conversation from messages and settled calls. Idempotent by (store, user, request ID), in the same
     ID space as SubmitMessage.
@@ -373,6 +387,20 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
+    """
+    ListChanges: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListChangesRequest, _ledger_pb2.ListChangesResponse]  # type: ignore[assignment]
+    """Returns a conversation that a user may read, a page of its new messages, and the IDs of the user's changed runs.
+    Read-only.
+
+    Errors:
+    - NOT_FOUND / CONVERSATION_NOT_FOUND
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    """
+    ListVersions: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListVersionsRequest, _ledger_pb2.ListVersionsResponse]  # type: ignore[assignment]
+    """Returns a version for each of up to 1000 conversations, which differs if the conversation, its active run or
+    one of its 20 newest jobs has changed. Read-only.
+
+    Errors: only the common ones.
     """
     ImportConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ImportConversationRequest, _ledger_pb2.ImportConversationResponse]  # type: ignore[assignment]
     """Creates a conversation from messages and settled calls. Idempotent by (store, user, request ID), in the same
@@ -669,6 +697,32 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
+        """
+
+    @_abc_1.abstractmethod
+    def ListChanges(
+        self,
+        request: _ledger_pb2.ListChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ListChangesResponse, _abc.Awaitable[_ledger_pb2.ListChangesResponse]]:
+        """Returns a conversation that a user may read, a page of its new messages, and the IDs of the user's changed runs.
+        Read-only.
+
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        """
+
+    @_abc_1.abstractmethod
+    def ListVersions(
+        self,
+        request: _ledger_pb2.ListVersionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ListVersionsResponse, _abc.Awaitable[_ledger_pb2.ListVersionsResponse]]:
+        """Returns a version for each of up to 1000 conversations, which differs if the conversation, its active run or
+        one of its 20 newest jobs has changed. Read-only.
+
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod

@@ -280,8 +280,11 @@ class CreateChannelRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Optional idempotency key."""
+    validate_only: _builtins.bool
+    """Validate and return the result without saving it."""
     @_builtins.property
     def channel(self) -> Global___Channel:
         """The channel."""
@@ -291,10 +294,11 @@ class CreateChannelRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         channel: Global___Channel | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,6 +433,7 @@ class UpdateChannelRequest(_message.Message):
     KINDS_FIELD_NUMBER: _builtins.int
     ENABLED_FIELD_NUMBER: _builtins.int
     AFTER_SECONDS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
     """Channel ID."""
     name: _builtins.str
@@ -439,6 +444,8 @@ class UpdateChannelRequest(_message.Message):
     """Whether the channel sends notifications."""
     after_seconds: _builtins.int
     """Delay before notifications are sent, in seconds, at most a day; see Channel.after_seconds."""
+    validate_only: _builtins.bool
+    """Validate and return the result without saving it."""
     @_builtins.property
     def kinds(self) -> _notify_pb2.NotificationKinds:
         """New kinds of notifications, which replace the current ones; an empty set means all."""
@@ -452,10 +459,11 @@ class UpdateChannelRequest(_message.Message):
         kinds: _notify_pb2.NotificationKinds | None = ...,
         enabled: _builtins.bool | None = ...,
         after_seconds: _builtins.int | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds", "_enabled", b"_enabled", "_name", b"_name", "_url", b"_url", "after_seconds", b"after_seconds", "enabled", b"enabled", "kinds", b"kinds", "name", b"name", "url", b"url"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds", "_enabled", b"_enabled", "_name", b"_name", "_url", b"_url", "after_seconds", b"after_seconds", "channel_id", b"channel_id", "enabled", b"enabled", "kinds", b"kinds", "name", b"name", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds", "_enabled", b"_enabled", "_name", b"_name", "_url", b"_url", "after_seconds", b"after_seconds", "channel_id", b"channel_id", "enabled", b"enabled", "kinds", b"kinds", "name", b"name", "url", b"url", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_seconds: _TypeAlias = _typing.Literal["after_seconds"]  # noqa: Y015
     _WhichOneofArgType__after_seconds: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds"]  # noqa: Y015

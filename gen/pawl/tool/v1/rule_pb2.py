@@ -25,33 +25,33 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pawl/tool/v1/rule.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\x0f\x41rgumentPattern\x12\x10\n\x08\x61rgument\x18\x01 \x01(\t\x12\x15\n\x0b\x65quals_json\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04glob\x18\x03 \x01(\tH\x00\x42\t\n\x07pattern\"\x97\x04\n\x04Rule\x12\x0f\n\x07rule_id\x18\x01 \x01(\t\x12(\n\x06\x65\x66\x66\x65\x63t\x18\x02 \x01(\x0e\x32\x18.pawl.tool.v1.RuleEffect\x12&\n\x05scope\x18\x03 \x01(\x0e\x32\x17.pawl.tool.v1.RuleScope\x12\x10\n\x08scope_id\x18\x04 \x01(\t\x12\x11\n\ttool_name\x18\x05 \x01(\t\x12\x30\n\targuments\x18\x06 \x03(\x0b\x32\x1d.pawl.tool.v1.ArgumentPattern\x12\x11\n\titems_max\x18\x07 \x01(\r\x12\x1c\n\x14includes_destructive\x18\x08 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08uses_max\x18\n \x01(\r\x12\x0c\n\x04uses\x18\x0b \x01(\r\x12\x14\n\x0ctool_version\x18\x0c \x01(\r\x12\x11\n\tsuspended\x18\r \x01(\x08\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x0f\n\x07user_id\x18\x0f \x01(\t\x12/\n\x0b\x63reate_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0erevoke_user_id\x18\x12 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x13 \x01(\t\"I\n\x11\x43reateRuleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x04rule\x18\x02 \x01(\x0b\x32\x12.pawl.tool.v1.Rule\"6\n\x12\x43reateRuleResponse\x12 \n\x04rule\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Rule\"$\n\x11RevokeRuleRequest\x12\x0f\n\x07rule_id\x18\x01 \x01(\t\"6\n\x12RevokeRuleResponse\x12 \n\x04rule\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Rule\"c\n\x10ListRulesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\x12\x11\n\tall_users\x18\x04 \x01(\x08\"O\n\x11ListRulesResponse\x12!\n\x05rules\x18\x01 \x03(\x0b\x32\x12.pawl.tool.v1.Rule\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*k\n\nRuleEffect\x12\x1b\n\x17RULE_EFFECT_UNSPECIFIED\x10\x00\x12\x15\n\x11RULE_EFFECT_ALLOW\x10\x01\x12\x13\n\x0fRULE_EFFECT_ASK\x10\x02\x12\x14\n\x10RULE_EFFECT_DENY\x10\x03*\x99\x01\n\tRuleScope\x12\x1a\n\x16RULE_SCOPE_UNSPECIFIED\x10\x00\x12\x12\n\x0eRULE_SCOPE_RUN\x10\x01\x12\x1b\n\x17RULE_SCOPE_CONVERSATION\x10\x02\x12\x13\n\x0fRULE_SCOPE_USER\x10\x03\x12\x14\n\x10RULE_SCOPE_STORE\x10\x04\x12\x14\n\x10RULE_SCOPE_AGENT\x10\x05\x32\xfd\x01\n\x0bRuleService\x12O\n\nCreateRule\x12\x1f.pawl.tool.v1.CreateRuleRequest\x1a .pawl.tool.v1.CreateRuleResponse\x12O\n\nRevokeRule\x12\x1f.pawl.tool.v1.RevokeRuleRequest\x1a .pawl.tool.v1.RevokeRuleResponse\x12L\n\tListRules\x12\x1e.pawl.tool.v1.ListRulesRequest\x1a\x1f.pawl.tool.v1.ListRulesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pawl/tool/v1/rule.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\x0f\x41rgumentPattern\x12\x10\n\x08\x61rgument\x18\x01 \x01(\t\x12\x15\n\x0b\x65quals_json\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04glob\x18\x03 \x01(\tH\x00\x42\t\n\x07pattern\"\xa5\x04\n\x04Rule\x12\x0f\n\x07rule_id\x18\x01 \x01(\t\x12(\n\x06\x65\x66\x66\x65\x63t\x18\x02 \x01(\x0e\x32\x18.pawl.tool.v1.RuleEffect\x12&\n\x05scope\x18\x03 \x01(\x0e\x32\x17.pawl.tool.v1.RuleScope\x12\x10\n\x08scope_id\x18\x04 \x01(\t\x12\x11\n\ttool_name\x18\x05 \x01(\t\x12\x30\n\targuments\x18\x06 \x03(\x0b\x32\x1d.pawl.tool.v1.ArgumentPattern\x12\x11\n\titems_max\x18\x07 \x01(\r\x12\x1c\n\x14includes_destructive\x18\x08 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08uses_max\x18\n \x01(\r\x12\x0c\n\x04uses\x18\x0b \x01(\r\x12\x14\n\x0ctool_version\x18\x0c \x01(\r\x12\x11\n\tsuspended\x18\r \x01(\x08\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x0f\n\x07user_id\x18\x0f \x01(\t\x12/\n\x0b\x63reate_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0erevoke_user_id\x18\x12 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x13 \x01(\t\x12\x0c\n\x04name\x18\x14 \x01(\t\"`\n\x11\x43reateRuleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x04rule\x18\x02 \x01(\x0b\x32\x12.pawl.tool.v1.Rule\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"6\n\x12\x43reateRuleResponse\x12 \n\x04rule\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Rule\"$\n\x11RevokeRuleRequest\x12\x0f\n\x07rule_id\x18\x01 \x01(\t\"6\n\x12RevokeRuleResponse\x12 \n\x04rule\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Rule\"c\n\x10ListRulesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\x12\x11\n\tall_users\x18\x04 \x01(\x08\"O\n\x11ListRulesResponse\x12!\n\x05rules\x18\x01 \x03(\x0b\x32\x12.pawl.tool.v1.Rule\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*k\n\nRuleEffect\x12\x1b\n\x17RULE_EFFECT_UNSPECIFIED\x10\x00\x12\x15\n\x11RULE_EFFECT_ALLOW\x10\x01\x12\x13\n\x0fRULE_EFFECT_ASK\x10\x02\x12\x14\n\x10RULE_EFFECT_DENY\x10\x03*\x99\x01\n\tRuleScope\x12\x1a\n\x16RULE_SCOPE_UNSPECIFIED\x10\x00\x12\x12\n\x0eRULE_SCOPE_RUN\x10\x01\x12\x1b\n\x17RULE_SCOPE_CONVERSATION\x10\x02\x12\x13\n\x0fRULE_SCOPE_USER\x10\x03\x12\x14\n\x10RULE_SCOPE_STORE\x10\x04\x12\x14\n\x10RULE_SCOPE_AGENT\x10\x05\x32\xfd\x01\n\x0bRuleService\x12O\n\nCreateRule\x12\x1f.pawl.tool.v1.CreateRuleRequest\x1a .pawl.tool.v1.CreateRuleResponse\x12O\n\nRevokeRule\x12\x1f.pawl.tool.v1.RevokeRuleRequest\x1a .pawl.tool.v1.RevokeRuleResponse\x12L\n\tListRules\x12\x1e.pawl.tool.v1.ListRulesRequest\x1a\x1f.pawl.tool.v1.ListRulesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.tool.v1.rule_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RULEEFFECT']._serialized_start=1106
-  _globals['_RULEEFFECT']._serialized_end=1213
-  _globals['_RULESCOPE']._serialized_start=1216
-  _globals['_RULESCOPE']._serialized_end=1369
+  _globals['_RULEEFFECT']._serialized_start=1143
+  _globals['_RULEEFFECT']._serialized_end=1250
+  _globals['_RULESCOPE']._serialized_start=1253
+  _globals['_RULESCOPE']._serialized_end=1406
   _globals['_ARGUMENTPATTERN']._serialized_start=74
   _globals['_ARGUMENTPATTERN']._serialized_end=159
   _globals['_RULE']._serialized_start=162
-  _globals['_RULE']._serialized_end=697
-  _globals['_CREATERULEREQUEST']._serialized_start=699
-  _globals['_CREATERULEREQUEST']._serialized_end=772
-  _globals['_CREATERULERESPONSE']._serialized_start=774
-  _globals['_CREATERULERESPONSE']._serialized_end=828
-  _globals['_REVOKERULEREQUEST']._serialized_start=830
-  _globals['_REVOKERULEREQUEST']._serialized_end=866
-  _globals['_REVOKERULERESPONSE']._serialized_start=868
-  _globals['_REVOKERULERESPONSE']._serialized_end=922
-  _globals['_LISTRULESREQUEST']._serialized_start=924
-  _globals['_LISTRULESREQUEST']._serialized_end=1023
-  _globals['_LISTRULESRESPONSE']._serialized_start=1025
-  _globals['_LISTRULESRESPONSE']._serialized_end=1104
-  _globals['_RULESERVICE']._serialized_start=1372
-  _globals['_RULESERVICE']._serialized_end=1625
+  _globals['_RULE']._serialized_end=711
+  _globals['_CREATERULEREQUEST']._serialized_start=713
+  _globals['_CREATERULEREQUEST']._serialized_end=809
+  _globals['_CREATERULERESPONSE']._serialized_start=811
+  _globals['_CREATERULERESPONSE']._serialized_end=865
+  _globals['_REVOKERULEREQUEST']._serialized_start=867
+  _globals['_REVOKERULEREQUEST']._serialized_end=903
+  _globals['_REVOKERULERESPONSE']._serialized_start=905
+  _globals['_REVOKERULERESPONSE']._serialized_end=959
+  _globals['_LISTRULESREQUEST']._serialized_start=961
+  _globals['_LISTRULESREQUEST']._serialized_end=1060
+  _globals['_LISTRULESRESPONSE']._serialized_start=1062
+  _globals['_LISTRULESRESPONSE']._serialized_end=1141
+  _globals['_RULESERVICE']._serialized_start=1409
+  _globals['_RULESERVICE']._serialized_end=1662
 # @@protoc_insertion_point(module_scope)

@@ -152,6 +152,7 @@ class Rule(_message.Message):
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_USER_ID_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     rule_id: _builtins.str
     """Rule ID. Output only."""
     effect: Global___RuleEffect.ValueType
@@ -192,6 +193,8 @@ class Rule(_message.Message):
     """The caller's call whose approval led to the rule; optional. The call must have needed approval and match the
     rule's tool name.
     """
+    name: _builtins.str
+    """Name that `pawl apply` finds the rule by; at most 64 characters, may be empty. It need not be unique."""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
         """Argument patterns, all of which must match. At most 20 patterns and 4096 bytes in total."""
@@ -232,10 +235,11 @@ class Rule(_message.Message):
         revoke_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_user_id: _builtins.str = ...,
         call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "call_id", b"call_id", "create_time", b"create_time", "effect", b"effect", "expire_time", b"expire_time", "includes_destructive", b"includes_destructive", "items_max", b"items_max", "reason", b"reason", "revoke_time", b"revoke_time", "revoke_user_id", b"revoke_user_id", "rule_id", b"rule_id", "scope", b"scope", "scope_id", b"scope_id", "suspended", b"suspended", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "uses", b"uses", "uses_max", b"uses_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "call_id", b"call_id", "create_time", b"create_time", "effect", b"effect", "expire_time", b"expire_time", "includes_destructive", b"includes_destructive", "items_max", b"items_max", "name", b"name", "reason", b"reason", "revoke_time", b"revoke_time", "revoke_user_id", b"revoke_user_id", "rule_id", b"rule_id", "scope", b"scope", "scope_id", b"scope_id", "suspended", b"suspended", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "uses", b"uses", "uses_max", b"uses_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,8 +253,11 @@ class CreateRuleRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Optional idempotency key."""
+    validate_only: _builtins.bool
+    """Validate and return the result without saving it."""
     @_builtins.property
     def rule(self) -> Global___Rule:
         """The new rule."""
@@ -260,10 +267,11 @@ class CreateRuleRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         rule: Global___Rule | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "rule", b"rule", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -635,8 +635,11 @@ class AddSourceRequest(_message.Message):
 
     CONFIG_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     replace: _builtins.bool
     """Replace an existing source with this name."""
+    validate_only: _builtins.bool
+    """Connect and validate, and return the result without saving it."""
     @_builtins.property
     def config(self) -> Global___SourceConfig:
         """The source."""
@@ -646,10 +649,11 @@ class AddSourceRequest(_message.Message):
         *,
         config: Global___SourceConfig | None = ...,
         replace: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "replace", b"replace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "replace", b"replace", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

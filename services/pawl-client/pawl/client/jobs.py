@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
-from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1 import conversation_pb2
 from pawl.agent.v1 import jobs_pb2 as pb
 from pawl.chassis import job_reports, strict_json
 from pawl.client.forms import natural
+from pawl.client.streams import responses
 from pawl.client.target import Target
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
 from pawl.tool.v1 import completion_pb2
 
-_OPEN: Final = (
-    run_pb2.RUN_STATE_QUEUED,
-    run_pb2.RUN_STATE_RUNNING,
-    run_pb2.RUN_STATE_WAITING,
-    run_pb2.RUN_STATE_CANCELLING,
-    run_pb2.RUN_STATE_NEEDS_ATTENTION,
-)
 _KINDS: Final = {
     "path": "pointer",
     "below": "below",
@@ -32,9 +26,6 @@ _KINDS: Final = {
     "cel": "expression",
 }
 _LIMITS: Final = {"pause": "pause_seconds", "times": "firings_max", "for": "hold_seconds"}
-_POLL_SECONDS: Final = 1.0
-# A run can become visible after a run that was created later.
-_LATE_MICROSECONDS: Final = 10_000_000
 
 
 def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.JobCondition:
@@ -171,36 +162,25 @@ class JobVerbs(Target):
             request.result_json = strict_json.dumps_canonical(result)
         return (await self.again(self.completions.CompleteCall, request)).duplicate
 
-    async def follow(self, conversation_id: str, from_run_id: str = "") -> AsyncGenerator[run_pb2.Run, None]:
-        """Yield your open runs in a conversation, then new ones within seconds of their start, each once. Never ends.
+    async def follow(
+        self, conversation_id: str, after: str = ""
+    ) -> AsyncGenerator[conversation_pb2.WatchConversationResponse, None]:
+        """Yield what you can read of a conversation, then its changes as they happen. Never ends.
 
-        With `from_run_id`, it also yields ended runs, starting with that run, so that none is missed. Runs that were
-        started to report background results are included.
+        Items are the conversation, messages, your runs and your jobs; `events` are those of your active run. If the
+        connection is lost, the stream continues with any replica: each message and event is yielded once, and a run or
+        job may be yielded again. To continue in another process, pass the last response's `cursor` as `after`.
+
+        Raises:
+            ConversationNotFound, ConversationErased, Unauthenticated: Also later, if you may no longer read it.
         """
-        if from_run_id:
-            first = (await self.again(self.agents.GetRun, agent_pb2.GetRunRequest(run_id=from_run_id))).run
-            before = last = first.create_time.ToMicroseconds() - 1
-        else:
-            newest = agent_pb2.ListRunsRequest(conversation_id=conversation_id, page_size=1)
-            found = (await self.again(self.agents.ListRuns, newest)).runs
-            before = last = found[0].create_time.ToMicroseconds() if found else 0
-        request = agent_pb2.ListRunsRequest(conversation_id=conversation_id, order=agent_pb2.RUN_ORDER_OLDEST_FIRST)
-        if from_run_id:
-            request.create_time_from.FromMicroseconds(max(0, before))
-        else:
-            request.states.extend(_OPEN)
-        seen = set[str]()
-        while True:
-            listed = set[str]()
-            async for page in self.pages(self.agents.ListRuns, request):
-                for run in page.runs:
-                    listed.add(run.run_id)
-                    created = run.create_time.ToMicroseconds()
-                    last = max(last, created)
-                    if run.run_id not in seen and (created > before or run.state in _OPEN):
-                        yield run
-            if not request.states:
-                await asyncio.sleep(_POLL_SECONDS)
-            seen = listed
-            del request.states[:]
-            request.create_time_from.FromMicroseconds(max(0, last - _LATE_MICROSECONDS))
+
+        def open_stream() -> Any:
+            request = conversation_pb2.WatchConversationRequest(conversation_id=conversation_id, after=after)
+            return self.conversations.WatchConversation(request)
+
+        async with aclosing(responses(open_stream, ends=False, retry_seconds=self.retry_seconds)) as stream:
+            async for response in stream:
+                if response.cursor:  # Otherwise, it is a heartbeat.
+                    after = response.cursor
+                    yield response

@@ -8,18 +8,12 @@ import secrets
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import grpc
 
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
-from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
-from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
-from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
-from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceStub
-from pawl.agent.v1.trigger_pb2_grpc import TriggerServiceStub
 from pawl.chassis.identity.local_key import IN_CLEAR, check_hidden, find_key
 from pawl.chassis.process.address import is_loopback, split_address
 from pawl.chassis.process.clock import SystemClock
@@ -30,17 +24,27 @@ from pawl.chassis.rpc.replicas import DEFAULT_PORTS, Endpoints, read_endpoints
 from pawl.chassis.rpc.retry import Retry
 from pawl.chassis.rpc.status import from_rpc_error, has_reason
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
-from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
-from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
-from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
-from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
-from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
-from pawl.tool.v1.completion_pb2_grpc import CompletionServiceStub
-from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
-from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
-from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
-from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
-from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
+    from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
+    from pawl.agent.v1.declaration_pb2_grpc import DeclarationServiceAsyncStub
+    from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
+    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
+    from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceAsyncStub
+    from pawl.agent.v1.trigger_pb2_grpc import TriggerServiceAsyncStub
+    from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
+    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
+    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
+    from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
+    from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
+    from pawl.tool.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+    from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
+    from pawl.tool.v1.memory_pb2_grpc import MemoryServiceAsyncStub
+    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
+    from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
+    from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 # The name of one of the suite's public services.
 Service: TypeAlias = Literal["agent", "tools", "notifications", "keys"]
@@ -68,13 +72,17 @@ class NoAnswer(Unavailable):
     """Raised when no service answers at the addresses in the message, or a connection breaks or is silent."""
 
 
-Stub = TypeVar("Stub")
 Answer = TypeVar("Answer")
 
 
-def _stub(kind: Callable[[grpc.aio.Channel], Stub], service: Service) -> cached_property[Stub]:
-    """Return a property with a service's stub, which is created on first use."""
-    return cached_property(lambda target: kind(target.channel(service)))
+def _stub(name: str, service: Service) -> cached_property[Any]:
+    """Return a property with a stub. Its module is imported on first use, because few programs need all of them."""
+    module, _, kind = name.rpartition(".")
+
+    def made(target: Target) -> Any:
+        return getattr(import_module(f"pawl.{module}_pb2_grpc"), f"{kind}Stub")(target.channel(service))
+
+    return cached_property(made)
 
 
 class Target:
@@ -100,24 +108,35 @@ class Target:
             cannot be used.
     """
 
-    agents = _stub(AgentServiceStub, "agent")
-    agent_register = _stub(AgentRegistryServiceStub, "agent")
-    conversations = _stub(ConversationServiceStub, "agent")
-    jobs = _stub(JobServiceStub, "agent")
-    scheduler = _stub(ScheduleServiceStub, "agent")
-    triggers = _stub(TriggerServiceStub, "agent")
-    operators = _stub(OperatorServiceStub, "agent")
-    tool_register = _stub(ToolServiceStub, "tools")
-    rules = _stub(RuleServiceStub, "tools")
-    auditor = _stub(AuditServiceStub, "tools")
-    completions = _stub(CompletionServiceStub, "tools")
-    document_store = _stub(DocumentServiceStub, "tools")
-    memories = _stub(MemoryServiceStub, "tools")
-    sources = _stub(SourceServiceStub, "tools")
-    notifier = _stub(NotifyServiceStub, "notifications")
-    preferences = _stub(PreferenceServiceStub, "notifications")
-    notify_channels = _stub(ChannelServiceStub, "notifications")
-    key_register = _stub(KeyServiceStub, "keys")
+    agents: cached_property[AgentServiceAsyncStub] = _stub("agent.v1.agent.AgentService", "agent")
+    agent_register: cached_property[AgentRegistryServiceAsyncStub] = _stub(
+        "agent.v1.agents.AgentRegistryService", "agent"
+    )
+    conversations: cached_property[ConversationServiceAsyncStub] = _stub(
+        "agent.v1.conversation.ConversationService", "agent"
+    )
+    declarations: cached_property[DeclarationServiceAsyncStub] = _stub(
+        "agent.v1.declaration.DeclarationService", "agent"
+    )
+    jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
+    scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")
+    triggers: cached_property[TriggerServiceAsyncStub] = _stub("agent.v1.trigger.TriggerService", "agent")
+    operators: cached_property[OperatorServiceAsyncStub] = _stub("agent.v1.operator.OperatorService", "agent")
+    tool_register: cached_property[ToolServiceAsyncStub] = _stub("tool.v1.tool.ToolService", "tools")
+    rules: cached_property[RuleServiceAsyncStub] = _stub("tool.v1.rule.RuleService", "tools")
+    auditor: cached_property[AuditServiceAsyncStub] = _stub("tool.v1.audit.AuditService", "tools")
+    completions: cached_property[CompletionServiceAsyncStub] = _stub("tool.v1.completion.CompletionService", "tools")
+    document_store: cached_property[DocumentServiceAsyncStub] = _stub("tool.v1.document.DocumentService", "tools")
+    memories: cached_property[MemoryServiceAsyncStub] = _stub("tool.v1.memory.MemoryService", "tools")
+    sources: cached_property[SourceServiceAsyncStub] = _stub("tool.v1.source.SourceService", "tools")
+    notifier: cached_property[NotifyServiceAsyncStub] = _stub("notify.v1.notify.NotifyService", "notifications")
+    preferences: cached_property[PreferenceServiceAsyncStub] = _stub(
+        "notify.v1.preference.PreferenceService", "notifications"
+    )
+    notify_channels: cached_property[ChannelServiceAsyncStub] = _stub(
+        "notify.v1.channel.ChannelService", "notifications"
+    )
+    key_register: cached_property[KeyServiceAsyncStub] = _stub("identity.v1.key.KeyService", "keys")
 
     def __init__(
         self,

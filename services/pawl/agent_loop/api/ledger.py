@@ -18,7 +18,7 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import RunOptions
 from pawl.chassis.identity.auth import Principal, for_user
-from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId
+from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId, StoreId
 from pawl.chassis.rpc.client import translated
 from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
@@ -188,6 +188,20 @@ class PublicLedger:
             **_user_fields(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE
         )
         return await translated(self._stub.ListEvents(request))
+
+    async def list_changes(self, caller: Principal, request: pb.ListChangesRequest) -> pb.ListChangesResponse:
+        """Return a conversation with a page of its new messages, and the ids of the user's changed runs.
+
+        Raises:
+            ConversationNotFound, ConversationErased
+        """
+        request.store_id, request.user_id = caller.store_id, caller.user_id
+        return await translated(self._stub.ListChanges(request))
+
+    async def list_versions(self, keys: Sequence[tuple[StoreId, ConversationId]]) -> Sequence[str]:
+        """Return the version of each conversation: see ListVersions."""
+        request = pb.ListVersionsRequest(store_ids=[key[0] for key in keys], conversation_ids=[key[1] for key in keys])
+        return (await translated(self._stub.ListVersions(request))).versions
 
     async def list_jobs(self, caller: Principal, request: pb.ListJobsRequest) -> pb.ListJobsResponse:
         """Return the user's jobs, or the store's running jobs.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from google.protobuf.message import DecodeError
 
-from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.chassis.process import logs
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.job.v1.ledger_pb2 import EncodedEvents
@@ -16,6 +16,7 @@ from pawl.server.bus.connection import Bus
 from pawl.server.bus.outbox import Subscription
 
 _INBOXES: Final = "pawl.internal.v1.inboxes"
+_CONVERSATIONS: Final = "pawl.internal.v1.conversations"
 _VIEWERS: Final = "pawl.internal.v1.viewers"
 _VIEWERS_MAX: Final = 1000
 
@@ -52,17 +53,23 @@ class BusEvents:
 
     async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> Subscription:
         """Call `changed` for each user whose pending items may have changed, until unsubscribed."""
+        return await self._subscribe_pairs(_INBOXES, changed)
 
+    async def subscribe_conversations(self, changed: Callable[[StoreId, ConversationId], None]) -> Subscription:
+        """Call `changed` for each conversation that has changed, apart from the output of runs, until unsubscribed."""
+        return await self._subscribe_pairs(_CONVERSATIONS, changed)
+
+    async def _subscribe_pairs(self, subject: str, changed: Callable[[StoreId, Any], None]) -> Subscription:
         async def deliver(subject: str, data: bytes) -> None:
             try:
-                inboxes = msgspec.json.decode(data, type=list[tuple[StoreId, UserId]])
+                pairs = msgspec.json.decode(data, type=list[tuple[StoreId, str]])
             except msgspec.MsgspecError:
                 _log.warning("live.garbled", subject=subject)
                 return
-            for store_id, user_id in inboxes:
-                changed(store_id, user_id)
+            for store_id, id_ in pairs:
+                changed(store_id, id_)
 
-        return await self._bus.subscribe(_INBOXES, deliver)
+        return await self._bus.subscribe(subject, deliver)
 
     async def report_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
         """Report which runs users have seen, so that they are not notified about those runs. Best effort."""

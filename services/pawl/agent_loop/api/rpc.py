@@ -8,6 +8,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
+from google.protobuf.message import Message
+
 from pawl.agent.v1 import agent_pb2 as pb
 from pawl.agent.v1 import session_pb2, steps_pb2, undo_pb2, whoami_pb2
 from pawl.agent_loop.api import convert
@@ -77,7 +79,7 @@ class AgentServicer:
 
     # Streaming methods write directly, so that a blocked write to a client that does not read can be cancelled.
     async def Session(self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Context) -> None:
-        await self._sessions.serve(require_user(), request_iterator, partial(_write, context))
+        await self._sessions.serve(require_user(), request_iterator, partial(write, context))
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> None:
         run_id = convert.run_id(request)
@@ -88,10 +90,10 @@ class AgentServicer:
         ):
             async for page in pages:
                 if isinstance(page, gap_pb2.Gap):
-                    await _write(context, pb.WatchRunResponse(gap=page))
+                    await write(context, pb.WatchRunResponse(gap=page))
                 else:
                     # The same bytes as those of a WatchRunResponse.
-                    await _write(context, EncodedEvents(events=page).SerializeToString())
+                    await write(context, EncodedEvents(events=page).SerializeToString())
 
     async def LeaseCall(self, request: pb.LeaseCallRequest, context: Context) -> pb.LeaseCallResponse:
         run_id, call_id = convert.run_id(request), check_id(request.call_id, "call_id")
@@ -203,7 +205,7 @@ class AgentServicer:
         parts = self._steps.watch(require_user(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):
             async for part in parts:
-                await _write(context, part)
+                await write(context, part)
 
     async def ListPending(self, request: pb.ListPendingRequest, context: Context) -> pb.ListPendingResponse:
         wanted = convert.pending_filter(request.filter, page_size=request.page_size, page_token=request.page_token)
@@ -215,20 +217,13 @@ class AgentServicer:
         parts = self._pending.watch(require_user(), wanted, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):
             async for part in parts:
-                await _write(context, part)
+                await write(context, part)
 
     async def WhoAmI(self, request: whoami_pb2.WhoAmIRequest, context: Context) -> whoami_pb2.WhoAmIResponse:
         return await self._introductions.introduce(current_principal())
 
 
-async def _write(
-    context: Context,
-    response: session_pb2.SessionResponse
-    | pb.WatchRunResponse
-    | pb.WatchPendingResponse
-    | steps_pb2.WatchStepsResponse
-    | bytes,
-) -> None:
+async def write(context: Context, response: Message | bytes) -> None:
     """Write the response, which may already be encoded. Disconnect a client that does not read.
 
     Raises:

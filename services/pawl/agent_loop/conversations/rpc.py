@@ -1,25 +1,34 @@
-"""Serves pawl.agent.v1.ConversationService: imports histories and forwards the other methods to job-store."""
+"""Serves pawl.agent.v1.ConversationService: imports and streams; forwards the other methods to job-store."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from itertools import islice
 
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent_loop.api import convert
 from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.rpc import write
 from pawl.agent_loop.conversations import rules as imports
+from pawl.agent_loop.conversations.watch import ConversationWatches
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.ids import CallId, IdSource
 from pawl.chassis.rpc.kinds import Context
 
 
 class ConversationServicer:
-    """Implements ImportConversation. The credential determines store and user."""
+    """Implements ImportConversation and WatchConversation. The credential determines store and user."""
 
-    def __init__(self, ledger: PublicLedger, ids: IdSource) -> None:
+    def __init__(self, ledger: PublicLedger, ids: IdSource, watches: ConversationWatches) -> None:
         self._ledger = ledger
         self._ids = ids
+        self._watches = watches
+
+    async def WatchConversation(self, request: pb.WatchConversationRequest, context: Context) -> None:
+        async with aclosing(self._watches.watch(require_user(), request)) as responses:
+            async for response in responses:
+                await write(context, response)
 
     async def ImportConversation(
         self, request: pb.ImportConversationRequest, context: Context

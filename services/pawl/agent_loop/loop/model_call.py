@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, draft_name
 from pawl.agent_loop.loop.ports import Randomness
-from pawl.agent_loop.loop.rules import background, budget, history, jobs, output, retry
+from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.coalesce import Coalescer
 from pawl.agent_loop.loop.rules.fact import ModelFailed, OutputDelta
@@ -155,11 +155,13 @@ def request_of(
         system = {"role": "system", "content": _SUMMARY_INSTRUCTIONS}
         return replace(base, messages=(system, {"role": "user", "content": old}))
     offered = [] if opened is None or opened.without_tools else _offered(state, tools)
-    functions, more_instructions = tuple(map(_function, offered)), ""
+    functions, more_instructions = tuple(map(_function, offered)), [guidelines.asking(options.instructions, offered)]
     if offered and not jobs.background_denial(state.run):
         as_tool = background_as_tool and all(tool.name != background.TOOL for tool in tools)
         functions = (*functions, dict(background.FUNCTION)) if as_tool else functions
-        more_instructions = background.INSTRUCTIONS_OF_TOOL if as_tool else background.INSTRUCTIONS
+        more_instructions.append(background.INSTRUCTIONS_OF_TOOL if as_tool else background.INSTRUCTIONS)
+    if options.without_guidelines:
+        more_instructions.clear()
     return replace(
         base,
         messages=history.of_run(state, echo, takes_images=takes_images, more_instructions=more_instructions),
@@ -172,7 +174,7 @@ def request_of(
 def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
     """Return the tools that are offered to the model. `tools` also contains fallback tools, which are not offered."""
     names = state.run.options.tool_names
-    return [tool for tool in tools if not names or tool.name in names or tool.is_own]
+    return file_front.offered([tool for tool in tools if not names or tool.name in names or tool.is_own])
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.agents.rules import OfferedTool
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.ports import CallContext
-from pawl.agent_loop.loop.rules import jobs, proposals
+from pawl.agent_loop.loop.rules import hints, jobs, proposals
 from pawl.agent_loop.loop.rules.fact import OutputChecked
 from pawl.agent_loop.loop.rules.parts import FilePart
 from pawl.agent_loop.loop.rules.run import PinnedTool, Run
@@ -247,7 +247,8 @@ class RegistryClient:
         known = [tool.name for tool in pinned] or [tool.name for tool in await self.offered(caller)]
         proposed = proposals.to_check(replace(run, tools=pinned), [jobs.draft(run, job, now)])
         (verdict,) = await self.check(context, proposed, known)
-        return verdict
+        schema = found.tools[0].arguments_schema_json if found.tools else b""
+        return hints.for_request(verdict, job.arguments_json, schema)
 
     async def count_tools(self, caller: Principal) -> int:
         request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), tools_max=1)

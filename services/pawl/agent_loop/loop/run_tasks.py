@@ -15,7 +15,7 @@ from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
 from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
-from pawl.agent_loop.loop.rules import answering, budget, delegation, jobs, output, proposals, step
+from pawl.agent_loop.loop.rules import answering, budget, delegation, hints, jobs, output, proposals, step
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
@@ -336,7 +336,7 @@ class RunTasks(Tasks):
         return ModelAnswered(
             answer=ended,
             calls=calls,
-            verdicts=verdicts,
+            verdicts=hints.for_model(state.run, proposed, verdicts, tools, as_tool=as_tool),
             output=await self._checked_output(state, ended),
             terms=terms,
         )

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.ledger.ports import LogRow
 from pawl.job_store.ledger.rules.unit_of_work import Wakeup
 from pawl.server.bus.connection import Bus
@@ -33,3 +33,6 @@ class NatsAnnouncer:
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
         await self._bus.publish("pawl.internal.v1.inboxes", msgspec.json.encode(sorted(inboxes)))
+
+    async def conversations_changed(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> None:
+        await self._bus.publish("pawl.internal.v1.conversations", msgspec.json.encode(sorted(conversations)))

@@ -269,6 +269,8 @@ class GroupCommit:
                 await self._announcer.work_ready()
             if written.inboxes:
                 await self._announcer.inboxes_changed(written.inboxes)
+            if written.conversations:
+                await self._announcer.conversations_changed(written.conversations)
         except Exception:  # noqa: BLE001  # see above
             _log.exception("ledger.announcement_failed")
 

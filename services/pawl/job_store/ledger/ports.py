@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, ClientId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.process.clock import Clock
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.reading import ConversationReads, Leases, Page, Reads, RunView
@@ -37,6 +37,7 @@ class Written:
     work_ready: bool = False
     lifecycle_count: int = 0
     inboxes: Collection[tuple[StoreId, UserId]] = ()
+    conversations: Collection[tuple[StoreId, ConversationId]] = ()
 
 
 class GroupConflict(Exception):
@@ -74,6 +75,9 @@ class Announcer(Protocol):
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
         """Notify watchers of these users' pending items to poll again."""
+
+    async def conversations_changed(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> None:
+        """Notify watchers of these conversations to read them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

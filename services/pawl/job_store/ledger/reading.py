@@ -14,6 +14,7 @@ from pawl.job_store.ledger.rules.rows import (
     CallRow,
     ClientKey,
     CommandRow,
+    ConversationKey,
     ConversationRow,
     MessageRow,
     RequestKey,
@@ -202,6 +203,19 @@ class MessagePage(Page[MessageRow]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedRuns:
+    """A user's runs in a conversation that have changed, oldest first, read at `time`.
+
+    `open_run_ids` and `conversation_ids` are those of all of the user's open runs, also if they have not changed.
+    """
+
+    time: datetime
+    run_ids: Sequence[RunId]
+    open_run_ids: Sequence[RunId]
+    conversation_ids: Sequence[ConversationId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
     """A filter on a user's conversations by archiving, word prefixes and labels.
 
@@ -346,6 +360,21 @@ class Reads(Protocol):
         Raises:
             ConversationNotFound: The user has no such conversation.
             ConversationErased: The conversation was erased.
+        """
+
+    async def changed_runs(
+        self, conversation: ConversationRow, user_id: UserId, *, since: datetime | None, all_open: bool
+    ) -> ChangedRuns:
+        """Return the user's runs that have changed since a time; with `all_open`, also all open runs.
+
+        The runs are those in the conversation, jobs that report to it, and the child runs of both. Of ended runs, only
+        the newest 200 and the newest 100 jobs are considered. A run also counts as changed while it waits for a child.
+        """
+
+    async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
+        """Return a version of each conversation, which differs if it, its active run or a recent job has changed.
+
+        A version is empty if the conversation does not exist.
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:

@@ -44,11 +44,15 @@ class ScheduleServicer:
         self._schedules = schedules
 
     async def CreateSchedule(self, request: pb.CreateScheduleRequest, context: Context) -> pb.CreateScheduleResponse:
-        row = await self._schedules.put(owner_of_user(), _definition(request.definition), must_exist=False)
+        row = await self._schedules.put(
+            owner_of_user(), _definition(request.definition), must_exist=False, validate_only=request.validate_only
+        )
         return pb.CreateScheduleResponse(schedule=_message(row))
 
     async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, context: Context) -> pb.UpdateScheduleResponse:
-        row = await self._schedules.put(owner_of_user(), _definition(request.definition), must_exist=True)
+        row = await self._schedules.put(
+            owner_of_user(), _definition(request.definition), must_exist=True, validate_only=request.validate_only
+        )
         return pb.UpdateScheduleResponse(schedule=_message(row))
 
     async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:

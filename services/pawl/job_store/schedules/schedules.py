@@ -82,8 +82,10 @@ class Schedules(Starters[ScheduleRow]):
         self._meter = meter
         self._ids = ids
 
-    async def put(self, owner: Owner, asked: Definition, *, must_exist: bool) -> ScheduleRow:
-        """Create or change a schedule.
+    async def put(
+        self, owner: Owner, asked: Definition, *, must_exist: bool, validate_only: bool = False
+    ) -> ScheduleRow:
+        """Create or change a schedule. With `validate_only`, nothing is stored.
 
         Idempotent.
 
@@ -100,6 +102,7 @@ class Schedules(Starters[ScheduleRow]):
             lambda row, count, now: schedules.put(
                 row, asked, owner, now, new_id=new_id, count=count, must_exist=must_exist
             ),
+            validate_only=validate_only,
         )
 
     async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> ScheduleRow:

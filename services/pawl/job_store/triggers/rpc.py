@@ -54,11 +54,15 @@ class TriggerServicer:
         self._triggers = triggers
 
     async def CreateTrigger(self, request: pb.CreateTriggerRequest, context: Context) -> pb.CreateTriggerResponse:
-        row, secret = await self._triggers.put(owner_of_user(), _definition(request.definition), must_exist=False)
+        row, secret = await self._triggers.put(
+            owner_of_user(), _definition(request.definition), must_exist=False, validate_only=request.validate_only
+        )
         return pb.CreateTriggerResponse(trigger=_message(row), secret=secret)
 
     async def UpdateTrigger(self, request: pb.UpdateTriggerRequest, context: Context) -> pb.UpdateTriggerResponse:
-        row, _ = await self._triggers.put(owner_of_user(), _definition(request.definition), must_exist=True)
+        row, _ = await self._triggers.put(
+            owner_of_user(), _definition(request.definition), must_exist=True, validate_only=request.validate_only
+        )
         return pb.UpdateTriggerResponse(trigger=_message(row))
 
     async def GetTrigger(self, request: pb.GetTriggerRequest, context: Context) -> pb.GetTriggerResponse:

@@ -120,8 +120,12 @@ class Triggers(Starters[TriggerRow]):
         self._refusals: dict[TriggerKey, tuple[int, str]] = {}
         self.lease_mailboxes = repository.lease_mailboxes
 
-    async def put(self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool) -> tuple[TriggerRow, str]:
+    async def put(
+        self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool, validate_only: bool = False
+    ) -> tuple[TriggerRow, str]:
         """Create or change a trigger; return it, and the secret if this created a webhook trigger.
+
+        With `validate_only`, nothing is stored.
 
         Idempotent.
 
@@ -146,8 +150,9 @@ class Triggers(Starters[TriggerRow]):
                 count=count,
                 must_exist=must_exist,
             ),
+            validate_only=validate_only,
         )
-        is_told = row.trigger_id == new_id and row.definition.webhook is not None
+        is_told = not validate_only and row.trigger_id == new_id and row.definition.webhook is not None
         return row, secret_text(secret) if is_told else ""
 
     async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> TriggerRow:

@@ -15,6 +15,7 @@ from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import IdSource, check_id
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.kinds import Context
+from pawl.chassis.rpc.translate import Exceptions
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.notifier.channels.rules import UNCONFIRMED, Channel, ChannelChange, ChannelId, ChannelKind, checked
 from pawl.notifier.channels.store import PostgresChannels
@@ -29,7 +30,7 @@ from pawl.server.egress.policy import EgressRefused, read_target
 SECRET_BYTES: Final = 32
 _PREFIXES: Final = {ChannelKind.WEBHOOK: "hook", ChannelKind.EMAIL: "mail"}
 _CHANNEL: Final = WIRE.struct(Channel, pb.Channel, field="channel")
-_CHANGE: Final = WIRE.struct(ChannelChange, pb.UpdateChannelRequest)
+_CHANGE: Final = WIRE.struct(ChannelChange, pb.UpdateChannelRequest, Exceptions(of_message=("validate_only",)))
 _STATES: Final = WIRE.enum(DeliveryState, pb.ChannelDeliveryState, field="states")
 _TOKEN: Final = re.compile(r"deliveries-([0-9]{1,16})-([A-Za-z0-9_-]{1,64})")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,6 +63,8 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         host = self._host(inbox, asked)
         channel_id = ChannelId(self._ids.new(_PREFIXES[asked.kind]))
         channel = replace(asked, channel_id=channel_id, enabled=True, disable_reason="", create_time=self._now())
+        if request.validate_only:
+            return pb.CreateChannelResponse(channel=_CHANNEL.fields(channel))
         secret = secrets.token_bytes(SECRET_BYTES)
         terms = repr((asked.name, asked.url, [kind.value for kind in asked.kinds], asked.after_seconds))
         kept = await self._repository.create(
@@ -99,7 +102,9 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
             stays = asked.url == before.url and not asked.enabled
             return asked, read_target(asked.url).host if stays else self._host(inbox, asked)
 
-        kept = await self._repository.update(inbox, channel_id, changed, code=self._own(channel_id))
+        kept = await self._repository.update(
+            inbox, channel_id, changed, code=self._own(channel_id), validate_only=request.validate_only
+        )
         self._on_due()
         return pb.UpdateChannelResponse(channel=_CHANNEL.fields(kept))
 

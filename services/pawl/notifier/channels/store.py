@@ -262,8 +262,9 @@ class PostgresChannels(DatabaseAdapter):
         change: Callable[[Channel], tuple[Channel, str]],
         *,
         code: OwnDelivery,
+        validate_only: bool = False,
     ) -> Channel:
-        """Atomically update a channel to the channel and host that `change` returns.
+        """Atomically update a channel to the channel and host that `change` returns, unless `validate_only` is set.
 
         Disabling the channel ends its waiting deliveries. A code is sent to a new e-mail address.
 
@@ -275,6 +276,8 @@ class PostgresChannels(DatabaseAdapter):
         async with self._database.transaction() as connection:
             before = channel_of(_existing(await connection.fetchrow(LOCK, *key)))
             channel, host = change(before)
+            if validate_only:
+                return channel
             values = (channel.name, channel.url, host, list(channel.kinds), channel.enabled, channel.after_seconds)
             by = (channel.credential_id, channel.delegate_user_id)
             row = _existing(await connection.fetchrow(_UPDATE, *key, *values, *by))

@@ -49,16 +49,8 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
         shared: Annotated[bool | None, "true for the store's, false for the user's own; needed if both exist"] = None,
     ) -> dict[str, Any]:
         """Read a document, or a piece of it."""
-        found = await repository.find(StoreId(context.store_id), UserId(context.user_id), name)
-        found = [document for document in found if shared is None or document.is_shared is shared]
-        if len(found) > 1:
-            raise ToolError(f"the store and the user both have a document {name!r}: set shared to true or false")
-        text = await repository.text(StoreId(context.store_id), found[0].owner_id, name) if found else None
-        if text is None:
-            known = await repository.after(StoreId(context.store_id), UserId(context.user_id), "", None, _NEAR_AMONG)
-            near = did_you_mean(name, [document.name for document in known])
-            raise ToolError(f"there is no document {name!r}{near}")
-        return {"name": name, "shared": found[0].is_shared} | slice_of(text.encode(), offset, length)
+        document, text = await read_one(repository, context, name, shared=shared)
+        return {"name": name, "shared": document.is_shared} | slice_of(text.encode(), offset, length)
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def search_documents(
@@ -83,6 +75,27 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
         return {"matches": [_match(hit) for hit in some]} | note
 
     return [list_documents, read_document, search_documents]
+
+
+async def read_one(
+    repository: PostgresDocumentRepository, context: ToolContext, name: str, *, shared: bool | None
+) -> tuple[Document, str]:
+    """Return a document that the call's user can see, with its text. `shared` is as in `read_document`.
+
+    Raises:
+        ToolError: There is no such document, or both the store and the user have one.
+    """
+    store_id, user_id = StoreId(context.store_id), UserId(context.user_id)
+    found = await repository.find(store_id, user_id, name)
+    found = [document for document in found if shared is None or document.is_shared is shared]
+    if len(found) > 1:
+        raise ToolError(f"the store and the user both have a document {name!r}: set shared to true or false")
+    text = await repository.text(store_id, found[0].owner_id, name) if found else None
+    if text is None:
+        known = await repository.after(store_id, user_id, "", None, _NEAR_AMONG)
+        near = did_you_mean(name, [document.name for document in known])
+        raise ToolError(f"there is no document {name!r}{near}")
+    return found[0], text
 
 
 def _shown(document: Document) -> dict[str, Any]:

@@ -39,7 +39,9 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
     async def CreateRule(self, request: pb.CreateRuleRequest, context: Context) -> pb.CreateRuleResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
-        made = await self._rules.create(require_user(), _rule_from(request.rule), request_id)
+        made = await self._rules.create(
+            require_user(), _rule_from(request.rule), request_id, validate_only=request.validate_only
+        )
         return pb.CreateRuleResponse(rule=_RULE.fields(made))
 
     async def RevokeRule(self, request: pb.RevokeRuleRequest, context: Context) -> pb.RevokeRuleResponse:
@@ -88,6 +90,7 @@ def _rule_from(message: pb.Rule) -> Rule:
         includes_destructive=message.includes_destructive,
         uses_max=message.uses_max,
         reason=message.reason,
+        name=message.name,
         expire_time=expire_time,
         call_id=CallId(message.call_id),
     )

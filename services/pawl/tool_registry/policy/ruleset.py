@@ -58,8 +58,10 @@ class Rules:
     clock: Clock
     _kept: dict[StoreId, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
 
-    async def create(self, person: Principal, rule: Rule, request_id: RequestId) -> Rule:
-        """Create a rule from the values that the user set.
+    async def create(
+        self, person: Principal, rule: Rule, request_id: RequestId, *, validate_only: bool = False
+    ) -> Rule:
+        """Create a rule from the values that the user set. With `validate_only`, nothing is stored.
 
         Raises:
             InvalidField: The rule is invalid, its tool has no such argument, or the limit on rules is reached.
@@ -95,6 +97,8 @@ class Rules:
         )
         if not (request_id and await self.repository.is_made(person.store_id, person.user_id, request_id)):
             await self.repository.check_room(rule)
+            if validate_only:
+                return rule
             await self.audit.ruled(rule, "MADE", person)
         made = await self.repository.add(rule, request_id)
         self._kept.pop(person.store_id, None)

@@ -37,7 +37,9 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
             raise InvalidField("config.kind is required", field="config.kind")
         if source.runs_program and self._is_personal and user.credential_id != LOCAL_CREDENTIAL:
             raise PermissionDenied(_OWNERS_ONLY)
-        listed = await self._sources.add(source, may_replace=request.replace, roles=user.roles)
+        listed = await self._sources.add(
+            source, may_replace=request.replace, roles=user.roles, validate_only=request.validate_only
+        )
         return pb.AddSourceResponse(source=_source_message(listed, user.roles), left_out=_left_out(listed))
 
     async def RemoveSource(self, request: pb.RemoveSourceRequest, context: Context) -> pb.RemoveSourceResponse:

@@ -96,8 +96,10 @@ class Sources:
     connectors: Mapping[str, Connector]
     clock: Clock
 
-    async def add(self, source: Source, *, may_replace: bool, roles: Collection[str]) -> ListedSource:
-        """Connect a source and register its tools. Idempotent.
+    async def add(
+        self, source: Source, *, may_replace: bool, roles: Collection[str], validate_only: bool = False
+    ) -> ListedSource:
+        """Connect a source and register its tools. With `validate_only`, nothing is stored. Idempotent.
 
         The source is written before its tools. If the process crashes between these writes, `check` shows the missing
         tools.
@@ -123,6 +125,8 @@ class Sources:
         registered = await self.tools.current(source.store_id)
         origins = {source.origin} if before is None else {source.origin, before.origin}
         self._refuse_taken(found.tools, registered, origins)
+        if validate_only:
+            return ListedSource(source=source, tools=(), left_out=found.left_out)
         await self.repository.put(replace(source, create_time=self.clock.now()))
         if before is not None:
             await self._connector(before).forget(source.store_id, source.name)

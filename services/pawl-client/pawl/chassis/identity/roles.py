@@ -66,8 +66,13 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         ROLES: "WhoAmI",
     },
     "pawl.agent.v1.ConversationService": {
-        READERS: "GetConversation ListConversations",
+        READERS: "GetConversation ListConversations WatchConversation",
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
+    },
+    "pawl.agent.v1.DeclarationService": {
+        READERS: "ListDeclarations",
+        _MEMBERS: "PutDeclaration DeleteDeclaration",
+        (Role.ADMIN,): "LeaseSet",
     },
     "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StartJob StopJob StopJobs PauseJob ResumeJob"},
     "pawl.agent.v1.OperatorService": {_OPERATORS: "ListAttention RedriveRun EndRun EndJobs"},
@@ -93,7 +98,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
         " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListPendingCalls ListEvents"
-        " ImportConversation",
+        " ImportConversation ListChanges ListVersions",
         (TOOL_REGISTRY,): "NoteCompletion GetConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListJobs StopJob GetCall",
     },

@@ -162,8 +162,7 @@ def read(arguments: str, schema_json: bytes) -> Reading:
     # Most calls do not have these parameters and do not need to be parsed again. JSON may also escape the first
     # character.
     may_have_any = '"_' in arguments or r"\u005" in arguments
-    schema = schema_json.decode(errors="replace")
-    if not may_have_any or any(f'"{name}"' in schema for name in NAMES):
+    if not may_have_any or has_own(schema_json):
         return Reading(arguments=arguments)
     try:
         data = arguments.encode()
@@ -179,6 +178,11 @@ def read(arguments: str, schema_json: bytes) -> Reading:
         return Reading(arguments=rest, terms=_terms(params))
     except _Fault as fault:
         return Reading(arguments=rest, fault=str(fault))
+
+
+def has_own(schema_json: bytes) -> bool:
+    """Return whether a tool declares a parameter with one of the names, so that it cannot run in the background."""
+    return any(f'"{name}"'.encode() in schema_json for name in NAMES)
 
 
 def asked(job: AskedJob) -> RequestedTerms:
@@ -279,9 +283,11 @@ def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Readin
         return name, Reading(arguments=arguments, fault="There is no tool with that name.")
     unknown = sorted(written.keys() - _NAMES_OF_TOOL.keys())
     if unknown:
-        return name, Reading(
-            arguments=arguments, fault=f"Unknown parameter {', '.join(unknown)}: put it into `arguments`."
+        fault = (
+            f"Unknown parameter {', '.join(unknown)[:200]}. Put the tool's own parameters into `arguments`; those of"
+            f" {TOOL} are {', '.join(_NAMES_OF_TOOL)}."
         )
+        return name, Reading(arguments=arguments, fault=fault)
     if given is not None and not isinstance(given, str | dict):
         return name, Reading(arguments=arguments, fault="`arguments` must be a JSON object.")
     rest = given if isinstance(given, str) else msgspec.json.encode(given or {}).decode()

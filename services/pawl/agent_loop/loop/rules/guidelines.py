@@ -1,8 +1,12 @@
-"""Default instructions for the deployment's agent."""
+"""Default instructions, and guidelines for agents with instructions of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
+
+from pawl.agent_loop.loop.rules.tool import Tool
+from pawl.values import ExecutionContext
 
 GUIDELINES: Final = """\
 You work for the user until the task is done. You act through tools; your run is stored at each step and survives \
@@ -33,3 +37,20 @@ How to report
 - Say what you have done and what you have not, above all what changed something outside of this conversation. Claim \
 nothing that no result shows.
 """
+
+# Added to other instructions if the agent can ask questions.
+ASKING: Final = """\
+When to ask
+Ask with {tool} when the answer changes what you would do and you cannot find it out yourself. Ask one short question, \
+offer the likely answers, and say what you would do without an answer. Do not ask what you were told already, or for \
+permission: calls that need an approval are held for it automatically. Do not end your turn with a question that you \
+could ask with the tool.
+"""
+
+
+def asking(instructions: str, tools: Iterable[Tool]) -> str:
+    """Return the guideline on questions; empty if the instructions have it, or are empty, or no tool asks the user."""
+    names = [tool.name for tool in tools if tool.context is ExecutionContext.HUMAN]
+    if not names or not instructions or GUIDELINES in instructions:
+        return ""
+    return ASKING.format(tool=names[0])

@@ -105,13 +105,17 @@ class ReasoningEcho(StrEnum):
 
 
 def of_run(
-    state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True, more_instructions: str = ""
+    state: State,
+    echo: ReasoningEcho = ReasoningEcho.AUTO,
+    *,
+    takes_images: bool = True,
+    more_instructions: Sequence[str] = (),
 ) -> tuple[ProviderMessage, ...]:
     """Return the history for the next answer, instructions first.
 
     If `takes_images` is false, placeholders replace images.
     """
-    instructions = "\n\n".join(filter(None, (state.run.options.instructions, more_instructions)))
+    instructions = "\n\n".join(filter(None, (state.run.options.instructions, *more_instructions)))
     head = [_message("system", instructions)] if instructions else []
     shown = groups(state, echo, takes_images=takes_images)
     return tuple(_merged([*head, *(part for group in shown for part in group.messages)]))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import background, budget, delegation, settle, text
+from pawl.agent_loop.loop.rules import background, budget, delegation, file_front, settle, text
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.message import Message, Role
@@ -47,7 +47,8 @@ OUTPUT_BYTES_MAX: Final = 16 * 1024
 # A model's answer when it has nothing to say.
 SILENT: Final = "[silent]"
 
-_IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
+# Contexts of tools that can run in the background.
+IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
@@ -72,9 +73,12 @@ def extract_terms(
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
     """Return the calls without background parameters, and the background requests that some of them made.
 
-    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name.
+    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name. Calls of `file_front.TOOL`
+    become calls of the file tools.
     """
+    tools = tuple(tools)
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
+    registered = file_front.registered(tools)
     terms: dict[CallId, RequestedTerms] = {}
     found = []
     for call in calls:
@@ -84,6 +88,11 @@ def extract_terms(
                 call = replace(call, tool_name=named, proposed_tool_name=background.TOOL)  # noqa: PLW2901
         else:
             reading = background.read(call.proposed_arguments, schemas.get(call.tool_name, b""))
+        if not reading.fault and call.tool_name == file_front.TOOL in registered:
+            front = file_front.resolve(reading.arguments, registered)
+            reading = replace(reading, arguments=front.arguments, fault=front.fault)
+            if call.state is CallState.PROPOSED and not front.fault:
+                call = replace(call, tool_name=front.tool_name, proposed_tool_name=call.name_for_model)  # noqa: PLW2901
         if call.state is CallState.PROPOSED and reading.fault:
             call = _refused(call, "INVALID_ARGUMENTS", reading.fault, now)  # noqa: PLW2901
         elif call.state is CallState.PROPOSED and reading.arguments != call.proposed_arguments:
@@ -232,7 +241,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
-    if verdict.context not in _IN_BACKGROUND:
+    if verdict.context not in IN_BACKGROUND:
         raise InvalidArguments(_NEEDS_USER)
     if verdict.without_background:
         raise InvalidArguments(f"{job.tool_name} cannot run in the background.")
@@ -286,7 +295,7 @@ def draft(run: Run, job: Job, now: float) -> Call:
 
 def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
     """Start a job: make the call DETACHED and add its job, or make it FAILED if it cannot run in the background."""
-    if call.context not in _IN_BACKGROUND:
+    if call.context not in IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
         message = f"This conversation has {OPEN_MAX} open jobs, which is the maximum. Stop one or wait until one ends."

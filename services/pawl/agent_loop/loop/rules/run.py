@@ -95,6 +95,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: ReasoningEffort | None = None
     model_fallbacks: tuple[str, ...] = ()
     without_background: bool = False
+    without_guidelines: bool = False
 
 
 class RunOptions(Options, frozen=True, kw_only=True):

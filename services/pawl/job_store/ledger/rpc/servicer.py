@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pawl.agent.v1 import agent_pb2, operator_pb2
 from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import RunKey, StoreId, UserId, check_id
+from pawl.chassis.ids import ConversationId, RunKey, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEnd
@@ -25,6 +25,7 @@ from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
+from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.rules.unit_of_work import Operation
 from pawl.job_store.ledger.rules.waiting import explain, explain_all
 from pawl.values import CommandOutcome
@@ -39,6 +40,8 @@ RUNS_LOADED_MAX: Final = 4
 MESSAGES_LOADED_MAX: Final = 64
 EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
+CHANGED_MESSAGES_MAX: Final = 200
+VERSIONS_MAX: Final = 1000
 _PENDING_RUNS: Final = "ListPendingCalls, runs"
 _BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
 # If the calls of a page are larger than this, no runs are added to it.
@@ -273,6 +276,36 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         conversation_id = check_id(request.conversation_id, "conversation_id")
         row = await self._ledger.conversations.by_id(store_id, user_id, conversation_id)
         return pb.GetConversationResponse(conversation=messages.conversation_for(row, user_id))
+
+    async def ListChanges(self, request: pb.ListChangesRequest, context: Context) -> pb.ListChangesResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        conversation_id = check_id(request.conversation_id, "conversation_id")
+        row = await self._ledger.conversations.by_id(store_id, user_id, conversation_id)
+        since = messages.optional_moment(request, "since_time")
+        # First, so that no later change is missing.
+        runs = await self._ledger.reads.changed_runs(row, user_id, since=since, all_open=request.all_open)
+        after = max(request.after_number, row.last_number - request.messages_max)
+        page = await self._ledger.reads.messages(
+            store_id, user_id, conversation_id, after=after, rows_max=CHANGED_MESSAGES_MAX
+        )
+        return pb.ListChangesResponse(
+            conversation=messages.conversation_for(row, user_id),
+            messages=(messages.message_for(each, page.user_id, user_id) for each in page.rows),
+            has_more=page.has_more,
+            run_ids=runs.run_ids,
+            conversation_ids=runs.conversation_ids,
+            time=messages.timestamp(runs.time),
+            active_run_id=next((run_id for run_id in runs.open_run_ids if run_id == row.active_run_id), ""),
+        )
+
+    async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
+        if len(request.store_ids) != len(request.conversation_ids) or len(request.store_ids) > VERSIONS_MAX:
+            raise InvalidField(f"name at most {VERSIONS_MAX} conversations, each with its store", field="store_ids")
+        keys = [
+            ConversationKey(StoreId(store_id), ConversationId(conversation_id))
+            for store_id, conversation_id in zip(request.store_ids, request.conversation_ids, strict=True)
+        ]
+        return pb.ListVersionsResponse(versions=await self._ledger.reads.versions(keys))
 
     async def ImportConversation(
         self, request: pb.ImportConversationRequest, context: Context

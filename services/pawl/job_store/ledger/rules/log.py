@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
+from pawl.chassis.ids import ConversationId, StoreId
 from pawl.job_store.ledger.rules.events import Event, EventBody, RunChanged, StarterFired
 from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.job_store.schedules.rules import FireOutcome, FireRow, ScheduleRow, StarterRow
+
+_OUTPUT: Final = "output.delta"
 
 
 def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt: int = 0) -> RunRow:
@@ -41,6 +45,14 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
     unit.events.add(events)
     update_time = unit.now if events else run.update_time
     return unit.put_run(replace(run, last_seq=seq, update_time=update_time, state_time=state_time))
+
+
+def changed_conversations(unit: UnitOfWork) -> frozenset[tuple[StoreId, ConversationId]]:
+    """Return the conversations in which the operations of `unit` changed more than a run's output."""
+    rows = [*unit.conversations.created(), *(row for _, row in unit.conversations.changed())]
+    changed = {(row.store_id, row.conversation_id) for row in rows}
+    changed |= {(event.store_id, event.conversation_id) for event in unit.events.rows if event.type != _OUTPUT}
+    return frozenset(changed)
 
 
 def write_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:

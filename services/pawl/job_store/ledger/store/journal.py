@@ -16,7 +16,7 @@ from pawl.chassis.process import logs
 from pawl.errors import PawlError
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import GroupConflict, Written
-from pawl.job_store.ledger.rules import offers, steps
+from pawl.job_store.ledger.rules import log, offers, steps
 from pawl.job_store.ledger.rules.steps import CachedRun
 from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, UnitOfWork
 from pawl.job_store.ledger.store import changes, upkeep
@@ -71,6 +71,7 @@ class PostgresJournal:
             work_ready=record["any_waits"],
             lifecycle_count=sum(len(part.outbox) for _, part in done),
             inboxes={inbox for step, _ in done for inbox in offers.inboxes(step.unit)},
+            conversations={each for step, _ in done for each in log.changed_conversations(step.unit)},
         )
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
@@ -111,6 +112,7 @@ class PostgresJournal:
             work_ready=unit.work_ready or await _slot_is_needed(connection, unit),
             lifecycle_count=len(changed.outbox),
             inboxes=offers.inboxes(unit),
+            conversations=log.changed_conversations(unit),
         )
         stepped = {key.step for key in keys}
         return written, {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.reading import (
     NOTICES_MAX,
+    ChangedRuns,
     Loaded,
     LogPart,
     MessagePage,
@@ -25,9 +27,17 @@ from pawl.job_store.ledger.reading import (
 from pawl.job_store.ledger.rules.background import NO_BACKGROUND, Background
 from pawl.job_store.ledger.rules.conversations import absent
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
-from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.waiting import Situation
-from pawl.job_store.ledger.store import histories, log_reads, run_lists, segments, situations, tables
+from pawl.job_store.ledger.store import (
+    conversation_changes,
+    histories,
+    log_reads,
+    run_lists,
+    segments,
+    situations,
+    tables,
+)
 from pawl.server.db.database import Connection, Database, DatabaseAdapter
 from pawl.values import CallState
 
@@ -268,6 +278,14 @@ class PostgresReads(DatabaseAdapter):
                 arguments = (store_id, conversation_id, after)
                 page = await run_lists.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
         return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
+
+    async def changed_runs(
+        self, conversation: ConversationRow, user_id: UserId, *, since: datetime | None, all_open: bool
+    ) -> ChangedRuns:
+        return await conversation_changes.runs(self._database, conversation, user_id, since=since, all_open=all_open)
+
+    async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
+        return await conversation_changes.versions(self._database, keys)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         async with self._database.acquire() as connection:

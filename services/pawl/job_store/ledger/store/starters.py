@@ -55,8 +55,10 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         user_id: UserId,
         name: str,
         change: Callable[[StarterT | None, int, datetime], StarterT],
+        *,
+        validate_only: bool = False,
     ) -> StarterT:
-        """Store the row that `change` returns.
+        """Store the row that `change` returns, unless `validate_only` is set.
 
         Changes to a user's rows are serialised.
 
@@ -70,7 +72,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
             row = None if record is None else self._readable(record)
             (counted,) = await connection.fetch(self._now_and_count, store_id, user_id)
             changed = change(row, counted["count"], counted["now"])
-            if row is None or changed is not row:
+            if not validate_only and changed is not row:
                 columns = self._columns
                 write = columns.insert([changed]) if row is None else columns.update([(row, changed)])
                 statement, arguments = joined([write])

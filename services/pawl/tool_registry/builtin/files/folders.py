@@ -8,11 +8,13 @@ therefore determine whether the last one was made, and no key takes effect twice
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -20,6 +22,7 @@ import msgspec
 
 from pawl.chassis.ids import StoreId, check_id
 from pawl.tool_registry.builtin.files import handles
+from pawl.tool_registry.builtin.files.handles import FileMissing, OverLimit
 from pawl.tool_registry.builtin.files.rules import (
     DEPTH_MAX,
     Entry,
@@ -28,6 +31,7 @@ from pawl.tool_registry.builtin.files.rules import (
     Planned,
     path_problem,
 )
+from pawl.tool_registry.builtin.files.staging import StagedFile
 from pawl.tools.rules.schema import did_you_mean
 from pawl.tools.sdk.context import ToolCancelled, ToolError
 
@@ -38,6 +42,9 @@ _PRUNE_EVERY: Final = 100
 _RECORD_BYTES_MAX: Final = 1024 * 1024
 _STATE: Final = ".state"
 _LOCK, _NEXT, _PENDING, _PART, _DONE = "lock", "next", "pending", "part", "done"
+_STAGED: Final = "staged-"
+# Staged files of calls that were interrupted this long ago are deleted. Those of uploads are deleted immediately.
+_RESUMABLE_SECONDS: Final = 86400.0
 
 
 class _Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +73,25 @@ class FileFolders:
         with self._root(store_id) as root:
             content = FileView(root, self._limits).read(path)
             if content is None:
-                raise ToolError(f"the file {path!r} does not exist{_near(root, path)}")
+                raise FileMissing(f"the file {path!r} does not exist{_near(root, path)}")
             return content
+
+    @contextmanager
+    def opened(self, store_id: StoreId, path: str) -> Iterator[int]:
+        """Open a file of any size for reading. The handle keeps this version, even if the file is replaced.
+
+        Raises:
+            ToolError: The file does not exist or cannot be opened.
+        """
+        *above, name = _parts(path)
+        with self._root(store_id) as root, ExitStack() as stack:
+            with handles.as_tool_errors(path), handles.opened_folder(root, above) as folder:
+                handle = stack.enter_context(handles.opened_file(folder, name))
+            yield handle
+
+    def exists(self, store_id: StoreId, path: str) -> bool:
+        with self._root(store_id) as root:
+            return FileView(root, self._limits).entry(path) is not None
 
     def entries(self, store_id: StoreId, path: str) -> list[Entry]:
         """Return a folder's entries, sorted by name. An empty `path` means the store's folder.
@@ -107,6 +131,71 @@ class FileFolders:
             self._prune(done, key)
             return planned.outcome
 
+    def outcome(self, store_id: StoreId, key: str, wait_cancelled: Callable[[float], bool]) -> bytes | None:
+        """Return the outcome of the change with this key; None if it was not made."""
+        with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
+            _recover(root, state, done)
+            return _record(done, check_id(key, "key"))
+
+    @contextmanager
+    def staged(
+        self, store_id: StoreId, key: str, path: str, wait_cancelled: Callable[[float], bool], *, resumes: bool = False
+    ) -> Iterator[StagedFile]:
+        """Open a file outside the store's folder, to be moved to `path` with `change`. Otherwise it is deleted at exit.
+
+        With `resumes`, the file of an interrupted call with the same key is continued. Waits while another process has
+        it open.
+
+        Raises:
+            ToolCancelled: The call was cancelled while waiting.
+        """
+        _parts(path)
+        name = f"{_STAGED}{'run' if resumes else 'put'}-{check_id(key, 'key')}"
+        handle: int | None = None
+        while handle is None:
+            with self._state(store_id, wait_cancelled) as (state, _):
+                self._delete_interrupted(state)
+                handle = handles.open_locked(state, name)
+            if handle is None and wait_cancelled(_LOCK_POLL_SECONDS):
+                raise ToolCancelled
+        file = StagedFile(handle, name, partial(self._room, store_id, name, path))
+        try:
+            with handles.as_tool_errors(path):
+                yield file
+        finally:
+            with self._state_folder(store_id) as state, suppress(FileNotFoundError):
+                if not file.is_kept:
+                    os.unlink(name, dir_fd=state)
+            os.close(handle)
+
+    def delete_interrupted(self) -> None:
+        """Delete the files of uploads that a process did not finish."""
+        for folder in self._folder.glob(f"*{_STATE}"):
+            with self._state(StoreId(folder.name.removesuffix(_STATE)), threading.Event().wait) as (state, _):
+                self._delete_interrupted(state)
+
+    def _delete_interrupted(self, state: int) -> None:
+        for name in handles.names_in(state):
+            found = handles.stat_of(state, name) if name.startswith(_STAGED) else None
+            is_upload = name.startswith(f"{_STAGED}put-")
+            if found is None or not (is_upload or found.st_mtime < self._now() - _RESUMABLE_SECONDS):
+                continue
+            # If it is locked, a process is still using it.
+            handle = handles.open_locked(state, name)
+            if handle is not None:
+                os.unlink(name, dir_fd=state)
+                os.close(handle)
+
+    def _room(self, store_id: StoreId, name: str, path: str) -> int:
+        """Return the maximum size of a staged file that will replace the file at `path`."""
+        with self._root(store_id) as root, self._state_folder(store_id) as state:
+            size, _, _ = handles.measure(root)
+            old = FileView(root, self._limits).entry(path)
+            sizes = {each: handles.stat_of(state, each) for each in handles.names_in(state) if each.startswith(_STAGED)}
+        others = sum(found.st_size for each, found in sizes.items() if found is not None and each != name)
+        room = self._limits.store_bytes_max - size - others + (old.size_bytes if old else 0)
+        return max(0, min(room, self._limits.large_bytes_max))
+
     def forget(self, store_id: StoreId, keys: Collection[str]) -> None:
         """Delete the records of changes, so that their keys can be used again. The files themselves are kept."""
         if not (self._folder / f"{store_id}{_STATE}").is_dir():
@@ -131,8 +220,7 @@ class FileFolders:
     def _state(self, store_id: StoreId, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
         """Hold the store's lock. It is released even if the process dies."""
         with (
-            handles.opened_root(self._folder) as all_stores,
-            handles.opened_folder(all_stores, [store_id + _STATE], make=True) as state,
+            self._state_folder(store_id) as state,
             handles.opened_folder(state, [_DONE], make=True) as done,
         ):
             lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=state)
@@ -144,6 +232,14 @@ class FileFolders:
             finally:
                 os.close(lock)
 
+    @contextmanager
+    def _state_folder(self, store_id: StoreId) -> Iterator[int]:
+        with (
+            handles.opened_root(self._folder) as all_stores,
+            handles.opened_folder(all_stores, [store_id + _STATE], make=True) as state,
+        ):
+            yield state
+
     def _check_limits(self, root: int, change: FileChange) -> None:
         limits = self._limits
         if change.kind == "remove":
@@ -152,16 +248,15 @@ class FileFolders:
         if change.kind == "move":
             _check_depth(root, change)
         elif change.kind == "put":
-            if len(change.content) > limits.file_bytes_max:
-                raise ToolError(
-                    f"the file would be {len(change.content)} bytes, over the limit of {limits.file_bytes_max}"
-                )
+            most = limits.large_bytes_max if change.staged else limits.file_bytes_max
+            if change.size_bytes > most:
+                raise OverLimit(f"the file would be {change.size_bytes} bytes, over the limit of {most}")
             old = FileView(root, limits).entry(change.path)
-            size += len(change.content) - (old.size_bytes if old else 0)
+            size += change.size_bytes - (old.size_bytes if old else 0)
             if size > limits.store_bytes_max:
-                raise ToolError(f"the store's files would be {size} bytes, over the limit of {limits.store_bytes_max}")
+                raise OverLimit(f"the store's files would be {size} bytes, over the limit of {limits.store_bytes_max}")
         if count + _missing(root, change.target) > limits.entries_max:
-            raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
+            raise OverLimit(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
         """Delete old records, but only on about one change in a hundred, chosen by a hash of the key."""
@@ -191,6 +286,19 @@ class FileView:
         ):
             return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
         return None
+
+    def sha256(self, path: str) -> str:
+        """Return the SHA-256 of a file of any size, in hex; empty if it does not exist."""
+        *above, name = _parts(path)
+        with (
+            handles.as_tool_errors(path),
+            suppress(FileNotFoundError),
+            handles.opened_folder(self._root, above) as folder,
+            handles.opened_file(folder, name) as handle,
+            os.fdopen(handle, "rb", closefd=False) as file,
+        ):
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        return ""
 
     def entry(self, path: str) -> Entry | None:
         """Return the entry at a path; None if it does not exist."""
@@ -261,7 +369,9 @@ def _make(root: int, state: int, change: FileChange, key: str, outcome: bytes) -
         handles.opened_folder(root, above, make=change.kind != "remove") as folder,
     ):
         inode = 0
-        if change.kind == "put":
+        if change.staged:
+            os.rename(change.staged, _NEXT, src_dir_fd=state, dst_dir_fd=state)
+        elif change.kind == "put":
             handles.write_file(state, _NEXT, change.content)
         elif change.kind == "move":
             inode = _inode(root, change.path)

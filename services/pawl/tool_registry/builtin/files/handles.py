@@ -7,6 +7,7 @@ opening it fails; replacing a folder that is already open does not affect its ha
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -26,13 +27,21 @@ _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 
 
+class FileMissing(ToolError):
+    """Raised when a file or folder does not exist."""
+
+
+class OverLimit(ToolError):
+    """Raised when a file is too large, or its store is full."""
+
+
 @contextmanager
 def as_tool_errors(path: str) -> Iterator[None]:
     """Convert OSErrors about a path to ToolErrors. Their messages contain no paths on this machine."""
     try:
         yield
     except FileNotFoundError:
-        raise ToolError(f"{path!r} does not exist") from None
+        raise FileMissing(f"{path!r} does not exist") from None
     except NotADirectoryError:
         raise ToolError(f"a part of {path!r} is a file or a link, not a folder") from None
     except OSError as error:
@@ -69,11 +78,12 @@ def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Ite
         os.close(handle)
 
 
-def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
-    """Return a regular file's content.
+@contextmanager
+def opened_file(folder: int, name: str) -> Iterator[int]:
+    """Open a regular file for reading. It stays readable if it is replaced or deleted.
 
     Raises:
-        ToolError: It is not a regular file, or is too large.
+        ToolError: It is not a regular file.
         OSError: It cannot be opened.
     """
     handle = os.open(name, _READ, dir_fd=folder)
@@ -81,12 +91,35 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise ToolError(f"{name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
-        if found.st_size > bytes_max:
-            raise ToolError(f"{name!r} is {found.st_size} bytes, over the limit of {bytes_max}")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(bytes_max)
+        yield handle
     finally:
         os.close(handle)
+
+
+def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
+    """Return a regular file's content.
+
+    Raises:
+        ToolError: It is not a regular file, or is too large.
+        OSError: It cannot be opened.
+    """
+    with opened_file(folder, name) as handle:
+        size = os.fstat(handle).st_size
+        if size > bytes_max:
+            raise OverLimit(f"{name!r} is {size} bytes, over the limit of {bytes_max}; process_file reads larger files")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(bytes_max)
+
+
+def open_locked(folder: int, name: str) -> int | None:
+    """Open a file for writing, creating it if necessary; return None if another handle has it locked."""
+    handle = os.open(name, os.O_RDWR | os.O_CREAT | _CLOSED, _FILE_MODE, dir_fd=folder)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:

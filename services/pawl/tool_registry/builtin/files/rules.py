@@ -55,8 +55,11 @@ def _shown(character: str) -> str:
 class FileLimits:
     """Limits per store."""
 
+    # Files that tools read or write as a whole.
     file_bytes_max: int = 1024 * 1024
-    store_bytes_max: int = 100 * 1024 * 1024
+    # Files that are uploaded or processed.
+    large_bytes_max: int = 1024**3
+    store_bytes_max: int = 4 * 1024**3
     # Files and folders.
     entries_max: int = 10_000
 
@@ -75,15 +78,21 @@ class Entry:
 class FileChange:
     """A change to one file or folder.
 
-    `put` writes a file with `content`; the file and its parent folders are created if necessary. `move` moves a file
-    or folder to `new_path`, which must not exist. `remove` deletes a file or an empty folder. `make_folder` creates a
-    folder and its parents.
+    `put` writes a file with `content`, or moves the staged file of that name into place; the file and its parent
+    folders are created if necessary. `move` moves a file or folder to `new_path`, which must not exist. `remove`
+    deletes a file or an empty folder. `make_folder` creates a folder and its parents.
     """
 
     kind: Literal["put", "move", "remove", "make_folder"]
     path: str
     content: bytes = b""
     new_path: str = ""
+    staged: str = ""
+    staged_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.staged_bytes if self.staged else len(self.content)
 
     @property
     def target(self) -> str:

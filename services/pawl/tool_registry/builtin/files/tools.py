@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -10,7 +11,9 @@ import msgspec
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.audit.rules import sha256_hex
 from pawl.tool_registry.builtin.files.folders import FileFolders, FileView, Plan
+from pawl.tool_registry.builtin.files.processing import Processing, keeps_staged
 from pawl.tool_registry.builtin.files.rules import PATH_CHARACTERS_MAX, Entry, FileChange, Planned
+from pawl.tool_registry.builtin.files.tally import Query
 from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tools.sdk.context import ToolContext, ToolError
 from pawl.tools.sdk.inverse import Inverse, Reversible
@@ -21,13 +24,18 @@ from pawl.values import Category, EffectClass
 UNDO_BYTES_MAX: Final = 64 * 1024
 LISTED_MAX: Final = 500
 
+_EXISTS: Final = "{!r} already exists; choose another output_path"
 _PATH: Final = "relative to the store's folder: notes/plan.md"
+
+
+def _acts(*acts_as: str) -> dict[str, Any]:
+    return {"x-pawl-acts-as": list(acts_as)} if acts_as else {}
 
 
 def _path(*acts_as: str) -> msgspec.Meta:
     """Return the metadata for a path argument. Rules for the arguments in `acts_as` also apply to the path."""
-    acts = {"x-pawl-acts-as": list(acts_as)} if acts_as else {}
-    return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema={"format": "path"} | acts)
+    schema = {"format": "path"} | _acts(*acts_as)
+    return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema=schema)
 
 
 Path = Annotated[str, _path(), _PATH]
@@ -40,8 +48,11 @@ Digest = Annotated[
 ]
 
 
+Columns = Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=50)]
+
+
 def file_tools(store: FileFolders) -> list[Tool[..., Any]]:
-    return [*_reading(store), *_writing(store), *_arranging(store)]
+    return [*_reading(store), *_writing(store), *_arranging(store), _processing(store), _front()]
 
 
 def _reading(store: FileFolders) -> list[Tool[..., Any]]:
@@ -130,13 +141,85 @@ def _arranging(store: FileFolders) -> list[Tool[..., Any]]:
     return [move_file, make_folder, delete_file]
 
 
+def _processing(store: FileFolders) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, timeout_seconds=100, async_timeout_seconds=3600)
+    def process_file(
+        context: ToolContext,
+        path: Annotated[str, _path("read_file.path"), _PATH],
+        *,
+        pattern: Annotated[
+            str, msgspec.Meta(max_length=1000), "count only lines or rows that contain this regular expression"
+        ] = "",
+        pattern_column: Annotated[str, "CSV column to which pattern applies; empty for the whole row"] = "",
+        columns: Annotated[Columns, "CSV columns to output; empty for all"] = [],  # noqa: B006
+        group_by: Annotated[Columns, "CSV columns; counts the rows of each combination of values"] = [],  # noqa: B006
+        measures: Annotated[
+            list[str], msgspec.Meta(max_length=4), "CSV columns with numbers: sum, mean, min and max of each group"
+        ] = [],  # noqa: B006
+        output_path: Annotated[
+            str,
+            msgspec.Meta(
+                max_length=PATH_CHARACTERS_MAX, extra_json_schema={"format": "path"} | _acts("write_file.path")
+            ),
+            "a new file for all matching lines, rows or groups; empty for a summary only",
+        ] = "",
+    ) -> Any:
+        """Count, filter or group the lines of a text file, or the rows of a CSV file with a header, of up to 1 GiB.
+
+        Run it in the background if the file is over 100 MB.
+        """
+        query = Query(
+            pattern=pattern, pattern_column=pattern_column, columns=columns, group_by=group_by, measures=measures
+        )
+        return _process(store, context, query, path, output_path)
+
+    return process_file
+
+
+def _front() -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, background=False)
+    def file_operations(action: str, path: str = "") -> Any:  # noqa: ARG001
+        """Work with the store's files. Each action takes the parameters of its tool, such as write_file for write."""
+        raise ToolError("agent-loop replaces calls of file_operations; call the file tools instead")
+
+    return file_operations
+
+
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     value: dict[str, Any]
     inverse: Inverse | None
 
 
 def _change(store: FileFolders, context: ToolContext, plan: Plan) -> Any:
-    stored = store.change(StoreId(context.store_id), context.idempotency_key, plan, context.wait_cancelled)
+    return _returned(store.change(StoreId(context.store_id), context.idempotency_key, plan, context.wait_cancelled))
+
+
+def _process(store: FileFolders, context: ToolContext, query: Query, path: str, output_path: str) -> Any:
+    store_id, key = StoreId(context.store_id), context.idempotency_key
+    if output_path and (earlier := store.outcome(store_id, key, context.wait_cancelled)) is not None:
+        return _returned(earlier)
+    with ExitStack() as stack:
+        source = stack.enter_context(store.opened(store_id, path))
+        staged = None
+        if output_path or query.is_grouped:
+            if output_path and store.exists(store_id, output_path):
+                raise ToolError(_EXISTS.format(output_path))
+            opened = store.staged(store_id, key, output_path or path, context.wait_cancelled, resumes=True)
+            staged = stack.enter_context(opened)
+        try:
+            value = {"path": path} | Processing(source, query, context, staged, has_output=bool(output_path)).run()
+            if staged is None or not output_path:
+                return value
+            output = FileChange(kind="put", path=output_path, staged=staged.name, staged_bytes=staged.size)
+            value |= {"output_path": output_path, "output_bytes": staged.size, "sha256": staged.sha256()}
+            return _change(store, context, lambda view: plan_output(view, output, value))
+        except BaseException as error:
+            if staged is not None:
+                staged.is_kept = keeps_staged(error, context)
+            raise
+
+
+def _returned(stored: bytes) -> Any:
     outcome = msgspec.json.decode(stored, type=_Outcome)
     return outcome.value if outcome.inverse is None else Reversible(value=outcome.value, inverse=outcome.inverse)
 
@@ -150,7 +233,7 @@ def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expe
     _check_expected(path, old, expected)
     value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
     if old is None:
-        return _planned(FileChange(kind="put", path=path, content=new), value, _delete(path, new))
+        return _planned(FileChange(kind="put", path=path, content=new), value, _delete(path, sha256_hex(new)))
     if old == new:
         return _planned(None, value, None)
     if not overwrite:
@@ -164,11 +247,17 @@ def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expe
     return _planned(FileChange(kind="put", path=path, content=new), value, inverse)
 
 
+def plan_output(view: FileView, output: FileChange, value: dict[str, Any]) -> Planned:
+    if view.entry(output.path) is not None:
+        raise ToolError(_EXISTS.format(output.path))
+    return _planned(output, value, _delete(output.path, value["sha256"]))
+
+
 def plan_append(view: FileView, path: str, content: str) -> Planned:
     old = view.read(path)
     new = (_text(old or b"", path) + content).encode()
     value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
-    inverse = _delete(path, new) if old is None else _restore(path, old, new)
+    inverse = _delete(path, sha256_hex(new)) if old is None else _restore(path, old, new)
     return _planned(FileChange(kind="put", path=path, content=new), value, inverse)
 
 
@@ -231,8 +320,9 @@ def plan_delete(view: FileView, path: str, expected: str | None) -> Planned:
             tool_name="make_folder", arguments={"path": path}, summary=f"Create the folder {path!r} again"
         )
         return _planned(FileChange(kind="remove", path=path), {"path": path, "deleted": "folder"}, inverse)
-    content = view.read(path) if expected or found.size_bytes <= UNDO_BYTES_MAX else None
-    _check_expected(path, content, expected)
+    if expected is not None and view.sha256(path) != expected:
+        raise ToolError(f"{path!r} has changed; nothing was done")
+    content = view.read(path) if found.size_bytes <= UNDO_BYTES_MAX else None
     text = _text_or_none(content) if content is not None else None
     again = None if text is None else _inverse("write_file", {"path": path, "content": text}, f"Write {path!r} again")
     return _planned(FileChange(kind="remove", path=path), {"path": path, "deleted": "file"}, again)
@@ -243,8 +333,8 @@ def _check_expected(path: str, content: bytes | None, expected: str | None) -> N
         raise ToolError(f"{path!r} has changed; nothing was done")
 
 
-def _delete(path: str, content: bytes) -> Inverse:
-    arguments = {"path": path, "expected_sha256": sha256_hex(content)}
+def _delete(path: str, sha256: str) -> Inverse:
+    arguments = {"path": path, "expected_sha256": sha256}
     return Inverse(tool_name="delete_file", arguments=arguments, summary=f"Delete the file {path!r}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mimetypes
 import os
 from datetime import UTC, datetime
 from email.headerregistry import Address
@@ -18,13 +19,20 @@ import msgspec
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.chassis.process.clock import Clock
 from pawl.server.egress.mail import ENCODED, POLICY, SmtpServer
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
+from pawl.tool_registry.documents.tools import Name, read_one
 from pawl.tools.sdk.context import ToolContext, ToolError
 from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
+# Of `to` and `cc` together.
 RECIPIENTS_MAX: Final = 20
+ATTACHMENTS_MAX: Final = 10
+# All of a message's attachments. Many servers refuse larger messages.
+ATTACHMENTS_BYTES_MAX: Final = 5 * 1024 * 1024
 
-MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<[!-;=@-~]{1,250}>)?$")]
+# An id as `mailbox` reads it, but without `ENCODED`.
+MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<([!-;?-~]|=+[!-;@-~])+=*>)?$", max_length=252)]
 AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
 
 
@@ -37,7 +45,9 @@ class Mailer(Protocol):
         """
 
 
-def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., Any]]:
+def mail_tools(
+    mailer: Mailer, documents: PostgresDocumentRepository, clock: Clock, *, sender: str
+) -> list[Tool[..., Any]]:
     @tool(
         category=Category.SENSITIVE,
         effect=EffectClass.AT_MOST_ONCE,
@@ -54,11 +64,32 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
         body: Annotated[str, msgspec.Meta(max_length=100_000), "plain text"],
         cc: Annotated[list[AddressText], msgspec.Meta(max_length=RECIPIENTS_MAX)] = [],  # noqa: B006
         *,
+        html: Annotated[str, msgspec.Meta(max_length=200_000), "the same text as HTML, if it needs a layout"] = "",
+        attachments: Annotated[
+            list[Name], msgspec.Meta(max_length=ATTACHMENTS_MAX), "names of documents to attach"
+        ] = [],  # noqa: B006
+        shared: Annotated[
+            bool | None, "whether the attached documents are the store's; needed if the user has them too"
+        ] = None,
         in_reply_to: Annotated[MessageIdText, "the message_id of the mail to reply to"] = "",
         thread: Annotated[MessageIdText, "the thread of that mail"] = "",
     ) -> dict[str, Any]:
-        """Send an e-mail in plain text."""
+        """Send an e-mail. To answer the mail that started the run, set in_reply_to and thread."""
+        recipients = list(dict.fromkeys([*to, *cc]))
+        if len(recipients) > RECIPIENTS_MAX:
+            raise ToolError(f"an e-mail can have at most {RECIPIENTS_MAX} recipients, got {len(recipients)}")
         message = _compose(sender, to, cc, subject, body)
+        if html:
+            message.add_alternative(_with_newlines(html), subtype="html")
+        attached = 0
+        for name in dict.fromkeys(attachments):
+            document, text = await read_one(documents, context, name, shared=shared)
+            attached += document.text_bytes
+            if attached > ATTACHMENTS_BYTES_MAX:
+                raise ToolError(
+                    f"the attachments are over the limit of {ATTACHMENTS_BYTES_MAX} bytes; nothing was sent"
+                )
+            _attach(message, name, text)
         if in_reply_to:
             message["In-Reply-To"] = in_reply_to
             message["References"] = " ".join(dict.fromkeys(filter(None, [thread, in_reply_to])))
@@ -67,7 +98,6 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
         message["Date"] = format_datetime(datetime.fromtimestamp(clock.now(), UTC))
         # A call always sends the same id, so that receivers can detect duplicates.
         message["Message-ID"] = f"<{context.idempotency_key}.{context.store_id}@{sender.rpartition('@')[2]}>"
-        recipients = list(dict.fromkeys([*to, *cc]))
         sent = await mailer.send(message, recipients, CallKey(StoreId(context.store_id), CallId(context.call_id)))
         return {"to": to, "cc": cc, "subject": subject, "message_id": str(message["Message-ID"])} | sent
 
@@ -90,8 +120,29 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
     if ENCODED in subject:
         raise ToolError(f"the subject must not contain {ENCODED}, which mail programs decode")
     message["Subject"] = subject
-    message.set_content(body.replace("\r\n", "\n").replace("\r", "\n"))
+    message.set_content(_with_newlines(body))
     return message
+
+
+def _with_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _attach(message: EmailMessage, name: str, text: str) -> None:
+    """Attach a document under the last part of its name.
+
+    Raises:
+        ToolError: The name is not allowed in a header.
+    """
+    if ENCODED in name:
+        raise ToolError(f"the document {name!r} cannot be attached: its name must not contain {ENCODED}")
+    plain = "".join(character if character.isprintable() else "_" for character in name.rpartition("/")[2])
+    kind = mimetypes.guess_type(plain)[0] or ""
+    main, _, sub = (kind if kind.startswith("text/") or kind == "application/json" else "text/plain").partition("/")
+    # As bytes, so that the text arrives unchanged.
+    message.add_attachment(
+        text.encode(), maintype=main, subtype=sub, filename=plain or "document", params={"charset": "utf-8"}
+    )
 
 
 def _address(text: str) -> Address:
@@ -108,9 +159,12 @@ def _address(text: str) -> Address:
         raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com") from None
 
 
-def _preview(to: list[str], subject: str, body: str, cc: list[str], **_: Any) -> str:
-    lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}", "", ""]
-    return "\n".join(lines) + body
+def _preview(to: list[str], subject: str, body: str, cc: list[str], **more: Any) -> str:
+    attachments, html = more["attachments"], more["html"]
+    lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}"]
+    lines += [f"Attachments: {', '.join(attachments)}"] if attachments else []
+    # Most mail programs show only the HTML.
+    return "\n".join([*lines, "", body, *(["", "HTML:", html] if html else [])])
 
 
 def _count(to: list[str], cc: list[str], **_: Any) -> int:

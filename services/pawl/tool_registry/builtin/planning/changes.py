@@ -125,7 +125,7 @@ def _update_project(repository: PostgresPlanRepository) -> Tool[..., Any]:
             found = await find_project(repository, owner, project)
             return await repository.change_project(owner, found.project_id, fields, idempotency_key=key)
 
-        change = await _once(repository, context, make)
+        change = await once(repository, context, make)
         before, after = change.project_before, change.project_after
         if before is None or after is None:
             raise ToolError(f"the project {project!r} no longer exists")
@@ -154,7 +154,7 @@ def _update_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
             found = await find_task(repository, owner, task, run_id=RunId(context.run_id))
             return await repository.change_tasks(owner, [found.task_id], fields, idempotency_key=key)
 
-        change = await _once(repository, context, make)
+        change = await once(repository, context, make)
         if not change.tasks_after:
             raise ToolError(f"the task {task!r} no longer exists")
         (before,), (after,) = change.tasks_before, change.tasks_after
@@ -169,7 +169,7 @@ def _completing(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
             found = await _all_tasks(repository, owner, tasks, run_id=RunId(context.run_id), is_done=not is_done)
             return await repository.change_tasks(owner, list(found), {"is_done": is_done}, idempotency_key=key)
 
-        change = await _once(repository, context, make)
+        change = await once(repository, context, make)
         ticked = [task for task in change.tasks_before if task.is_done is not is_done]
         same = [task for task in change.tasks_before if task.is_done is is_done]
         value = {"completed" if is_done else "reopened": [_named(task) for task in ticked]}
@@ -210,7 +210,7 @@ def _delete_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
             found = await find_task(repository, owner, task, run_id=RunId(context.run_id))
             return await repository.remove_task(owner, found.task_id, with_subtasks=with_subtasks, idempotency_key=key)
 
-        change = await _once(repository, context, make)
+        change = await once(repository, context, make)
         if not change.tasks_before:
             raise ToolError(f"nothing was deleted: {task!r} has subtasks; set with_subtasks to delete them too")
         return {"deleted": [_named(each) for each in change.tasks_before]}
@@ -234,7 +234,7 @@ def undo_creation(task: Task) -> Inverse:
     return Inverse(tool_name="delete_task", arguments={"task": task.task_id}, summary=f"Delete the task {task.title!r}")
 
 
-async def _once(
+async def once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
     """Return the change that the call already made, or make it now."""

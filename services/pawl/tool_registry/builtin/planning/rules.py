@@ -38,10 +38,23 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comment:
+    """A comment on either a task or a project."""
+
+    comment_id: str
+    task_id: str | None = None
+    project_id: str | None = None
+    content: str
+    # The time in UTC, in ISO 8601; empty until the comment is stored.
+    created: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """The projects and tasks that a call changed, before and after. Removed tasks are only in `tasks_before`."""
+    """What a call changed, before and after. Removed tasks and comments are only in `..._before`."""
 
     project_before: Project | None = None
     project_after: Project | None = None
     tasks_before: tuple[Task, ...] = ()
     tasks_after: tuple[Task, ...] = ()
+    comment_before: Comment | None = None

@@ -10,7 +10,7 @@ import asyncpg
 import msgspec
 
 from pawl.server.db.database import Connection, DatabaseAdapter
-from pawl.tool_registry.builtin.planning.rules import Owner, PlanChange, Project, Task
+from pawl.tool_registry.builtin.planning.rules import Comment, Owner, PlanChange, Project, Task
 from pawl.tools.sdk.context import ToolError
 
 _TASK_COLUMNS: Final = (
@@ -85,6 +85,22 @@ SELECT task_id FROM below
 _REMOVE_TASKS: Final = """
 DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[])
 """
+_COMMENT_COLUMNS: Final = """comment_id, task_id, project_id, content,
+    to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS created"""
+_ADD_COMMENT: Final = f"""
+INSERT INTO tool_registry.comments (store_id, user_id, comment_id, task_id, project_id, content, idempotency_key)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (store_id, user_id, idempotency_key) DO UPDATE SET content = comments.content
+RETURNING {_COMMENT_COLUMNS}
+"""  # noqa: S608  # constants only
+_COMMENTS: Final = f"""
+SELECT {_COMMENT_COLUMNS} FROM tool_registry.comments WHERE store_id = $1 AND user_id = $2
+ORDER BY position DESC LIMIT $3
+"""  # noqa: S608  # constants only
+_REMOVE_COMMENT: Final = f"""
+DELETE FROM tool_registry.comments WHERE store_id = $1 AND user_id = $2 AND comment_id = $3
+RETURNING {_COMMENT_COLUMNS}
+"""  # noqa: S608  # constants only
 
 
 class PostgresPlanRepository(DatabaseAdapter):
@@ -194,6 +210,33 @@ class PostgresPlanRepository(DatabaseAdapter):
             await connection.execute(_REMOVE_TASKS, *owner, below)
             removed = tuple(Task(**row) for row in rows)
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=removed))
+
+    async def add_comment(self, owner: Owner, comment: Comment, *, idempotency_key: str) -> Comment:
+        """Add a comment, or return the comment that was added with this key.
+
+        Raises:
+            ToolError: The task no longer exists.
+        """
+        fields = (comment.comment_id, comment.task_id, comment.project_id, comment.content)
+        try:
+            (row,) = await self._database.fetch(_ADD_COMMENT, *owner, *fields, idempotency_key)
+        except asyncpg.ForeignKeyViolationError:
+            raise ToolError("the task no longer exists; nothing was added") from None
+        return Comment(**row)
+
+    async def comments(self, owner: Owner, most: int) -> Sequence[Comment]:
+        """Return the user's newest comments, oldest first."""
+        return [Comment(**row) for row in reversed(await self._database.fetch(_COMMENTS, *owner, most))]
+
+    async def remove_comment(self, owner: Owner, comment_id: str, *, idempotency_key: str) -> PlanChange:
+        """Remove a comment. Returns an empty change if it does not exist."""
+        async with self._database.transaction() as connection:
+            row = await connection.fetchrow(_REMOVE_COMMENT, *owner, comment_id)
+            if row is None:
+                # A concurrent execution of the call may have removed it.
+                earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
+                return PlanChange() if earlier is None else msgspec.msgpack.decode(earlier, type=PlanChange)
+            return await _written(connection, owner, idempotency_key, PlanChange(comment_before=Comment(**row)))
 
 
 async def _written(connection: Connection, owner: Owner, key: str, change: PlanChange) -> PlanChange:

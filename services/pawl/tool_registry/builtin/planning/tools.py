@@ -18,7 +18,8 @@ from pawl.tool_registry.builtin.planning.changes import (
     task_shown,
     undo_creation,
 )
-from pawl.tool_registry.builtin.planning.rules import Owner, Project, Task
+from pawl.tool_registry.builtin.planning.comments import COMMENTS_LISTED_MAX, comment_tools, comments_on
+from pawl.tool_registry.builtin.planning.rules import Comment, Owner, Project, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tools.rules.schema import near_matches
 from pawl.tools.sdk.context import ToolContext
@@ -36,6 +37,7 @@ def planning_tools(repository: PostgresPlanRepository, ids: IdSource) -> list[To
         _add_subtask(repository, ids),
         _list_projects(repository),
         *plan_change_tools(repository),
+        *comment_tools(repository, ids),
     ]
 
 
@@ -113,10 +115,19 @@ def _list_projects(repository: PostgresPlanRepository) -> Tool[..., Any]:
         owner = (StoreId(context.store_id), UserId(context.user_id))
         projects = await repository.projects(owner, PROJECTS_MAX)
         tasks = await repository.tasks(owner, LISTED_MAX)
-        listed = {"projects": [project_shown(item) | {"tasks": _tree(tasks, item.project_id)} for item in projects]}
-        if len(tasks) == LISTED_MAX:
-            return listed | {"note": f"only the first {LISTED_MAX} tasks are listed"}
-        return listed
+        comments = await repository.comments(owner, COMMENTS_LISTED_MAX)
+        listed = {
+            "projects": [
+                project_shown(item)
+                | comments_on(comments, item.project_id)
+                | {"tasks": _tree(tasks, comments, item.project_id)}
+                for item in projects
+            ]
+        }
+        notes = [f"only the first {LISTED_MAX} tasks are listed"] if len(tasks) == LISTED_MAX else []
+        if len(comments) == COMMENTS_LISTED_MAX:
+            notes.append(f"only the newest {COMMENTS_LISTED_MAX} comments are listed")
+        return listed | ({"note": "; ".join(notes)} if notes else {})
 
     return list_projects
 
@@ -134,7 +145,7 @@ async def _project_for(
     return made, {"project_created": True} | ({"similar_projects": near} if near else {})
 
 
-def _tree(tasks: Sequence[Task], project_id: str) -> list[dict[str, Any]]:
+def _tree(tasks: Sequence[Task], comments: Sequence[Comment], project_id: str) -> list[dict[str, Any]]:
     children: dict[str | None, list[Task]] = {}
     for task in tasks:
         if task.project_id == project_id:
@@ -142,6 +153,7 @@ def _tree(tasks: Sequence[Task], project_id: str) -> list[dict[str, Any]]:
 
     def shown(task: Task) -> dict[str, Any]:
         subtasks = [shown(child) for child in children.get(task.task_id, [])]
-        return task_shown(task) | ({"subtasks": subtasks} if subtasks else {})
+        more = comments_on(comments, task.task_id) | ({"subtasks": subtasks} if subtasks else {})
+        return task_shown(task) | more
 
     return [shown(task) for task in children.get(None, [])]

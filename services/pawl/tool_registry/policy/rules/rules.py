@@ -83,6 +83,8 @@ class Rule:
     call_id: CallId = CallId("")
     # True if the tool has changed, so that an ALLOW no longer applies. Set only on rules returned to clients.
     suspended: bool = False
+    # The name that `pawl apply` finds the rule by; may be empty.
+    name: str = ""
 
     @property
     def is_for_one_tool(self) -> bool:
@@ -195,6 +197,7 @@ def canonical_terms(rule: Rule) -> bytes:
             "includes_destructive": rule.includes_destructive,
             "uses_max": rule.uses_max,
             "reason": rule.reason,
+            "name": rule.name,
             "expire_time": rule.expire_time,
             "call_id": rule.call_id,
         }
@@ -321,6 +324,7 @@ def check_rule(rule: Rule, now: float) -> None:
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
     _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"must be at most {REASON_BYTES_MAX} bytes")
     _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
+    _require(not rule.name or is_id(rule.name), "name", "must match ^[A-Za-z0-9_-]{1,64}$ or be empty")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW
     _require(allows or not rule.uses_max, "uses_max", "is only for ALLOW")

@@ -19,7 +19,7 @@ from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope, c
 
 _STORED: Final = (
     "store_id, rule_id, effect, scope, scope_id, user_id, tool_name, items_max, includes_destructive, uses_max,"
-    " tool_version, reason"
+    " tool_version, reason, name"
 )
 _COLUMNS: Final = f"""{_STORED}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
     coalesce(extract(epoch FROM expires_at), 0)::float8 AS expire_time,
@@ -31,7 +31,7 @@ revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AN
 _OF_STORE: Final = "scope IN ('STORE', 'AGENT')"
 _ADD: Final = f"""
 INSERT INTO tool_registry.rules ({_STORED}, arguments, request_id, request_hash, expires_at, from_call_id)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
 ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING request_hash, {_COLUMNS}
 """  # noqa: S608  # constants
 LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"

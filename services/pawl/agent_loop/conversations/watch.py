@@ -1,0 +1,358 @@
+"""Streams conversations to watchers: first the current state, then changes.
+
+A stream keeps no log of changes. When NATS reports one, the stream reads what has changed since its last read, with its
+caller's identity and through the methods that serve GetConversation, ListMessages, GetRun and GetJob. So it sends
+nothing that these would not return. It sends the items that differ from those it has sent.
+
+All streams share one subscription, and one periodic read of versions that finds changes that NATS did not report. An
+idle stream reads nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from google.protobuf.message import Message as ProtoMessage
+from msgspec.structs import replace
+
+from pawl.agent.v1.conversation_pb2 import (
+    ConversationGap,
+    ConversationItem,
+    WatchConversationRequest,
+    WatchConversationResponse,
+)
+from pawl.agent.v1.jobs_pb2 import BackgroundJob
+from pawl.agent_loop.api import convert
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.live import BusEvents
+from pawl.agent_loop.api.watch import Watches
+from pawl.agent_loop.conversations.cursor import Cursor
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import ConversationId, RunId, StoreId, check_id
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.clock import Clock
+from pawl.errors import PawlError, RunNotFound, SeqBeyondEnd
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.event.v1.gap_pb2 import Gap
+from pawl.event.v1.run_pb2 import Run
+from pawl.job.v1.ledger_pb2 import ListChangesRequest, ListChangesResponse
+from pawl.values import ENDED, RESTING
+
+HEARTBEAT_SECONDS: Final = 30.0
+# The newest messages that a stream sends.
+MESSAGES_MAX: Final = 500
+# Between two reads of one stream.
+PAUSE_SECONDS: Final = 0.2
+# Between two updates of a job that has only made progress.
+PROGRESS_SECONDS: Final = 1.0
+VERSIONS_SECONDS: Final = 3.0
+VERSIONS_MAX: Final = 1000
+# Maximum number of streams that read concurrently.
+READERS_MAX: Final = 32
+# A transaction may commit this long after its time: longer than any statement and transaction may take.
+_LATE_MICROSECONDS: Final = 30_000_000
+_PART_BYTES_MAX: Final = 1024 * 1024
+# Fields of a run that change with its output.
+_VOLATILE: Final = ("last_seq", "update_time", "active_seconds")
+
+_Key: TypeAlias = tuple[StoreId, ConversationId]
+
+_log = logs.get_logger(__name__)
+
+
+class ConversationWatches:
+    """Serves all watchers of conversations on this replica."""
+
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        watches: Watches,
+        clock: Clock,
+        job: Callable[[Run], BackgroundJob],
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self.ledger = ledger
+        self.watches = watches
+        self.clock = clock
+        self.job = job
+        self.heartbeat_seconds = heartbeat_seconds
+        self.readers = asyncio.Semaphore(READERS_MAX)
+        # Streams by the conversations that they show: their own, and those of jobs and child runs.
+        self._streams: defaultdict[_Key, set[_Stream]] = defaultdict(set)
+        self._watched: Counter[_Key] = Counter()
+        self._versions: dict[_Key, str] = {}
+
+    async def follow(self, live: BusEvents) -> None:
+        """Notify streams of changes that `live` reports, and of those that it missed. Never returns."""
+        await live.subscribe_conversations(self._changed)
+        while True:
+            await self.clock.sleep(VERSIONS_SECONDS)
+            try:
+                await self._compare_versions()
+            except PawlError as error:
+                _log.info("conversations.versions_unavailable", reason=error.reason)
+
+    async def watch(
+        self, caller: Principal, request: WatchConversationRequest
+    ) -> AsyncGenerator[WatchConversationResponse, None]:
+        """Yield the responses of WatchConversation. Use it inside `contextlib.aclosing`.
+
+        Raises:
+            InvalidId, InvalidField, ConversationNotFound, ConversationErased, SeqBeyondEnd, SlowConsumer, Overloaded
+        """
+        conversation_id = ConversationId(check_id(request.conversation_id, "conversation_id"))
+        cursor = Cursor.decode(request.after, caller, conversation_id)
+        key = (caller.store_id, conversation_id)
+        stream = _Stream(self, caller, conversation_id, cursor)
+        self.show(stream, {conversation_id})
+        self._watched[key] += 1
+        try:
+            async with aclosing(stream.responses()) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self._watched[key] -= 1
+            if not self._watched[key]:
+                del self._watched[key]
+            self.show(stream, set())
+            await stream.end()
+
+    def show(self, stream: _Stream, conversation_ids: set[ConversationId]) -> None:
+        """Notify the stream of changes in these conversations, and no longer of those in others."""
+        store_id = stream.caller.store_id
+        for conversation_id in conversation_ids - stream.shown:
+            self._streams[store_id, conversation_id].add(stream)
+        for conversation_id in stream.shown - conversation_ids:
+            streams = self._streams[store_id, conversation_id]
+            streams.discard(stream)
+            if not streams:
+                del self._streams[store_id, conversation_id]
+        stream.shown = conversation_ids
+
+    def _changed(self, store_id: StoreId, conversation_id: ConversationId) -> None:
+        for stream in self._streams.get((store_id, conversation_id), ()):
+            stream.change()
+
+    async def _compare_versions(self) -> None:
+        keys, before = list(self._watched), self._versions
+        self._versions = {key: version for key, version in before.items() if key in self._watched}
+        for first in range(0, len(keys), VERSIONS_MAX):
+            part = keys[first : first + VERSIONS_MAX]
+            for key, version in zip(part, await self.ledger.list_versions(part), strict=True):
+                if before.get(key) != version:
+                    self._versions[key] = version
+                    self._changed(*key)
+
+
+class _Sent(NamedTuple):
+    """The last state of a run that a stream has sent, and when."""
+
+    digest: int
+    state: int
+    sent_at: float
+
+
+class _Stream:
+    """One client's stream. `shown` are the conversations whose changes it is notified of."""
+
+    def __init__(
+        self, around: ConversationWatches, caller: Principal, conversation_id: ConversationId, cursor: Cursor
+    ) -> None:
+        self.caller = caller
+        self.shown: set[ConversationId] = set()
+        self._around = around
+        self._conversation_id = conversation_id
+        self._cursor = cursor
+        self._woken = asyncio.Event()
+        self._has_changed = False
+        self._read_at = 0.0
+        self._conversation = 0
+        self._sent: dict[RunId, _Sent] = {}
+        # Runs whose events are to be sent, each with its last known seq and state.
+        self._followed: dict[RunId, tuple[int, int]] = {}
+        self._follower: asyncio.Task[None] | None = None
+        # Events for the client, and whether it has taken them.
+        self._events: tuple[RunId, list[RunEvent] | Gap] | None = None
+        self._taken = asyncio.Event()
+
+    def change(self) -> None:
+        """Read the conversation again soon."""
+        self._has_changed = True
+        self._woken.set()
+
+    async def end(self) -> None:
+        if self._follower is not None:
+            await tasks.end([self._follower])
+
+    async def responses(self) -> AsyncGenerator[WatchConversationResponse, None]:
+        async with aclosing(self._changes(is_first=True)) as changes:
+            async for response in changes:
+                yield response
+        yield self._response(caught_up=True)
+        while True:
+            if self._events is not None:
+                yield self._response_of(*self._events)
+                self._events = None
+                self._taken.set()
+            elif self._follower is not None and self._follower.done():
+                follower, self._follower = self._follower, None
+                follower.result()
+            elif self._has_changed and self._pause() <= 0:
+                async with aclosing(self._changes(is_first=False)) as changes:
+                    async for response in changes:
+                        yield response
+            elif not await self._wait():
+                yield WatchConversationResponse()
+
+    def _pause(self) -> float:
+        return self._read_at + PAUSE_SECONDS - asyncio.get_running_loop().time()
+
+    async def _wait(self) -> bool:
+        """Wait for something to send. Return False if it is time for a heartbeat."""
+        self._woken.clear()
+        seconds = self._pause() if self._has_changed else self._around.heartbeat_seconds
+        return bool(await tasks.within(seconds, self._woken.wait())) or self._has_changed
+
+    def _response(self, **fields: Any) -> WatchConversationResponse:
+        return WatchConversationResponse(cursor=self._cursor.encode(self.caller, self._conversation_id), **fields)
+
+    def _response_of(self, run_id: RunId, events: list[RunEvent] | Gap) -> WatchConversationResponse:
+        if isinstance(events, Gap):
+            self._cursor = replace(self._cursor, run_id=run_id, seq=events.to_seq)
+            return self._response(gap=ConversationGap(events=events))
+        self._cursor = replace(self._cursor, run_id=run_id, seq=events[-1].seq)
+        return self._response(events=events)
+
+    async def _changes(self, *, is_first: bool) -> AsyncGenerator[WatchConversationResponse, None]:
+        """Read what has changed, and yield what the client does not have yet."""
+        self._has_changed, self._read_at = False, asyncio.get_running_loop().time()
+        found = await self._read(is_first=is_first)
+        last_number = found.conversation.last_message_number
+        if is_first and last_number < self._cursor.number:
+            raise SeqBeyondEnd(last_seq=last_number)
+        # Before the runs are read, so that none of their later changes is missed.
+        self._around.show(self, set(map(ConversationId, found.conversation_ids)))
+        page = found
+        while True:
+            if (response := self._messages(page)) is not None:
+                yield response
+            if not page.has_more:
+                break
+            page = await self._read(is_first=False)
+        items: list[ConversationItem] = []
+        for run_id in map(RunId, found.run_ids):
+            if (item := await self._run(run_id, is_active=run_id == found.active_run_id)) is None:
+                continue
+            if items and sum(map(ConversationItem.ByteSize, items)) + item.ByteSize() > _PART_BYTES_MAX:
+                yield self._response(items=items)
+                items = []
+            items.append(item)
+        self._sent = {
+            run_id: sent for run_id, sent in self._sent.items() if sent.state not in ENDED or run_id in found.run_ids
+        }
+        self._cursor = replace(self._cursor, microseconds=found.time.ToMicroseconds())
+        if items:
+            yield self._response(items=items)
+
+    async def _read(self, *, is_first: bool) -> ListChangesResponse:
+        request = ListChangesRequest(
+            conversation_id=self._conversation_id,
+            messages_max=MESSAGES_MAX,
+            all_open=is_first,
+            after_number=self._cursor.number,
+        )
+        if self._cursor.microseconds:
+            request.since_time.FromMicroseconds(max(0, self._cursor.microseconds - _LATE_MICROSECONDS))
+        async with self._around.readers:
+            return await self._around.ledger.list_changes(self.caller, request)
+
+    def _messages(self, page: ListChangesResponse) -> WatchConversationResponse | None:
+        """Return a response with the conversation, if it has changed, and a page of new messages."""
+        items, digest = [], _digest(page.conversation)
+        if digest != self._conversation:
+            self._conversation = digest
+            items.append(ConversationItem(conversation=page.conversation))
+        items += [ConversationItem(message=message) for message in page.messages]
+        gap = None
+        if page.messages:
+            if page.messages[0].number > self._cursor.number + 1:
+                gap = ConversationGap(first_message_number=page.messages[0].number)
+            self._cursor = replace(self._cursor, number=page.messages[-1].number)
+        return self._response(items=items, gap=gap) if items else None
+
+    async def _run(self, run_id: RunId, *, is_active: bool) -> ConversationItem | None:
+        """Return a run or job; None if the client has its current state."""
+        try:
+            async with self._around.readers:
+                run = await self._around.ledger.get_run(self.caller, run_id)
+        except RunNotFound:  # It was removed.
+            return None
+        if is_active or run_id == self._cursor.run_id:
+            self._follow(run_id, run)
+        if run.reports_to_conversation_id:
+            item = ConversationItem(job=self._around.job(run))
+        else:
+            item = ConversationItem(run=convert.run_message(run))
+        for field in _VOLATILE:
+            run.ClearField(field)
+        digest, now, sent = _digest(item.job if item.HasField("job") else run), self._read_at, self._sent.get(run_id)
+        if sent is not None:
+            if sent.digest == digest:
+                return None
+            early = sent.sent_at + PROGRESS_SECONDS - now
+            if item.HasField("job") and sent.state == run.state and early > 0:
+                asyncio.get_running_loop().call_later(early, self.change)
+                return None
+        self._sent[run_id] = _Sent(digest, run.state, now)
+        return item
+
+    def _follow(self, run_id: RunId, run: Run) -> None:
+        """Send the run's events that the client does not have yet."""
+        seq = self._cursor.seq if self._cursor.run_id == run_id else 0
+        if run.last_seq < seq and run_id not in self._followed:
+            raise SeqBeyondEnd(last_seq=run.last_seq)
+        if run.last_seq > seq or run_id in self._followed:
+            self._followed[run_id] = run.last_seq, run.state
+            if self._follower is None:
+                self._follower = asyncio.get_running_loop().create_task(self._send_events(), name="conversation.events")
+                self._follower.add_done_callback(lambda _: self._woken.set())
+
+    async def _send_events(self) -> None:
+        """Send the events of the followed runs, of each until it rests or ends."""
+        while self._followed:
+            run_id = next(iter(self._followed))
+            seq, state = self._cursor.seq if self._cursor.run_id == run_id else 0, 0
+            with suppress(RunNotFound):
+                async with (
+                    self._around.watches.open(self.caller, run_id, seq) as watcher,
+                    aclosing(watcher.pages()) as pages,
+                ):
+                    async for page in pages:
+                        events = page if isinstance(page, Gap) else list(map(RunEvent.FromString, page))
+                        await self._send(run_id, events)
+                        if not isinstance(events, Gap):
+                            seq = events[-1].seq
+                            state = next((e.run_changed.run.state for e in reversed(events) if _is_state(e)), state)
+                        last_seq, known = self._followed[run_id]
+                        if seq >= last_seq and (state or known) in RESTING - ENDED:
+                            break
+            del self._followed[run_id]
+
+    async def _send(self, run_id: RunId, events: list[RunEvent] | Gap) -> None:
+        self._events = run_id, events
+        self._taken.clear()
+        self._woken.set()
+        await self._taken.wait()
+
+
+def _is_state(event: RunEvent) -> bool:
+    return event.HasField("run_changed")
+
+
+def _digest(message: ProtoMessage) -> int:
+    return hash(message.SerializeToString(deterministic=True))

@@ -1,0 +1,225 @@
+"""Applies a set of files to a store: validates all of them, shows the changes, then makes them in order."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pawl.agent.v1 import declaration_pb2 as pb
+from pawl.chassis.ids import DRAFT
+from pawl.cli.contract import ask, items
+from pawl.cli.declared import files, rules
+from pawl.cli.declared.files import Asked
+from pawl.cli.declared.kinds import DRAFTS, KINDS, Kind, Saved, State, references, without
+from pawl.cli.declared.rules import Action, Key, Owner, Step
+from pawl.cli.failure import CommandError
+from pawl.client import AsyncClient
+from pawl.errors import NotFound, PawlError, Unavailable
+
+WARNING: Final = "  warning: "
+_DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELETE: "deleted", Action.FORGET: "deleted"}
+
+
+class ApplyError(CommandError):
+    """Some files were refused, or some changes failed. `may_pass`: it may succeed later, without another change."""
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSet:
+    """Files, and what to do with them. `name` is the set's, empty for files without pawl.yaml."""
+
+    name: str
+    asked: Mapping[Key, Asked]
+    order: Sequence[Key]
+    adopts: bool = False
+    prunes: bool = False
+    dry_run: bool = False
+    drafts: bool = False
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        return DRAFTS if self.drafts else KINDS
+
+
+def read(
+    paths: Sequence[Path], *, adopt: bool = False, prune: bool = False, dry_run: bool = False, drafts: bool = False
+) -> FileSet:
+    """Read a set from files and folders.
+
+    Raises:
+        CommandError: A file is invalid; the message lists every problem with its file and line.
+    """
+    named = {name for path in paths if (name := files.read_set(path))}
+    if len(named) > 1 or (named and len(paths) > 1):
+        raise CommandError(f"A folder with {files.SET_FILE} must be the only one.")
+    name = "" if drafts else next(iter(named), "")
+    if (adopt or prune) and not name:
+        raise CommandError(f"--adopt and --prune need a folder with {files.SET_FILE}.")
+    kinds = DRAFTS if drafts else KINDS
+    found, problems = files.read(paths, {kind: each.definition for kind, each in kinds.items()})
+    if problems:
+        raise CommandError("\n".join(problems))
+    if not found and not name:
+        raise CommandError(
+            f"No resources found in {', '.join(map(str, paths))}. Files must end with .yaml, .yml or .json."
+        )
+    asked = {each.key: each for each in found}
+    try:
+        order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
+    except rules.DelegationCycle as error:
+        raise CommandError(f"The agents {error} delegate to each other in a cycle. Remove one delegation.") from None
+    return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
+
+
+async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
+    """Apply a set, and yield lines that describe the changes.
+
+    Nothing changes if any file is invalid. If a change fails, the ones before it remain; applying the set again makes
+    the rest.
+
+    Raises:
+        ApplyError: A file is invalid, a resource belongs to someone else, or a change failed.
+    """
+    owners = {} if wanted.drafts else await read_owners(target)
+    of_set = rules.leftover(wanted.order, owners, wanted.name)
+    used = {key.kind for key in (*wanted.order, *of_set)}
+    current = {
+        Key(kind, name): state
+        for kind in wanted.kinds
+        if kind in used
+        for name, state in (await wanted.kinds[kind].current(target)).items()
+    }
+    valid = await _validated(target, wanted, owners, current)
+    changed = {key for key, saved in valid.items() if key in current and saved.state != current[key]}
+    steps = rules.steps(wanted.order, changed, current, owners, wanted.name, prunes=wanted.prunes)
+    for index, step in enumerate(steps):
+        saved = valid.get(step.key)
+        if not wanted.dry_run:
+            try:
+                saved = await _take(target, wanted, step, exists=step.key in current) or saved
+            except PawlError as error:
+                left = ", ".join(str(each.key) for each in steps[index:] if each.action is not Action.KEEP)
+                problem = f"{step.key.kind} {step.key.name!r} failed: {_text(error)}"
+                raise ApplyError(
+                    f"{problem}\nNot applied: {left or step.key}. Run the command again.", may_pass=_may_pass(error)
+                ) from error
+        for line in _lines(step, saved, current.get(step.key), DRAFT if wanted.drafts else ""):
+            yield line
+    if of_set and not wanted.prunes:
+        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; --prune deletes them"
+
+
+async def read_owners(target: AsyncClient) -> Mapping[Key, Owner]:
+    found = await items(target, pb.ListDeclarationsRequest())
+    return {Key(each.kind, each.name): Owner(each.set, each.version) for each in found}
+
+
+async def _validated(
+    target: AsyncClient, wanted: FileSet, owners: Mapping[Key, Owner], current: Mapping[Key, State]
+) -> Mapping[Key, Saved]:
+    """Return each resource as the servers would save it.
+
+    Raises:
+        ApplyError: A resource is invalid or belongs to someone else.
+    """
+    valid: dict[Key, Saved] = {}
+    problems: dict[str, bool] = {}
+    # Drafts can delegate only to the store's agents.
+    later = set() if wanted.drafts else set(wanted.order) - set(current)
+    for key in wanted.order:
+        asked = wanted.asked[key]
+        exists = key in current
+        refused = rules.refusal(key, owners.get(key), wanted.name, exists=exists, adopts=wanted.adopts)
+        if refused:
+            problems[asked.problem(refused)] = False
+            continue
+        needs = references(key, asked.definition) & later - {key}
+        definition = without(key, asked.definition, needs)
+        try:
+            saved = await wanted.kinds[key.kind].save(target, definition, exists=exists, validate_only=True)
+        except PawlError as error:
+            problems[asked.problem(_text(error), error.metadata.get("field", ""))] = _may_pass(error)
+        else:
+            valid[key] = Saved(State(asked.definition), saved.outcome) if needs else saved
+            if key.kind == "source" and saved.state != current.get(key):
+                later.add(key)  # It may add tools.
+    if problems:
+        raise ApplyError("\n".join(problems), may_pass=all(problems.values()))
+    return valid
+
+
+async def _take(target: AsyncClient, wanted: FileSet, step: Step, *, exists: bool) -> Saved | None:
+    """Write the declaration, then the resource, so that a crash in between leaves no resource without its owner."""
+    version, kind = step.version, wanted.kinds[step.key.kind]
+    declaration = pb.Declaration(kind=step.key.kind, name=step.key.name, set=wanted.name, version=version)
+    if step.claims:
+        put = await ask(target, pb.PutDeclarationRequest(declaration=declaration))
+        declaration.version = put.declaration.version
+    match step.action:
+        case Action.CREATE | Action.UPDATE:
+            asked = wanted.asked[step.key].definition
+            return await kind.save(target, asked, exists=exists, validate_only=False)
+        case Action.DELETE:
+            await kind.delete(target, step.key.name)
+            await ask(target, pb.DeleteDeclarationRequest(declaration=declaration))
+        case Action.FORGET:
+            await ask(target, pb.DeleteDeclarationRequest(declaration=declaration))
+        case Action.KEEP:
+            pass
+    return None
+
+
+def _lines(step: Step, saved: Saved | None, before: State | None, prefix: str) -> list[str]:
+    label = f"{prefix}{step.key}"
+    if step.action is Action.KEEP or saved is None:
+        outcome = ("adopted" if step.claims else "unchanged") if saved else _DONE[step.action]
+        removed = [] if saved or before is None else _yaml(step.key, before)
+        return [f"{label}: {outcome}", *(f"  -{line}" for line in removed), *_notes(saved)]
+    old = _yaml(step.key, before) if before is not None else []
+    difference = difflib.unified_diff(old, _yaml(step.key, saved.state), n=1, lineterm="")
+    changes = [f"  {line}" for line in difference if not line.startswith(("---", "+++", "@@"))]
+    secret = [f"  secret, shown only now: {saved.secret}"] if saved.secret else []
+    return [f"{label}: {saved.outcome or _DONE[step.action]}", *changes, *_notes(saved), *secret]
+
+
+def _notes(saved: Saved | None) -> list[str]:
+    return [f"{WARNING}{note}" for note in saved.notes] if saved else []
+
+
+def _yaml(key: Key, state: State) -> list[str]:
+    return files.to_yaml(key.kind, state.definition, state.comments).splitlines()
+
+
+def _text(error: PawlError) -> str:
+    return f"{error.message} ({error.reason})"
+
+
+def _may_pass(error: PawlError) -> bool:
+    return isinstance(error, NotFound | Unavailable)
+
+
+async def export(
+    target: AsyncClient, folder: Path, name: str, write: Callable[[Path, str], None]
+) -> AsyncIterator[str]:
+    """Write every resource that the caller sees as a file of a new set, and yield lines about them."""
+    write(folder / files.SET_FILE, f"name: {name}\n")
+    for kind, each in KINDS.items():
+        for resource, state in sorted((await each.current(target)).items()):
+            secrets = files.without_secrets(resource, state.definition)
+            text = files.to_yaml(kind, state.definition)
+            file = folder / f"{kind}s" / f"{_file_name(resource)}.yaml"
+            write(file, text)
+            yield f"{kind} {resource}: {file}"
+            for secret in secrets:
+                yield f"{WARNING}its value of the secret {secret} is left out; add it to the deployment's secrets"
+
+
+def _file_name(name: str) -> str:
+    return "".join(each if each.isalnum() or each in "-_." else "_" for each in name)

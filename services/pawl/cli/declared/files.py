@@ -1,0 +1,305 @@
+"""Reads and writes files that declare resources. Errors name the file and the line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import yaml
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.message import Message
+
+from pawl.chassis import strict_json
+from pawl.chassis.ids import is_id
+from pawl.cli import wording
+from pawl.cli.command import read_file
+from pawl.cli.declared.rules import KINDS, Key
+from pawl.cli.failure import CommandError
+from pawl.errors import PawlError
+
+SET_FILE: Final = "pawl.yaml"
+ENDINGS: Final = (".yaml", ".yml", ".json")
+_FILE_BYTES_MAX: Final = 1024 * 1024
+_ERROR_CHARACTERS_MAX: Final = 300
+# Default values of agents' options, which are left out of the output.
+_DEFAULTS: Final = frozenset(
+    {
+        *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
+        *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
+    }
+)
+_INTEGERS: Final = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64)
+# Maps of values by name, each next to a map of secrets' names.
+_VALUE_MAPS: Final = {"headers": "secret_headers", "environment": "secret_environment"}
+_SECRET_NAME: Final = re.compile(r"auth|cookie|credential|key\b|passw|secret|token", re.IGNORECASE)
+_SECRET_VALUE: Final = re.compile(
+    r"(bearer\s+|whsec_|sk-)\S{8,}|[a-z]+://[^/@\s]*:[^/@\s]+@.*", re.IGNORECASE | re.DOTALL
+)
+
+# A place in a document: names and indexes.
+_Path: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A resource as a file declares it."""
+
+    key: Key
+    definition: Any
+    file: Path
+    lines: Mapping[_Path, int]
+
+    def problem(self, text: str, field: str = "") -> str:
+        """Return an error with the file, and the line of the deepest field that the text or `field` names."""
+        return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
+
+
+def read_set(folder: Path) -> str:
+    """Return the name of the set in a folder; empty if the folder has no pawl.yaml.
+
+    Raises:
+        CommandError: pawl.yaml is invalid.
+    """
+    file = folder / SET_FILE
+    if not file.is_file():
+        return ""
+    try:
+        found = yaml.load(read_file(file, _FILE_BYTES_MAX), _Loader)  # noqa: S506  # a safe loader
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} is not YAML: {_short(error)}.") from None
+    name = found.get("name") if isinstance(found, dict) and set(found) == {"name"} else None
+    if not isinstance(name, str) or not is_id(name):
+        raise CommandError(f"{file} must be `name: NAME` and nothing else, with 1 to 64 letters, digits, _ and -.")
+    return name
+
+
+def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[Asked], list[str]]:
+    """Read resources from files and folders. Return them, and the problems.
+
+    In a folder with pawl.yaml, files are in subfolders that are named after kinds, such as `agents`.
+    """
+    found: dict[Key, Asked] = {}
+    problems: list[str] = []
+    for file in (file for path in paths for file in _files(path)):
+        try:
+            for asked in _documents(file, types, problems):
+                if asked.key in found:
+                    problems.append(asked.problem(f"the {asked.key.kind} {asked.key.name!r} is defined twice"))
+                found[asked.key] = asked
+        except CommandError as error:
+            problems.append(str(error))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            mark = getattr(error, "problem_mark", None)
+            problems.append(f"{file}:{mark.line + 1 if mark else 1}: {file.name} is not YAML: {_short(error)}")
+    return list(found.values()), problems
+
+
+def to_yaml(kind: str, definition: Message, comments: Sequence[str] = ()) -> str:
+    """Return a resource as its file, with comments after it."""
+    fields: dict[str, Any] = {} if kind == "agent" else {"kind": kind}
+    fields |= _without_defaults(
+        _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
+    )
+    if "labels" in fields:
+        fields["labels"] = dict(sorted(fields["labels"].items()))
+    text: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text + "".join(f"# {comment}\n" for comment in comments)
+
+
+def without_secrets(name: str, definition: Any) -> list[str]:
+    """Replace values that look like secrets by the names of secrets. Return these names."""
+    made: list[str] = []
+    for part in [definition, *(value for field, value in definition.ListFields() if field.message_type)]:
+        for values, secrets in _VALUE_MAPS.items():
+            held = getattr(part, values, {})
+            for each in [each for each in held if _is_secret(each, held[each])]:
+                del held[each]
+                made.append(re.sub(r"[^A-Za-z0-9_-]", "-", f"{name}-{each}".lower()))
+                getattr(part, secrets)[each] = made[-1]
+    return made
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    folders = [path / f"{kind}s" for kind in KINDS] if (path / SET_FILE).is_file() else [path]
+    return [
+        file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.suffix in ENDINGS
+    ]
+
+
+def _documents(file: Path, types: Mapping[str, type[Any]], problems: list[str]) -> Iterator[Asked]:
+    content = read_file(file, _FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise CommandError(f"{file}:1: the file is larger than {_FILE_BYTES_MAX} bytes. Split it into several files.")
+    loader = _Loader(content)
+    try:
+        while loader.check_node():
+            node: Any = loader.get_node()
+            lines = dict(_lines(node, (), set()))
+            document = loader.construct_document(node)
+            if document is not None:
+                try:
+                    asked = _asked(file, document, lines, types)
+                except (ParseError, PawlError, RecursionError) as error:
+                    text = wording.one_line(str(error).partition(" Available Fields")[0], _ERROR_CHARACTERS_MAX)
+                    problems.append(f"{file}:{_line(lines, text)}: {text}")
+                else:
+                    problems += [f"{file}:{_at(lines, place)}: {problem}" for place, problem in _secrets(document, ())]
+                    yield asked
+    finally:
+        loader.dispose()
+
+
+def _asked(file: Path, document: Any, lines: Mapping[_Path, int], types: Mapping[str, type[Any]]) -> Asked:
+    folder = file.absolute().parent.name.removesuffix("s")
+    kind = document.get("kind", folder if folder in types else "agent") if isinstance(document, dict) else "agent"
+    if kind not in types:
+        raise ParseError(f"kind must be one of {', '.join(types)}, not {kind!r}")
+    if not isinstance(document, dict) or not isinstance(document.get("name"), str) or not document["name"]:
+        raise ParseError(
+            f"an {kind} must be a mapping with a `name`" if kind == "agent" else f"a {kind} needs a `name`"
+        )
+    fields = {name: value for name, value in document.items() if name != "kind"}
+    definition = ParseDict(_natural(types[kind].DESCRIPTOR, fields), types[kind]())
+    return Asked(Key(kind, document["name"]), definition, file, lines)
+
+
+def _natural(kind: Any, value: Any) -> Any:
+    """Convert a document to protobuf JSON: `schema` to `schema_json`, text to bytes, ALLOW to RULE_EFFECT_ALLOW."""
+    if isinstance(value, list):
+        return [_natural(kind, each) for each in value]
+    if not isinstance(value, dict) or kind.GetOptions().map_entry:
+        return value
+    made: dict[str, Any] = {}
+    for name, each in value.items():
+        field = kind.fields_by_name.get(name)
+        if field is None and f"{name}_json" in kind.fields_by_name:
+            made[f"{name}_json"] = base64.b64encode(strict_json.dumps_canonical(each)).decode()
+        elif field is not None and field.type == FieldDescriptor.TYPE_BYTES and isinstance(each, str):
+            made[name] = base64.b64encode(each.encode()).decode()
+        elif field is not None and field.enum_type is not None:
+            several = isinstance(each, list)
+            named = [_value_name(field.enum_type, one) for one in (each if several else [each])]
+            made[name] = named if several else named[0]
+        elif isinstance(each, datetime):
+            made[name] = (each if each.tzinfo else each.replace(tzinfo=UTC)).isoformat()
+        else:
+            made[name] = _natural(field.message_type, each) if field is not None and field.message_type else each
+    return made
+
+
+def _value_name(kind: EnumDescriptor, typed: Any) -> Any:
+    named = [value.name for value in kind.values if value.name.endswith(f"_{typed}".upper())]
+    return named[0] if len(named) == 1 and typed not in kind.values_by_name else typed
+
+
+def _shown(kind: Any, value: Any) -> Any:
+    """Convert protobuf JSON to a document. The inverse of `_natural`."""
+    if isinstance(value, list):
+        return [_shown(kind, each) for each in value]
+    if not isinstance(value, dict) or kind.GetOptions().map_entry:
+        return value
+    made: dict[str, Any] = {}
+    for name, each in value.items():
+        field = kind.fields_by_name[name]
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            content = base64.b64decode(each)
+            is_json = name.endswith("_json")
+            made[name.removesuffix("_json")] = json.loads(content) if is_json else content.decode(errors="replace")
+        elif field.type in _INTEGERS:
+            made[name] = int(each)
+        else:
+            made[name] = _shown(field.message_type, each) if field.message_type else each
+    return made
+
+
+def _without_defaults(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        name: _without_defaults(each)
+        for name, each in value.items()
+        if not (isinstance(each, str) and each in _DEFAULTS)
+    }
+    return {name: each for name, each in kept.items() if each != {}}
+
+
+def _secrets(value: Any, place: _Path) -> Iterator[tuple[_Path, str]]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _secrets(each, (*place, name))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _secrets(each, (*place, index))
+    elif isinstance(value, str):
+        group = place[-2] if len(place) > 1 else ""
+        is_value = group in _VALUE_MAPS and _is_secret(str(place[-1]), value)
+        if is_value or _SECRET_VALUE.fullmatch(value):
+            instead = f"name a secret in `{_VALUE_MAPS[str(group)]}`" if group in _VALUE_MAPS else "name a secret"
+            yield place, f"{place[-1] if place else 'the value'} looks like a secret's value; {instead} instead"
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(value) and bool(_SECRET_NAME.search(name) or _SECRET_VALUE.fullmatch(value))
+
+
+def _lines(node: yaml.Node, place: _Path, seen: set[int]) -> Iterator[tuple[_Path, int]]:
+    """Yield the line of each place in a document. Aliases are not followed, so this takes linear time."""
+    yield place, node.start_mark.line + 1
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*place, key.value)
+            yield from _lines(value, inner, seen)
+            yield inner, key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _lines(value, (*place, index), seen)
+
+
+def _at(lines: Mapping[_Path, int], place: _Path) -> int:
+    while place not in lines:
+        place = place[:-1]
+    return lines[place]
+
+
+def _line(lines: Mapping[_Path, int], text: str) -> int:
+    words = set(re.findall(r"\w+", text))
+    names = [place for place in lines if place and str(place[-1]) in words]
+    return lines[max(names, key=lambda place: (len(words & {str(each) for each in place}), len(place)), default=())]
+
+
+def _short(error: Exception) -> str:
+    return wording.one_line(str(error), _ERROR_CHARACTERS_MAX)
+
+
+class _Loader(yaml.SafeLoader):
+    """Rejects duplicate keys in a mapping, because YAML would silently keep the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.composer.ComposerError(None, None, f"{twice[0]!r} is defined twice", node.start_mark)
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes multi-line strings as blocks."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)

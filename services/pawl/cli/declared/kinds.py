@@ -1,0 +1,264 @@
+"""Reads, validates, saves and deletes each kind of resource that files can declare."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from pawl.agent.v1 import agents_pb2, schedule_pb2, trigger_pb2
+from pawl.cli.contract import ask, items
+from pawl.cli.declared.rules import Key
+from pawl.client import AsyncClient
+from pawl.event.v1 import agent_pb2
+from pawl.event.v1.schedule_pb2 import ScheduleDefinition
+from pawl.event.v1.trigger_pb2 import TriggerDefinition
+from pawl.notify.v1 import channel_pb2, notify_pb2
+from pawl.tool.v1 import rule_pb2, source_pb2
+
+_EMAIL_AFTER_SECONDS: Final = 600
+_SCOPES: Final = (rule_pb2.RULE_SCOPE_USER, rule_pb2.RULE_SCOPE_STORE, rule_pb2.RULE_SCOPE_AGENT)
+# Fields of a rule that its author does not set.
+_RULE_OUTPUTS: Final = (
+    *("rule_id", "uses", "tool_version", "suspended", "user_id", "create_time"),
+    *("revoke_time", "revoke_user_id", "call_id"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A resource as the servers have it, or would save it. `comments` are part of it: an agent's selected tools."""
+
+    definition: Any
+    comments: tuple[str, ...] = ()
+    is_partial: bool = False  # An earlier change stopped midway.
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    state: State
+    outcome: str = ""
+    notes: tuple[str, ...] = ()
+    secret: str = ""
+
+
+class Kind(Protocol):
+    """How to manage one kind of resource. `definition` is the type of its files."""
+
+    definition: type[Any]
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]: ...
+
+    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved: ...
+
+    async def delete(self, target: AsyncClient, name: str) -> None: ...
+
+
+class _Agents:
+    definition: type[Any] = agent_pb2.AgentDefinition
+
+    def __init__(self, *, drafts: bool = False) -> None:
+        self._drafts = drafts
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]:
+        found = await items(target, agents_pb2.ListAgentsRequest(drafts=self._drafts))
+        return {agent.definition.name: _of_agent(agent) for agent in found if agent.version}
+
+    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+        request = agents_pb2.UpdateDraftRequest if self._drafts else agents_pb2.UpdateAgentRequest
+        saved = await ask(target, request(definition=asked, validate_only=validate_only))
+        notes = tuple(f"{pattern} matches no available tool" for pattern in saved.unmatched)
+        return Saved(_of_agent(saved.agent), f"version {saved.agent.version}", notes)
+
+    async def delete(self, target: AsyncClient, name: str) -> None:
+        await ask(target, agents_pb2.DeleteAgentRequest(name=name))
+
+
+class _Starters:
+    """Schedules or triggers."""
+
+    def __init__(self, definition: type[Any], requests: Any, name: str) -> None:
+        self.definition = definition
+        self._requests = requests
+        self._name = name
+
+    def _request(self, verb: str, **fields: Any) -> Any:
+        return getattr(self._requests, f"{verb}{self._name}Request")(**fields)
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]:
+        found = await items(target, getattr(self._requests, f"List{self._name}sRequest")())
+        return {each.definition.name: State(each.definition) for each in found}
+
+    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+        verb = "Update" if exists else "Create"
+        saved = await ask(target, self._request(verb, definition=asked, validate_only=validate_only))
+        resource = getattr(saved, self._name.lower())
+        return Saved(State(resource.definition), secret=getattr(saved, "secret", ""))
+
+    async def delete(self, target: AsyncClient, name: str) -> None:
+        await ask(target, self._request("Delete", name=name))
+
+
+class _Sources:
+    definition: type[Any] = source_pb2.SourceConfig
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]:
+        found = await items(target, source_pb2.ListSourcesRequest())
+        return {each.config.name: State(each.config) for each in found}
+
+    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+        request = source_pb2.AddSourceRequest(config=asked, replace=exists, validate_only=validate_only)
+        saved = await ask(target, request)
+        notes = tuple(f"{tool.name} is left out: {tool.reason}" for tool in saved.left_out)
+        return Saved(State(saved.source.config), notes=notes)
+
+    async def delete(self, target: AsyncClient, name: str) -> None:
+        await ask(target, source_pb2.RemoveSourceRequest(name=name))
+
+
+class _Rules:
+    """Rules are immutable, so a change creates a new rule and then revokes the earlier ones with its name."""
+
+    definition: type[Any] = rule_pb2.Rule
+
+    async def _named(self, target: AsyncClient) -> Mapping[str, list[rule_pb2.Rule]]:
+        found: dict[str, list[rule_pb2.Rule]] = {}
+        for rule in await items(target, rule_pb2.ListRulesRequest()):
+            if rule.scope in _SCOPES:
+                found.setdefault(rule.name or rule.rule_id, []).append(rule)
+        return found
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]:
+        named = await self._named(target)
+        return {name: State(_terms(rules[0]), is_partial=len(rules) > 1) for name, rules in named.items()}
+
+    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+        if validate_only:
+            request = rule_pb2.CreateRuleRequest(rule=asked, validate_only=True)
+            return Saved(State(_terms((await ask(target, request)).rule)))
+        earlier = (await self._named(target)).get(asked.name, [])
+        kept = next((rule for rule in earlier if _terms(rule) == asked), None)
+        if kept is None:
+            kept = (await ask(target, rule_pb2.CreateRuleRequest(rule=asked))).rule
+        await self._revoke(target, (rule for rule in earlier if rule.rule_id != kept.rule_id))
+        return Saved(State(_terms(kept)))
+
+    async def delete(self, target: AsyncClient, name: str) -> None:
+        await self._revoke(target, (await self._named(target)).get(name, ()))
+
+    async def _revoke(self, target: AsyncClient, rules: Any) -> None:
+        for rule in rules:
+            await ask(target, rule_pb2.RevokeRuleRequest(rule_id=rule.rule_id))
+
+
+class _Channels:
+    definition: type[Any] = channel_pb2.Channel
+
+    async def _named(self, target: AsyncClient) -> Mapping[str, channel_pb2.Channel]:
+        found = (await ask(target, channel_pb2.ListChannelsRequest())).channels
+        # The oldest one, if several have the same name.
+        return {each.name: each for each in reversed(found)}
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]:
+        return {name: State(_settings(each)) for name, each in (await self._named(target)).items() if name}
+
+    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+        saved: Any
+        if exists:
+            is_email = asked.url.startswith("mailto:")
+            after = asked.after_seconds if asked.HasField("after_seconds") else _EMAIL_AFTER_SECONDS * is_email
+            request = channel_pb2.UpdateChannelRequest(
+                channel_id=(await self._named(target))[asked.name].channel_id,
+                url=asked.url,
+                kinds=notify_pb2.NotificationKinds(kinds=asked.kinds),
+                after_seconds=after,
+                validate_only=validate_only,
+            )
+            saved = await ask(target, request)
+        else:
+            saved = await ask(target, channel_pb2.CreateChannelRequest(channel=asked, validate_only=validate_only))
+        is_new_address = asked.url.startswith("mailto:") and not saved.channel.HasField("confirm_time")
+        notes = (f"{asked.url} must be confirmed with `pawl notify confirm`",) if is_new_address else ()
+        return Saved(State(_settings(saved.channel)), notes=notes, secret=getattr(saved, "secret", ""))
+
+    async def delete(self, target: AsyncClient, name: str) -> None:
+        channel = (await self._named(target))[name]
+        await ask(target, channel_pb2.DeleteChannelRequest(channel_id=channel.channel_id))
+
+
+def _of_agent(agent: agent_pb2.AgentVersion) -> State:
+    return State(agent.definition, tuple(f"tool: {name}" for name in agent.tool_names))
+
+
+def _terms(rule: rule_pb2.Rule) -> rule_pb2.Rule:
+    kept = rule_pb2.Rule()
+    kept.CopyFrom(rule)
+    for name in _RULE_OUTPUTS:
+        kept.ClearField(name)
+    kept.name = rule.name or rule.rule_id
+    return kept
+
+
+def _settings(channel: channel_pb2.Channel) -> channel_pb2.Channel:
+    after = channel.after_seconds if channel.HasField("after_seconds") else None
+    return channel_pb2.Channel(name=channel.name, url=channel.url, kinds=channel.kinds, after_seconds=after)
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "source": _Sources(),
+    "agent": _Agents(),
+    "rule": _Rules(),
+    "schedule": _Starters(ScheduleDefinition, schedule_pb2, "Schedule"),
+    "trigger": _Starters(TriggerDefinition, trigger_pb2, "Trigger"),
+    "channel": _Channels(),
+}
+DRAFTS: Final[Mapping[str, Kind]] = {"agent": _Agents(drafts=True)}
+
+
+def references(key: Key, definition: Any) -> set[Key]:
+    """Return the agents and sources that a definition names."""
+    match key.kind:
+        case "agent":
+            named = {name.partition(".")[0] for name in (*definition.tools.names, *definition.tools.patterns)}
+            sources = named | {name.partition(":")[2] for name in definition.tools.sources}
+            agents = set(definition.delegates_to)
+        case "rule":
+            sources = {definition.tool_name.partition(".")[0]}
+            agents = {definition.scope_id} if definition.scope == rule_pb2.RULE_SCOPE_AGENT else set()
+        case "schedule" | "trigger":
+            sources, agents = set(), {definition.agent}
+        case _:
+            return set()
+    return {*(Key("source", name) for name in sources), *(Key("agent", name) for name in agents)}
+
+
+def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
+    """Return a definition that servers can validate before the resources in `later` exist. It does not name them."""
+    if not later:
+        return definition
+    made = type(definition)()
+    made.CopyFrom(definition)
+
+    def is_later(kind: str, name: str) -> bool:
+        return Key(kind, name) in later
+
+    match key.kind:
+        case "agent":
+            made.delegates_to[:] = [name for name in made.delegates_to if not is_later("agent", name)]
+            for field in ("names", "patterns"):
+                kept = [name for name in getattr(made.tools, field) if not is_later("source", name.partition(".")[0])]
+                getattr(made.tools, field)[:] = kept
+        case "rule":
+            if made.scope == rule_pb2.RULE_SCOPE_AGENT and is_later("agent", made.scope_id):
+                made.scope, made.scope_id = rule_pb2.RULE_SCOPE_STORE, ""
+            if is_later("source", made.tool_name.partition(".")[0]):
+                # Only an ALLOW needs the tool.
+                made.effect = rule_pb2.RULE_EFFECT_DENY
+                for field in ("items_max", "uses_max", "includes_destructive"):
+                    made.ClearField(field)
+        case "schedule" | "trigger":
+            if is_later("agent", made.agent):
+                made.agent = ""
+        case _:
+            pass
+    return made

@@ -1,0 +1,110 @@
+"""Decides what `pawl apply` does: who owns what, in which order, and which steps follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import Final, NamedTuple
+
+# In dependency order: an agent may use a source's tools, a rule may name an agent, and so on.
+KINDS: Final = ("source", "agent", "rule", "schedule", "trigger", "channel")
+
+
+class Key(NamedTuple):
+    """Identity of a resource within its store or user."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name if self.kind == "agent" else f"{self.kind} {self.name}"
+
+
+class Owner(NamedTuple):
+    """The set that owns a resource, and the version of its declaration."""
+
+    set_name: str
+    version: int
+
+
+class Action(StrEnum):
+    CREATE = "create"
+    UPDATE = "update"
+    KEEP = "keep"
+    DELETE = "delete"
+    # The resource is gone; only its declaration remains.
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change. `claims` is whether to write the declaration, whose current version is `version`, before it."""
+
+    action: Action
+    key: Key
+    version: int
+    claims: bool
+
+
+class DelegationCycle(Exception):
+    """Resources refer to each other in a cycle."""
+
+
+def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
+    """Sort resources so that each follows those that it refers to.
+
+    Raises:
+        DelegationCycle: There is no such order. The argument lists the names in the cycle.
+    """
+    keys = sorted(references, key=lambda key: KINDS.index(key.kind))
+    try:
+        return list(
+            TopologicalSorter({key: [each for each in keys if each in references[key]] for key in keys}).static_order()
+        )
+    except CycleError as error:
+        raise DelegationCycle(", ".join(each.name for each in error.args[1])) from None
+
+
+def refusal(key: Key, owner: Owner | None, set_name: str, *, exists: bool, adopts: bool) -> str:
+    """Return why a set may not change a resource; empty if it may. `set_name` is empty for files without a set."""
+    if owner is not None and owner.set_name != set_name and not (adopts and set_name):
+        advice = "; add --adopt to take it over" if set_name else ""
+        return f"{key.kind} {key.name!r} belongs to the set {owner.set_name!r}{advice}"
+    if owner is None and exists and set_name and not adopts:
+        return f"{key.kind} {key.name!r} exists and belongs to no set; add --adopt to take it over"
+    return ""
+
+
+def steps(
+    order: Sequence[Key],
+    changed: Collection[Key],
+    existing: Collection[Key],
+    owners: Mapping[Key, Owner],
+    set_name: str,
+    *,
+    prunes: bool,
+) -> list[Step]:
+    """Return the steps that save the resources in `order` and, with `prunes`, delete the set's other resources.
+
+    `changed` are the existing resources that differ from their files.
+    """
+    found: list[Step] = []
+    for key in order:
+        owner = owners.get(key)
+        action = Action.CREATE if key not in existing else Action.UPDATE if key in changed else Action.KEEP
+        is_owned = owner is not None and owner.set_name == set_name
+        claims = bool(set_name) and (action is not Action.KEEP or not is_owned)
+        found.append(Step(action, key, owner.version if owner else 0, claims))
+    left = leftover(order, owners, set_name) if prunes else ()
+    for key in left:
+        action = Action.DELETE if key in existing else Action.FORGET
+        found.append(Step(action, key, owners[key].version, claims=action is Action.DELETE))
+    return found
+
+
+def leftover(order: Collection[Key], owners: Mapping[Key, Owner], set_name: str) -> list[Key]:
+    """Return the resources that the set owns but that have no file, dependents first."""
+    keys = [key for key, owner in owners.items() if set_name and owner.set_name == set_name and key not in order]
+    return sorted(keys, key=lambda key: (-KINDS.index(key.kind), key.name))

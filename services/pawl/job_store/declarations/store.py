@@ -1,0 +1,92 @@
+"""Stores declarations and the leases of sets in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import asyncpg
+
+from pawl.agent.v1.declaration_pb2 import Declaration
+from pawl.chassis.ids import StoreId, UserId
+from pawl.errors import Conflict, TooLarge
+from pawl.job_store.ledger.rpc.messages import timestamp
+from pawl.server.db.database import DatabaseAdapter
+
+DECLARATIONS_MAX: Final = 5000
+
+# The statements are built only from constants in this module.
+# ruff: noqa: S608
+
+_COLUMNS: Final = 'kind, name, set_name AS "set", version, update_user_id, update_time'
+_KEY: Final = "store_id = $1 AND user_id = $2 AND kind = $3 AND name = $4"
+_LIST: Final = f"""
+SELECT {_COLUMNS} FROM job_store.declarations WHERE store_id = $1 AND user_id IN ('', $2) ORDER BY kind, name
+"""
+_GET: Final = f"SELECT {_COLUMNS} FROM job_store.declarations WHERE {_KEY}"
+_COUNT: Final = "SELECT count(*) FROM job_store.declarations WHERE store_id = $1"
+_ADD: Final = f"""
+INSERT INTO job_store.declarations (store_id, user_id, kind, name, set_name, version, update_user_id, update_time)
+VALUES ($1, $2, $3, $4, $5, 1, $6, now()) ON CONFLICT DO NOTHING RETURNING {_COLUMNS}
+"""
+_CHANGE: Final = f"""
+UPDATE job_store.declarations SET set_name = $5, version = version + 1, update_user_id = $6, update_time = now()
+WHERE {_KEY} AND version = $7 RETURNING {_COLUMNS}
+"""
+_DELETE: Final = f"DELETE FROM job_store.declarations WHERE {_KEY} AND version = $5 RETURNING true"
+_LEASE: Final = """
+INSERT INTO job_store.set_leases AS l (store_id, set_name, holder_id, expire_time)
+VALUES ($1, $2, $3, now() + make_interval(secs => $4))
+ON CONFLICT (store_id, set_name) DO UPDATE SET holder_id = excluded.holder_id, expire_time = excluded.expire_time
+WHERE l.holder_id = excluded.holder_id OR l.expire_time <= now() RETURNING true
+"""
+
+
+class PostgresDeclarations(DatabaseAdapter):
+    async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[Declaration]:
+        """Return the store's declarations and the user's own, by kind and name."""
+        return [_message(row) for row in await self._database.fetch(_LIST, store_id, user_id)]
+
+    async def put(self, store_id: StoreId, owner_id: str, asked: Declaration, by: UserId) -> Declaration:
+        """Create a declaration if its version is 0, otherwise change it. `owner_id` is empty for the store's own.
+
+        Raises:
+            Conflict: The version is not the current one.
+            TooLarge: The store has too many declarations.
+        """
+        key = (store_id, owner_id, asked.kind, asked.name)
+        if asked.version:
+            row = await self._database.fetchrow(_CHANGE, *key, asked.set, by, asked.version)
+        elif await self._database.fetchval(_COUNT, store_id) >= DECLARATIONS_MAX:
+            raise TooLarge(f"the store already has {DECLARATIONS_MAX} declarations, which is the maximum")
+        else:
+            row = await self._database.fetchrow(_ADD, *key, asked.set, by)
+        if row is None:
+            raise await self._conflict(store_id, owner_id, asked)
+        return _message(row)
+
+    async def delete(self, store_id: StoreId, owner_id: str, asked: Declaration) -> None:
+        """Delete a declaration.
+
+        Raises:
+            Conflict: The version is not the current one.
+        """
+        if not await self._database.fetchval(_DELETE, store_id, owner_id, asked.kind, asked.name, asked.version):
+            raise await self._conflict(store_id, owner_id, asked)
+
+    async def lease(self, store_id: StoreId, set_name: str, holder_id: str, seconds: int) -> bool:
+        """Lease a set until `seconds` from now; return False if another holder has the lease."""
+        return bool(await self._database.fetchval(_LEASE, store_id, set_name, holder_id, float(seconds)))
+
+    async def _conflict(self, store_id: StoreId, owner_id: str, asked: Declaration) -> Conflict:
+        found = await self._database.fetchrow(_GET, store_id, owner_id, asked.kind, asked.name)
+        state = "has no declaration any more" if found is None else f"was changed by {found['update_user_id']}"
+        return Conflict(
+            f"the {asked.kind} {asked.name!r} {state} since you read version {asked.version}: read it again",
+            kind=asked.kind,
+            name=asked.name,
+        )
+
+
+def _message(row: asyncpg.Record) -> Declaration:
+    return Declaration(**dict(row) | {"update_time": timestamp(row["update_time"])})

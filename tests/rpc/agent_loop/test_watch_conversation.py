@@ -1,0 +1,315 @@
+"""WatchConversation: first the current state, then changes; each caller gets only what the reads would return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1 import conversation_pb2 as pb
+from pawl.agent_loop.api.feed import BEHIND_EVENTS_MAX
+from pawl.agent_loop.conversations import watch
+from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.rpc.status import from_rpc_error
+from pawl.errors import SlowConsumer
+from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
+from pawl.values import RunState
+from tests.fakes.session_agent import FakeLive
+from tests.rpc.agent_loop.conftest import ME, OTHER_USERS
+from tests.rpc.agent_loop.ledger import ME as CALLER
+from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.agent_loop.test_jobs import add_job
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
+
+YOU = OTHER_USERS[0]
+pytestmark = pytest.mark.usefixtures("run")
+
+
+class Seen:
+    """What a client has received from one stream or, with `after`, from several."""
+
+    def __init__(self) -> None:
+        self.cursor = ""
+        self.caught_up = 0
+        self.heartbeats = 0
+        self.conversation = conversation_pb2.Conversation()
+        self.numbers: list[int] = []
+        self.runs: dict[str, run_pb2.Run] = {}
+        self.jobs: dict[str, Any] = {}
+        self.events: list[tuple[str, int]] = []
+        self.gaps: list[pb.ConversationGap] = []
+
+    @property
+    def states(self) -> dict[str, int]:
+        return {run_id: run.state for run_id, run in self.runs.items()}
+
+    def take(self, response: pb.WatchConversationResponse) -> None:
+        self.cursor = response.cursor or self.cursor
+        self.caught_up += response.caught_up
+        self.heartbeats += not response.ByteSize()
+        if response.HasField("gap"):
+            self.gaps.append(response.gap)
+        for item in response.items:
+            match item.WhichOneof("kind"):
+                case "conversation":
+                    self.conversation = item.conversation
+                case "message":
+                    self.numbers.append(item.message.number)
+                case "run":
+                    self.runs[item.run.run_id] = item.run
+                case "job":
+                    self.jobs[item.job.job_id] = item.job
+        self.events += [(event.run_id, event.seq) for event in response.events]
+
+
+class Stream:
+    def __init__(self, call: Any, seen: Seen) -> None:
+        self.seen = seen
+        self._call = call
+
+    async def until(self, condition: Callable[[Seen], object]) -> None:
+        async with asyncio.timeout(60):
+            while not condition(self.seen):
+                response = await self._call.read()
+                assert response is not grpc.aio.EOF
+                self.seen.take(response)
+
+    async def end(self) -> str:
+        """Return the reason with which the server ends the stream."""
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await self.until(lambda _: False)
+        return from_rpc_error(error.value).reason
+
+
+@pytest.fixture
+def follow(conversations: ConversationServiceAsyncStub) -> Any:
+    @asynccontextmanager
+    async def follow(metadata: Any = ME, after: Seen | None = None, cursor: str = "") -> AsyncIterator[Stream]:
+        request = pb.WatchConversationRequest(
+            conversation_id="conv_1", after=cursor or (after.cursor if after is not None else "")
+        )
+        call: Any = conversations.WatchConversation(request, metadata=metadata)
+        try:
+            yield Stream(call, after or Seen())
+        finally:
+            call.cancel()
+
+    return follow
+
+
+@pytest.fixture(autouse=True)
+async def reports(clients: ClientSide, live: FakeLive) -> AsyncIterator[None]:
+    """Changes are reported, and versions are compared only when a test asks for it."""
+    following = asyncio.create_task(clients.conversations.follow(live))
+    yield
+    following.cancel()
+
+
+@pytest.fixture
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PROGRESS_SECONDS", 0.05)
+
+
+async def share(
+    conversations: ConversationServiceAsyncStub, sharing: conversation_pb2.Sharing.ValueType, *, arguments: bool = True
+) -> None:
+    request = pb.UpdateConversationRequest(conversation_id="conv_1", sharing=sharing, shows_arguments=arguments)
+    await conversations.UpdateConversation(request, metadata=ME)
+
+
+async def test_stream_starts_with_the_current_state_and_continues_with_changes(
+    follow: Any, ledger: PlayedLedger, brief_pauses: None
+) -> None:
+    await add_job(ledger, 1)
+    ledger.put_background("conv_1", "job_1")
+    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        seen = stream.seen
+        assert seen.conversation.active_run_id == "run_1"
+        assert [call.call_id for call in seen.runs["run_1"].pending_calls] == ["call_1"]
+        assert seen.jobs.keys() == {"job_1"}
+        await stream.until(lambda seen: seen.events[-1:] == [("run_1", ledger.last_seq())])
+        assert seen.events == [("run_1", seq) for seq in range(1, ledger.last_seq() + 1)]
+        await ledger.settle("call_1")
+        await stream.until(lambda seen: not seen.runs["run_1"].pending_calls)
+        await ledger.change("job_1", RunState.WAITING)
+        await stream.until(lambda seen: seen.jobs["job_1"].state == run_pb2.RUN_STATE_WAITING)
+        await ledger.finish()
+        await stream.until(
+            lambda seen: (
+                seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED
+                and seen.events[-1] == ("run_1", ledger.last_seq())
+                and not seen.conversation.active_run_id
+            )
+        )
+        assert seen.events == [("run_1", seq) for seq in range(1, ledger.last_seq() + 1)]
+        await stream.until(lambda seen: seen.heartbeats)
+
+
+async def test_message_and_its_run_appear_on_an_open_stream(
+    follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub
+) -> None:
+    await ledger.finish()
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        started = await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text="Hello"), metadata=ME)
+        run_id = started.run.run_id
+        await stream.until(lambda seen: seen.numbers == [1] and run_id in seen.runs and (run_id, 1) in seen.events)
+
+
+async def test_reconnected_stream_continues_after_its_cursor(
+    follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub
+) -> None:
+    await ledger.append(count=3)
+    async with follow() as stream:
+        await stream.until(lambda seen: ("run_1", 4) in seen.events)
+    await ledger.append(count=2)
+    await ledger.finish()
+    await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text="Hello"), metadata=ME)
+    async with follow(after=stream.seen) as again:
+        await again.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
+        await again.until(lambda seen: ("run_1", 7) in seen.events and seen.events[-1][0] != "run_1")
+        of_run = [seq for run_id, seq in again.seen.events if run_id == "run_1"]
+        assert of_run == list(range(1, 8))
+        assert again.seen.numbers == [1]
+
+
+async def test_run_that_rests_is_followed_again_when_it_continues(follow: Any, ledger: PlayedLedger) -> None:
+    async with follow() as stream:
+        await ledger.change("run_1", RunState.WAITING)
+        await stream.until(lambda seen: seen.events[-1:] == [("run_1", 2)])
+        await ledger.append()
+        await ledger.change("run_1", RunState.RUNNING)
+        await stream.until(lambda seen: seen.events[-1:] == [("run_1", 4)])
+        await ledger.append()
+        await stream.until(lambda seen: seen.events == [("run_1", seq) for seq in range(1, 6)])
+
+
+async def test_unreported_change_is_found_by_its_version(
+    follow: Any, ledger: PlayedLedger, clients: ClientSide, live: FakeLive
+) -> None:
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        live.conversations.clear()
+        await ledger.finish()
+        await clients.conversations._compare_versions()
+        await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
+
+
+async def test_job_that_only_makes_progress_is_sent_at_most_once_a_second(
+    follow: Any, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "PROGRESS_SECONDS", 3600.0)
+    await add_job(ledger, 1)
+    ledger.put_background("conv_1", "job_1")
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        ledger.put_run("job_1", trimmed_rounds=5)
+        await ledger.append("job_1")
+        await ledger.change("run_1", RunState.WAITING)
+        await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_WAITING)
+        assert stream.seen.jobs["job_1"].iterations == 0
+        await ledger.change("job_1", RunState.CANCELLING)
+        await stream.until(lambda seen: seen.jobs["job_1"].state == run_pb2.RUN_STATE_CANCELLING)
+        assert stream.seen.jobs["job_1"].iterations == 5
+
+
+async def test_second_user_never_receives_runs_jobs_or_events(
+    follow: Any, ledger: PlayedLedger, conversations: ConversationServiceAsyncStub
+) -> None:
+    await add_job(ledger, 1)
+    ledger.put_background("conv_1", "job_1")
+    await share(conversations, conversation_pb2.SHARING_WRITE)
+    async with follow(YOU) as stream, follow() as mine:
+        await stream.until(lambda seen: seen.caught_up)
+        await mine.until(lambda seen: seen.caught_up)
+        await ledger.change("job_1", RunState.WAITING)
+        await ledger.finish()
+        await mine.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
+        await share(conversations, conversation_pb2.SHARING_READ)
+        await stream.until(lambda seen: seen.conversation.sharing == conversation_pb2.SHARING_READ)
+        seen = stream.seen
+        assert (seen.runs, seen.jobs, seen.events, seen.conversation.active_run_id) == ({}, {}, [], "")
+
+
+async def test_stream_ends_when_sharing_ends(follow: Any, conversations: ConversationServiceAsyncStub) -> None:
+    await share(conversations, conversation_pb2.SHARING_READ)
+    async with follow(YOU) as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        await share(conversations, conversation_pb2.SHARING_PRIVATE)
+        assert await stream.end() == "CONVERSATION_NOT_FOUND"
+
+
+@pytest.mark.parametrize("metadata", OTHER_USERS)
+async def test_unshared_conversation_is_not_found(follow: Any, metadata: Any) -> None:
+    async with follow(metadata) as stream:
+        assert await stream.end() == "CONVERSATION_NOT_FOUND"
+
+
+async def test_bad_cursors_are_refused(follow: Any, conversations: ConversationServiceAsyncStub) -> None:
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.events)
+    await share(conversations, conversation_pb2.SHARING_READ)
+    for metadata, cursor in ((YOU, stream.seen.cursor), (ME, stream.seen.cursor[:-6]), (ME, "?"), (ME, "A" * 600)):
+        async with follow(metadata, cursor=cursor) as again:
+            assert await again.end() == "INVALID_FIELD"
+
+
+async def test_cursor_beyond_the_end_is_refused(follow: Any, ledger: PlayedLedger) -> None:
+    await ledger.append(count=3)
+    async with follow() as stream:
+        await stream.until(lambda seen: ("run_1", 4) in seen.events)
+    ledger.put_run("run_1", last_seq=2)
+    async with follow(after=stream.seen) as again:
+        assert await again.end() == "SEQ_BEYOND_END"
+
+
+async def test_slow_reader_is_disconnected_and_can_continue(
+    follow: Any, ledger: PlayedLedger, clients: ClientSide
+) -> None:
+    seen = Seen()
+    request = pb.WatchConversationRequest(conversation_id="conv_1")
+    async with aclosing(clients.conversations.watch(CALLER, request)) as responses:
+        for seq in (1, 2):
+            while seen.events[-1:] != [("run_1", seq)]:
+                seen.take(await anext(responses))
+            await ledger.append()
+        # The stream has reached the live events.
+        for _ in range(BEHIND_EVENTS_MAX + 5):
+            await ledger.append()
+            await asyncio.sleep(0)
+        with pytest.raises(SlowConsumer):
+            async for response in responses:
+                seen.take(response)
+    async with follow(after=seen) as again:
+        await again.until(lambda seen: seen.events[-1] == ("run_1", ledger.last_seq()))
+        assert again.seen.events == [("run_1", seq) for seq in range(1, ledger.last_seq() + 1)]
+
+
+async def test_gap_names_the_first_message_and_replaces_deleted_events(
+    follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ledger.append(count=3)
+    ledger.trim(to_seq=2)
+    async with follow() as stream:
+        await stream.until(lambda seen: ("run_1", 4) in seen.events)
+        (gap,) = stream.seen.gaps
+        assert (gap.events.from_seq, gap.events.to_seq, gap.first_message_number) == (1, 2, 0)
+        assert stream.seen.events == [("run_1", 3), ("run_1", 4)]
+    await ledger.finish()
+    for text in ("one", "two", "three"):
+        started = await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text=text), metadata=ME)
+        await ledger.finish(started.run.run_id)
+    monkeypatch.setattr(watch, "MESSAGES_MAX", 2)
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        assert (stream.seen.numbers, stream.seen.gaps[0].first_message_number) == ([2, 3], 2)

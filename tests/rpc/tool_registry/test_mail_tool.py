@@ -1,0 +1,201 @@
+"""E-mails with HTML, attachments and threads, sent to a real SMTP server (TOOL-7, HITL-2), and the address book."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pawl.chassis.ids import StoreId, UserId
+from pawl.mailbox.mail import read_mail
+from pawl.server.db.database import Database
+from pawl.server.egress.mail import read_smtp_url
+from pawl.tool_registry.builtin.mail.tools import ATTACHMENTS_BYTES_MAX, RECIPIENTS_MAX, SmtpMailer, mail_tools
+from pawl.tool_registry.builtin.people import LISTED_MAX, people_tools
+from pawl.tool_registry.documents.rules import STORE_OWNER
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
+from tests.fakes.manual_clock import ManualClock
+from tests.mail_server import Postbox, mail_server, text_of
+from tests.rpc.tool_registry.registry import Registry, content, context, running
+
+LETTER = {"to": ["ann@example.com"], "subject": "Report", "body": "The report is attached."}
+ANN = UserId("ann")
+
+
+class Office:
+    """A registry with mail, documents and the address book, and the mails that were sent."""
+
+    def __init__(self, registry: Registry, documents: PostgresDocumentRepository, postbox: Postbox) -> None:
+        self.registry, self.postbox, self._documents = registry, postbox, documents
+        self._calls = 0
+
+    async def put(self, name: str, text: str, owner: UserId = ANN, store: str = "acme") -> None:
+        await self._documents.put(StoreId(store), owner, name, text, "simple")
+
+    async def result(self, name: str, arguments: Any) -> Any:
+        self._calls += 1
+        return await self.registry.run_approved(name, arguments, call=f"c{self._calls}")
+
+    async def send(self, **changes: Any) -> Any:
+        return content(await self.result("send_email", LETTER | changes))
+
+    async def sent(self, **changes: Any) -> EmailMessage:
+        result = await self.send(**changes)
+        assert result["sent"], result
+        return self.postbox.messages()[-1]
+
+    async def people(self, query: str = "", **who: str) -> Any:
+        self._calls += 1
+        return content(
+            await self.registry.run("list_people", {"query": query}, call=f"c{self._calls}", who=context(**who))
+        )
+
+
+@pytest.fixture
+async def office(database_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Office]:
+    async with mail_server() as (postbox, port), Database(database_url, application_name="test") as database:
+        documents = PostgresDocumentRepository(database)
+        mailer = SmtpMailer(read_smtp_url(f"smtp://127.0.0.1:{port}"))
+        tools = [*mail_tools(mailer, documents, clock, sender="pawl@example.org"), *people_tools(documents)]
+        async with running(database_url, tmp_path, tools) as registry:
+            yield Office(registry, documents, postbox)
+
+
+async def test_html_and_attached_documents_arrive_unchanged(office: Office) -> None:
+    await office.put("reports/Årsrapport.csv", "name;sum\r\nGrüße;1\n")
+    await office.put("notes", "no line break at the end")
+    await office.put("data.json", "{}")
+    page = '<p>The <b>report</b> is attached: "Grüße"</p>'
+    message = await office.sent(html=page, attachments=["reports/Årsrapport.csv", "notes", "data.json", "notes"])
+    assert text_of(message).splitlines() == ["The report is attached."]
+    html = message.get_body(("html",))
+    assert html is not None
+    assert html.get_content().splitlines() == [page]
+    assert [(part.get_filename(), part.get_content_type()) for part in message.iter_attachments()] == [
+        ("Årsrapport.csv", "text/csv"),
+        ("notes", "text/plain"),
+        ("data.json", "application/json"),
+    ]
+    payloads = [part.get_payload(decode=True) for part in message.iter_attachments()]
+    assert payloads == ["name;sum\r\nGrüße;1\n".encode(), b"no line break at the end", b"{}"]
+
+
+async def test_approvers_see_the_html_and_the_attachments(office: Office) -> None:
+    verdict = await office.registry.check("send_email", LETTER | {"html": "<p>Pay now!</p>", "attachments": ["a", "b"]})
+    shown = (
+        "To: ann@example.com\nSubject: Report\nAttachments: a, b\n\nThe report is attached.\n\nHTML:\n<p>Pay now!</p>"
+    )
+    assert (verdict.approval_cause, verdict.preview) == ("category SENSITIVE", shown)
+
+
+async def test_documents_of_the_store_are_attached_and_those_of_others_are_not(office: Office) -> None:
+    await office.put("both", "mine")
+    await office.put("both", "the store's", STORE_OWNER)
+    await office.put("shared", "the store's", STORE_OWNER)
+    await office.put("secret", "of bob", UserId("bob"))
+    await office.put("secret", "of another store", store="other")
+    assert "set shared to true or false" in (await office.send(attachments=["both"]))["error"]
+    for shared, text in ((True, b"the store's"), (False, b"mine")):
+        (part,) = (await office.sent(attachments=["both"], shared=shared)).iter_attachments()
+        assert part.get_payload(decode=True) == text
+    assert [part.get_filename() for part in (await office.sent(attachments=["shared"])).iter_attachments()] == [
+        "shared"
+    ]
+    assert (await office.send(attachments=["secret"]))["error"].startswith("there is no document 'secret'")
+
+
+async def test_invalid_mail_is_refused_and_nothing_is_sent(office: Office) -> None:
+    many = [f"user{number}@example.com" for number in range(RECIPIENTS_MAX + 1)]
+    whole = 1024 * 1024
+    for number in range(ATTACHMENTS_BYTES_MAX // whole + 1):
+        await office.put(f"large{number}", "x" * whole)
+    hostile = "=?utf-8?q?a=0D=0ABcc:_eve@example.com?="
+    await office.put(hostile, "x")
+    await office.put("report.csv", "x")
+    large = [f"large{number}" for number in range(ATTACHMENTS_BYTES_MAX // whole + 1)]
+    for changes, error in [
+        ({"to": many[:1], "cc": many[1:]}, f"at most {RECIPIENTS_MAX} recipients, got {RECIPIENTS_MAX + 1}"),
+        ({"attachments": ["reprt.csv"]}, "there is no document 'reprt.csv'; did you mean 'report.csv'?"),
+        ({"attachments": large}, f"over the limit of {ATTACHMENTS_BYTES_MAX} bytes; nothing was sent"),
+        ({"attachments": [hostile]}, "its name must not contain =?"),
+    ]:
+        assert error in (await office.send(**changes))["error"]
+    unfit: list[dict[str, Any]] = [{"to": many}, {"attachments": ["report.csv"] * 11}, {"html": "x" * 200_001}]
+    for each in unfit:
+        assert (await office.registry.check("send_email", LETTER | each)).error_reason == "INVALID_ARGUMENTS"
+    assert office.postbox.envelopes == []
+    await office.sent(attachments=large[:-1])
+
+
+async def test_names_of_attachments_cannot_add_headers_or_hide_their_ending(office: Office) -> None:
+    for name, shown in [('a"; x="b.txt', 'a"; x="b.txt'), ("evil\u202etxt.exe", "evil_txt.exe"), ("dir/", "document")]:
+        await office.put(name, "x")
+        message = await office.sent(attachments=[name])
+        (part,) = message.iter_attachments()
+        assert part.get_filename() == shown
+        assert sorted(part.keys()) == [
+            *("Content-Disposition", "Content-Transfer-Encoding", "Content-Type", "MIME-Version")
+        ]
+
+
+async def test_answer_joins_the_thread_of_the_mail_that_started_the_run(office: Office) -> None:
+    """The event of a mailbox trigger has the values that send_email needs."""
+    raw = (
+        b"From: Ann <ann@example.com>\r\nTo: pawl@example.org\r\nSubject: Order\r\nMessage-ID: <3?=a@x.example.com>\r\n"
+        b"References: <1@x.example.com>\r\n <2@x.example.com>\r\nIn-Reply-To: <2@x.example.com>\r\n\r\nWhen?\r\n"
+    )
+    event = read_mail(raw, False, own="pawl@example.org", authserv_id="", senders=["@example.com"])
+    answer = await office.sent(
+        subject=f"Re: {event['subject']}", html="<p>Soon</p>", in_reply_to=event["message_id"], thread=event["thread"]
+    )
+    assert answer["In-Reply-To"] == "<3?=a@x.example.com>"
+    assert answer["References"].split() == ["<1@x.example.com>", "<3?=a@x.example.com>"]
+    for hostile in (
+        "<=?utf-8?q?=0D=0ABcc:_eve@example.com?=@x>",
+        "<a b@x>",
+        "<a@x> <b@x>",
+        "<a@x>\r\nBcc: eve@example.com",
+    ):
+        verdict = await office.registry.check("send_email", LETTER | {"in_reply_to": hostile})
+        assert verdict.error_reason == "INVALID_ARGUMENTS", hostile
+    # The answer does not fire a trigger of another mailbox.
+    sent = office.postbox.envelopes[-1].content
+    assert isinstance(sent, bytes)
+    refused = read_mail(sent, False, own="other@example.com", authserv_id="", senders=["@example.org"])
+    assert "Auto-Submitted: auto-replied" in refused["refusal"]
+
+
+async def test_people_of_the_store_are_found_by_any_column(office: Office) -> None:
+    await office.put("people.csv", "name,email\nEve,eve@example.com\n")
+    assert "the store has no address book" in (await office.people())["error"]
+    book = (
+        'Name;Email;Role\nAnn Lee;ann@example.com;Stakeholder, sales\n"Bo; Jr";bo@example.com;\n;nobody@example.com;\n'
+    )
+    await office.put("people.csv", f"\ufeff{book}", STORE_OWNER)
+    ann = {"name": "Ann Lee", "email": "ann@example.com", "role": "Stakeholder, sales"}
+    everyone = [ann, {"name": "Bo; Jr", "email": "bo@example.com"}]
+    assert await office.people() == {"people": everyone, "note": "1 lines have no name or email"}
+    assert (await office.people("sales ann"))["people"] == [ann]
+    assert (await office.people("zoe"))["people"] == []
+    assert "error" in await office.people(store="other")
+    assert (await office.people(user="bob"))["people"] == everyone
+
+
+@pytest.mark.parametrize(
+    "book", ["", "Ann,ann@example.com\n", "name,mail\nAnn,ann@example.com\n", "name,email" + ",x" * 20]
+)
+async def test_address_book_without_its_columns_is_an_error(office: Office, book: str) -> None:
+    await office.put("people.csv", book, STORE_OWNER)
+    assert "must name at most 20 columns, among them name and email" in (await office.people())["error"]
+
+
+async def test_long_address_book_is_cut_with_a_note(office: Office) -> None:
+    rows = "".join(f"Ann {number},ann{number}@example.com\n" for number in range(LISTED_MAX + 5))
+    await office.put("people.csv", f"name,email\n{rows}", STORE_OWNER)
+    found = await office.people("ann")
+    assert (len(found["people"]), found["note"]) == (LISTED_MAX, "5 more match: use more words in query")
+    await office.put("people.csv", "name,email\n" + "x" * 200_000, STORE_OWNER)
+    assert "is not CSV" in (await office.people())["error"]

@@ -1,0 +1,354 @@
+"""`pawl apply`: order, ownership and convergence, against a store in memory that can fail at any write."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pawl.agent.v1 import agents_pb2, declaration_pb2, schedule_pb2
+from pawl.cli.declared import applying, files, rules
+from pawl.cli.declared.applying import ApplyError
+from pawl.cli.declared.kinds import KINDS, references
+from pawl.cli.declared.rules import Action, Key, Owner
+from pawl.cli.failure import CommandError
+from pawl.errors import AgentNotFound, Conflict, DependencyUnavailable
+from pawl.event.v1.agent_pb2 import AgentDefinition, AgentVersion
+from pawl.event.v1.schedule_pb2 import Schedule, ScheduleDefinition
+from pawl.tool.v1 import rule_pb2, source_pb2
+
+TYPES = {kind: each.definition for kind, each in KINDS.items()}
+NAMES = st.sampled_from("abcd")
+KEYS = st.builds(Key, st.sampled_from(rules.KINDS), NAMES)
+SOME = st.sets(KEYS)
+SETS = st.sampled_from(["mine", "theirs"])
+
+
+class Store:
+    """Agents, schedules and declarations. Each write counts down `writes_left`, and fails at 0."""
+
+    retry_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.agents: dict[str, AgentDefinition] = {}
+        self.schedules: dict[str, ScheduleDefinition] = {}
+        self.owners: dict[Key, declaration_pb2.Declaration] = {}
+        self.writes_left = 10**6
+        self.writes: list[str] = []
+
+    def __getattr__(self, _service: str) -> Store:
+        return self
+
+    async def again(self, method: Any, request: Any) -> Any:
+        return await method(request)
+
+    async def pages(self, method: Any, request: Any) -> Any:
+        yield await method(request)
+
+    def _write(self, what: str) -> None:
+        if not self.writes_left:
+            raise DependencyUnavailable("the store is gone")
+        self.writes_left -= 1
+        self.writes.append(what)
+
+    async def ListAgents(self, request: Any) -> Any:
+        agents = [AgentVersion(definition=each, version=1) for each in self.agents.values()]
+        return agents_pb2.ListAgentsResponse(agents=agents)
+
+    async def UpdateAgent(self, request: Any) -> Any:
+        for name in request.definition.delegates_to:
+            if name not in self.agents:
+                raise AgentNotFound(f"delegates_to: there is no agent {name!r}")
+        if not request.validate_only:
+            self._write(f"agent {request.definition.name}")
+            self.agents[request.definition.name] = request.definition
+        return agents_pb2.UpdateAgentResponse(agent=AgentVersion(definition=request.definition, version=1))
+
+    async def DeleteAgent(self, request: Any) -> Any:
+        self._write(f"-agent {request.name}")
+        del self.agents[request.name]
+
+    async def ListSchedules(self, request: Any) -> Any:
+        return schedule_pb2.ListSchedulesResponse(
+            schedules=[Schedule(definition=each) for each in self.schedules.values()]
+        )
+
+    async def CreateSchedule(self, request: Any) -> Any:
+        if request.definition.agent and request.definition.agent not in self.agents:
+            raise AgentNotFound(f"agent: there is no agent {request.definition.agent!r}")
+        if not request.validate_only:
+            self._write(f"schedule {request.definition.name}")
+            self.schedules[request.definition.name] = request.definition
+        return schedule_pb2.CreateScheduleResponse(schedule=Schedule(definition=request.definition))
+
+    UpdateSchedule = CreateSchedule
+
+    async def DeleteSchedule(self, request: Any) -> Any:
+        self._write(f"-schedule {request.name}")
+        del self.schedules[request.name]
+
+    async def ListDeclarations(self, request: Any) -> Any:
+        return declaration_pb2.ListDeclarationsResponse(declarations=self.owners.values())
+
+    async def PutDeclaration(self, request: Any) -> Any:
+        asked = request.declaration
+        key = Key(asked.kind, asked.name)
+        self._check(key, asked)
+        self._write(f"owner {key}")
+        self.owners[key] = declaration_pb2.Declaration()
+        self.owners[key].CopyFrom(asked)
+        self.owners[key].version += 1
+        return declaration_pb2.PutDeclarationResponse(declaration=self.owners[key])
+
+    async def DeleteDeclaration(self, request: Any) -> Any:
+        key = Key(request.declaration.kind, request.declaration.name)
+        self._check(key, request.declaration)
+        self._write(f"-owner {key}")
+        del self.owners[key]
+
+    def _check(self, key: Key, asked: Any) -> None:
+        if asked.version != (self.owners[key].version if key in self.owners else 0):
+            raise Conflict(f"the {key.kind} {key.name!r} was changed by bob")
+
+
+def written(folder: Path, contents: Mapping[str, str], name: str = "mine") -> Path:
+    for old in folder.glob("*/*.yaml"):
+        old.unlink()
+    for file, text in {"pawl.yaml": f"name: {name}\n", **contents}.items():
+        (folder / file).parent.mkdir(exist_ok=True, parents=True)
+        (folder / file).write_text(text)
+    return folder
+
+
+async def applied(store: Store, folder: Path, **options: bool) -> list[str]:
+    found: Any = store
+    return [line async for line in applying.apply(found, applying.read([folder], **options))]
+
+
+CLERK = {
+    "agents/clerk.yaml": "name: clerk\ndelegates_to: [counter]\n",
+    "agents/counter.yaml": "name: counter\noptions:\n  instructions: Count.\n",
+    "schedules/daily.yaml": "name: daily\ntext: report\nagent: clerk\ncron: '0 9 * * *'\n",
+}
+
+
+@given(st.dictionaries(KEYS, st.sets(KEYS)))
+def test_a_resource_follows_those_that_it_refers_to(graph: dict[Key, set[Key]]) -> None:
+    try:
+        order = rules.ordered(graph)
+    except rules.DelegationCycle:
+        return
+    assert sorted(order) == sorted(graph)
+    for key, others in graph.items():
+        assert all(order.index(other) <= order.index(key) for other in others if other in graph)
+
+
+@given(SOME, SOME, SOME, st.dictionaries(KEYS, SETS), st.tuples(st.booleans(), st.booleans()))
+def test_steps_touch_only_own_and_adopted_resources(
+    wanted: set[Key], changed: set[Key], existing: set[Key], sets: dict[Key, str], options: tuple[bool, bool]
+) -> None:
+    adopts, prunes = options
+    owners = {key: Owner(name, 3) for key, name in sets.items()}
+    order = [
+        key
+        for key in sorted(wanted)
+        if not rules.refusal(key, owners.get(key), "mine", exists=key in existing, adopts=adopts)
+    ]
+    for step in rules.steps(order, changed, existing, owners, "mine", prunes=prunes):
+        owner = owners.get(step.key)
+        assert step.version == (owner.version if owner else 0)
+        is_own = owner is not None and owner.set_name == "mine"
+        if step.action in {Action.DELETE, Action.FORGET}:
+            assert prunes
+            assert is_own
+            assert step.key not in wanted
+        else:
+            assert step.key in wanted
+            assert adopts or is_own or (owner is None and step.key not in existing)
+            assert step.claims or (step.action is Action.KEEP and is_own), "every write has its declaration"
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 6), st.integers(0, 14))
+def test_applying_again_after_a_crash_converges(first: int, second: int) -> None:
+    async def play(folder: Path) -> None:
+        store = Store()
+        for contents, writes in ((CLERK, first), ({"agents/counter.yaml": "name: counter\n"}, second)):
+            written(folder, contents)
+            store.writes_left = writes
+            with suppress(ApplyError):
+                await applied(store, folder, prune=True)
+            store.writes_left = 10**6
+            await applied(store, folder, prune=True)
+        assert list(store.agents) == ["counter"]
+        assert not store.schedules
+        assert list(store.owners) == [Key("agent", "counter")]
+        store.writes.clear()
+        assert await applied(store, folder, prune=True) == ["counter: unchanged"]
+        assert not store.writes
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(play(Path(folder)))
+
+
+async def test_resources_are_created_in_order_and_deleted_only_with_prune(tmp_path: Path) -> None:
+    store = Store()
+    await applied(store, written(tmp_path, CLERK))
+    assert [each for each in store.writes if "owner" not in each] == ["agent counter", "agent clerk", "schedule daily"]
+    written(tmp_path, {"agents/counter.yaml": CLERK["agents/counter.yaml"]})
+    lines = await applied(store, tmp_path)
+    assert lines[-1] == "  warning: no file declares schedule daily, clerk; --prune deletes them"
+    planned = await applied(store, tmp_path, prune=True, dry_run=True)
+    assert "schedule daily: deleted" in planned
+    assert "  -text: report" in planned
+    assert set(store.agents) == {"clerk", "counter"}
+    await applied(store, tmp_path, prune=True)
+    assert (set(store.agents), store.schedules, len(store.owners)) == ({"counter"}, {}, 1)
+
+
+async def test_nothing_changes_if_any_file_is_invalid(tmp_path: Path) -> None:
+    store = Store()
+    bad = CLERK | {
+        "agents/bad.yaml": "name: bad\n---\nname: worse\noptions:\n  model: m\ndelegates_to:\n- nobody\n",
+        "schedules/typo.yaml": "name: typo\ntext: x\nagent: clark\n",
+    }
+    with pytest.raises(ApplyError) as refused:
+        await applied(store, written(tmp_path, bad))
+    assert str(refused.value).splitlines() == [
+        f"{tmp_path}/agents/bad.yaml:6: delegates_to: there is no agent 'nobody' (AGENT_NOT_FOUND)",
+        f"{tmp_path}/schedules/typo.yaml:3: agent: there is no agent 'clark' (AGENT_NOT_FOUND)",
+    ]
+    assert refused.value.may_pass, "another set may create these agents"
+    assert not store.writes
+
+
+async def test_resources_of_others_are_refused_unless_they_are_adopted(tmp_path: Path) -> None:
+    store = Store()
+    store.agents["counter"] = AgentDefinition(name="counter")
+    await applied(store, written(tmp_path / "theirs", {"agents/clerk.yaml": "name: clerk\n"}, "theirs"))
+    mine = written(tmp_path / "mine", CLERK)
+    store.writes.clear()
+    with pytest.raises(ApplyError) as refused:
+        await applied(store, mine)
+    assert "agent 'counter' exists and belongs to no set; add --adopt" in str(refused.value)
+    assert "agent 'clerk' belongs to the set 'theirs'; add --adopt" in str(refused.value)
+    assert not store.writes
+    await applied(store, mine, adopt=True)
+    assert {each.set for each in store.owners.values()} == {"mine"}
+    with pytest.raises(ApplyError, match="belongs to the set 'mine'"):
+        await applied(store, tmp_path / "theirs")
+    with pytest.raises(ApplyError, match="belongs to the set 'mine'"):
+        await applied(store, mine / "agents" / "clerk.yaml")
+
+
+async def test_a_second_applier_gets_a_conflict_with_the_name(tmp_path: Path) -> None:
+    store, found = Store(), Store()
+    found = store
+    folder = written(tmp_path, CLERK)
+    first: Any = applying.apply(found, applying.read([folder]))  # type: ignore[arg-type]
+    assert await anext(first) == "counter: version 1"
+    second: Any = applying.apply(found, applying.read([folder]))  # type: ignore[arg-type]
+    await anext(second)
+    async for _ in first:
+        pass
+    with pytest.raises(ApplyError, match=r"agent 'clerk' failed: the agent 'clerk' was changed by bob \(CONFLICT\)"):
+        async for _ in second:
+            pass
+
+
+def read(folder: Path, contents: Mapping[str, str]) -> tuple[Mapping[Key, Any], list[str]]:
+    found, problems = files.read([written(folder, contents)], TYPES)
+    relative = [problem.replace(f"{folder}/", "") for problem in problems]
+    return {each.key: each.definition for each in found}, relative
+
+
+def test_every_problem_is_reported_with_its_file_and_line(tmp_path: Path) -> None:
+    _, problems = read(
+        tmp_path,
+        {
+            "agents/a.yaml": "name: a\noptions:\n  model: x\n  instruction: typo\n---\nname: a\n",
+            "rules/b.yaml": "\n- list\n",
+            "schedules/c.yaml": "name: [",
+            "triggers/d.yaml": "name: d\nname: e\n",
+            "sources/e.yaml": "kind: nonsense\nname: e\n",
+        },
+    )
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        "sources/e.yaml:1",
+        "agents/a.yaml:4",
+        "rules/b.yaml:2",
+        "schedules/c.yaml:1",
+        "triggers/d.yaml:1",
+    ]
+
+
+def test_values_of_secrets_are_refused(tmp_path: Path) -> None:
+    _, problems = read(
+        tmp_path,
+        {
+            "sources/shop.yaml": "name: shop\nmcp_http:\n  url: https://ann:pw@shop.example\n  headers:\n"
+            "    accept: text/plain\n    X-Api-Key: abc\n  secret_headers:\n    authorization: shop-token\n",
+            "channels/hook.yaml": "name: hook\nurl: https://a.example\nsecret: whsec_0123456789\n",
+        },
+    )
+    assert [problem.partition("; ")[0] for problem in problems] == [
+        "sources/shop.yaml:3: url looks like a secret's value",
+        "sources/shop.yaml:6: X-Api-Key looks like a secret's value",
+        'channels/hook.yaml:3: Message type "pawl.notify.v1.Channel" has no field named "secret" at "Channel".',
+    ]
+
+
+# The stubs do not know that a dict is good for a message.
+Rule: Any = rule_pb2.Rule
+SourceConfig: Any = source_pb2.SourceConfig
+Timed: Any = ScheduleDefinition
+TO: Any = {"argument": "to", "equals_json": b'"a"'}
+ENDPOINT: Any = {"url": "https://x.example", "arguments_schema_json": b'{"type":"object"}'}
+FILES: Iterable[tuple[str, Message]] = (
+    ("rule", Rule(name="r", effect=2, scope=4, tool_name="send_email", arguments=[TO])),
+    ("source", SourceConfig(name="s", http_endpoint=ENDPOINT)),
+    ("source", SourceConfig(name="s", open_api={"document": b"openapi: 3.0.0"})),
+    ("agent", AgentDefinition(name="a", daily_tokens_max=2**53, labels={"b": "1", "a": "2"})),
+    ("schedule", Timed(name="s", text="two\nlines", interval_seconds=60, start_time={"seconds": 10})),
+)
+
+
+@pytest.mark.parametrize(("kind", "definition"), FILES)
+def test_a_file_that_was_written_reads_back_the_same(kind: str, definition: Any, tmp_path: Path) -> None:
+    text = files.to_yaml(kind, definition, ["tool: x"])
+    found, problems = read(tmp_path, {f"{kind}s/x.yaml": text})
+    assert problems == []
+    assert found == {Key(kind, definition.name): definition}, text
+
+
+def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:
+    text = "name: r\neffect: ask\nscope: STORE\ntool_name: shop.*\nexpire_time: 2030-01-01T00:00:00Z\n"
+    found, problems = read(tmp_path, {"rules/r.yaml": text})
+    assert problems == []
+    rule = found[Key("rule", "r")]
+    assert (rule.effect, rule.scope, rule.expire_time.seconds) == (2, 4, 1893456000)
+    assert references(Key("rule", "r"), rule) == {Key("source", "shop")}
+
+
+def test_secrets_are_exported_as_names() -> None:
+    source = SourceConfig(name="shop", mcp_http={"url": "u", "headers": {"Authorization": "x", "accept": "y"}})
+    assert files.without_secrets("shop", source) == ["shop-authorization"]
+    assert dict(source.mcp_http.headers) == {"accept": "y"}
+    assert dict(source.mcp_http.secret_headers) == {"Authorization": "shop-authorization"}
+
+
+def test_a_set_is_one_folder_with_a_name(tmp_path: Path) -> None:
+    (tmp_path / "pawl.yaml").write_text("name: a b\n")
+    with pytest.raises(CommandError, match="must be `name: NAME`"):
+        applying.read([tmp_path])
+    (tmp_path / "x.yaml").write_text("name: x\n")
+    with pytest.raises(CommandError, match="--prune need a folder"):
+        applying.read([tmp_path / "x.yaml"], prune=True)

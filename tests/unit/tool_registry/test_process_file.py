@@ -1,0 +1,323 @@
+"""process_file counts, filters and groups files of any size, and continues after a restart (TOOL-7)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import statistics
+import threading
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pawl.chassis.process.tasks import kept
+from pawl.tool_registry.builtin.files import processing, tally
+from pawl.tool_registry.builtin.files.processing import Lines
+from pawl.tool_registry.builtin.files.tally import Query, Tally
+from pawl.tools import ToolCancelled, ToolContext, ToolError
+from pawl.tools.sdk.context import Superseded
+from tests.tables import for_each
+from tests.unit.tool_registry.test_file_folders import Desk
+
+SALES = 'region,amount,note\nnorth,10.10,"a, b"\nsouth,2,\nnorth,0.2,"two\nlines"\neast,none,x\n\nnorth\n'
+_CELLS = st.one_of(
+    st.sampled_from(["", "a", "b", "ü", '"', "x,y", "two\nlines", " 5 ", "-1.5", "1e3", "1e400", "nan", "_1", "0.1"]),
+    st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=3),
+)
+_ROWS = st.lists(st.lists(_CELLS, min_size=3, max_size=3), max_size=12)
+_COLUMNS = st.lists(st.sampled_from(["one", "two", "three"]), max_size=3)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(processing, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(processing, "PIECE_BYTES", 64)
+    monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 100)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path / "files")
+    yield made
+    assert staged(made) == []
+
+
+def put(desk: Desk, path: str, content: str | bytes) -> None:
+    file = desk.folder / desk.store / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def staged(desk: Desk) -> list[str]:
+    return [path.name for path in desk.folder.glob("*.state/staged-*")]
+
+
+def as_csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def parsed(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text, newline="")))
+
+
+def naive(rows: list[list[str]], group_by: list[str], measure: str, pattern: str) -> dict[tuple[str, ...], list[Any]]:
+    """Return the count, sum, mean, minimum and maximum of each group, computed in the obvious way."""
+    header = ["one", "two", "three"]
+    kept_rows = [row for row in rows if re.search(pattern, ",".join(row))]
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for row in kept_rows:
+        groups.setdefault(tuple(row[header.index(name)] for name in group_by), []).append(row)
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for key, members in groups.items():
+        texts = [row[header.index(measure)].strip() for row in members]
+        numbers = [Decimal(text) for text in texts if re.fullmatch(r"[-+]?\d+\.?\d*(e\d\d?)?", text, re.ASCII)]
+        figures = [sum(numbers), statistics.mean(numbers), min(numbers), max(numbers)] if numbers else [None] * 4
+        found[key] = [len(members), *(None if each is None else pytest.approx(float(each)) for each in figures)]
+    return found
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(_ROWS, _COLUMNS, st.sampled_from(["one", "two"]), st.sampled_from(["", "a", "[0-9]", "^b"]), st.data())
+def test_groups_are_those_of_a_naive_model_also_after_a_restart(
+    rows: list[list[str]], group_by: list[str], measure: str, pattern: str, data: st.DataObject
+) -> None:
+    group_by = list(dict.fromkeys(group_by))
+    query = Query(pattern=pattern, group_by=group_by, measures=[measure])
+    header = ["one", "two", "three"]
+    counted = Tally(query, header)
+    cut = data.draw(st.integers(0, len(rows)))
+    for row in rows[:cut]:
+        counted.add(row)
+    saved = json.loads(json.dumps([counted.saved_counts(), counted.saved_groups()]))
+    counted = Tally(query, header)
+    counted.restore(*saved)
+    for row in rows[cut:]:
+        counted.add(row)
+    _, groups = counted.groups()
+    expected = naive(rows, group_by, measure, pattern)
+    assert {tuple(row[: len(group_by)]): row[len(group_by) :] for row in groups} == expected
+    assert [row[len(group_by)] for row in groups] == sorted((each[0] for each in expected.values()), reverse=True)
+    assert counted.matched == sum(each[0] for each in expected.values())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(_ROWS, _COLUMNS, st.booleans())
+def test_output_holds_the_chosen_columns_of_all_rows_also_after_restarts(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], columns: list[str], is_grouped: bool
+) -> None:
+    desk = Desk(tmp_path_factory.mktemp("files"))
+    put(desk, "in.csv", as_csv([["one", "two", "three"], *rows * 9]))
+    arguments: dict[str, Any] = {"path": "in.csv", "output_path": "out/all.csv"}
+    arguments |= {"group_by": columns or ["one"]} if is_grouped else {"columns": columns or ["one", "two", "three"]}
+    whole = desk("process_file", **arguments).value
+    expected = (desk.folder / "acme/out/all.csv").read_bytes()
+    value = killed_at_each_checkpoint(desk, "process_file", arguments | {"output_path": "out/again.csv"})
+    assert (desk.folder / "acme/out/again.csv").read_bytes() == expected
+    assert {**value, "output_path": ""} == {**whole, "output_path": ""}
+    assert staged(desk) == []
+    if not is_grouped:
+        names = ["one", "two", "three"]
+        wanted = [[row[names.index(name)] for name in columns or names] for row in rows * 9]
+        wanted = [row for row, of in zip(wanted, rows * 9, strict=True) if as_csv([of]).strip("\n")]
+        assert parsed(expected.decode())[1:] == parsed(as_csv(wanted))
+
+
+def killed_at_each_checkpoint(desk: Desk, name: str, arguments: dict[str, Any]) -> Any:
+    """Run a call whose process dies just after each checkpoint is saved, and return its final value."""
+    saved: list[Any] = [None]
+
+    def save(content: bytes) -> Future[None]:
+        saved.append(json.loads(content))
+        raise Superseded("the process has died")
+
+    for attempt in range(1, 1000):
+        context = ToolContext(
+            store_id=desk.store, call_id="killed", attempt=attempt, last_checkpoint=saved[-1], _save=save
+        )
+        try:
+            returned = desk.tools[name].bind(arguments, context)()
+            return getattr(returned, "value", returned)
+        except Superseded:
+            assert len(saved) < 3 or saved[-1]["offset"] > saved[-2]["offset"]
+    raise AssertionError("the call never ended")
+
+
+def test_a_csv_file_is_summarised(desk: Desk) -> None:
+    put(desk, "sales.csv", SALES)
+    found = desk("process_file", path="sales.csv", group_by=["region"], measures=["amount"])
+    assert found == {
+        "path": "sales.csv",
+        "bytes": len(SALES),
+        "rows": 5,
+        "matched": 5,
+        "group_count": 3,
+        "columns": ["region", "count", "sum_amount", "mean_amount", "min_amount", "max_amount"],
+        "groups": [["north", 3, 10.3, 5.15, 0.2, 10.1], ["east", 1, *[None] * 4], ["south", 1, 2, 2, 2, 2]],
+    }
+    found = desk("process_file", path="sales.csv", pattern="th$", pattern_column="region", columns=["note", "region"])
+    assert (found["matched"], found["sample"][0]) == (4, "a, b,north")
+
+
+def test_lines_of_a_text_file_are_counted_and_filtered_into_a_new_file(desk: Desk) -> None:
+    put(desk, "log.txt", "ok one\r\nfail two\n\nfail ü")
+    made = desk("process_file", path="log.txt", pattern="^fail", output_path="logs/failed.txt")
+    assert (made.value["lines"], made.value["matched"], made.value["sample"]) == (4, 2, ["fail two", "fail ü"])
+    assert (desk.folder / "acme/logs/failed.txt").read_text() == "fail two\nfail ü\n"
+    desk.undo(made)
+    assert not (desk.folder / "acme/logs/failed.txt").exists()
+
+
+def test_a_repeated_call_returns_the_first_outcome(desk: Desk) -> None:
+    put(desk, "in.txt", "a\n")
+    arguments = {"path": "in.txt", "output_path": "out.txt"}
+    first = desk("process_file", key="same", **arguments)
+    put(desk, "in.txt", "b\n")
+    assert desk("process_file", key="same", **arguments) == first
+
+
+@for_each(
+    ("arguments", "hint"),
+    [
+        ({"path": "no.csv"}, "does not exist"),
+        ({"path": "folder"}, "is a folder"),
+        ({"path": "../secret"}, "must not contain '..'"),
+        ({"path": "/in.csv"}, "must not start with a slash"),
+        ({"path": "in.csv", "output_path": "../x"}, "must not contain '..'"),
+        ({"path": "in.csv", "output_path": "in.csv"}, "already exists"),
+        ({"path": "in.csv", "columns": ["regoin"]}, "did you mean 'region'?"),
+        ({"path": "in.csv", "group_by": ["x"]}, "no column 'x'. Its columns are: region, amount"),
+        ({"path": "in.csv", "measures": ["x"]}, "no column 'x'"),
+        ({"path": "in.csv", "pattern": "a", "pattern_column": "x"}, "no column 'x'"),
+        ({"path": "in.csv", "pattern": "(?=a)b"}, "not supported"),
+        ({"path": "in.csv", "pattern": "a{1000}{1000}"}, "too large"),
+        ({"path": "binary"}, "not UTF-8 text: see byte 2"),
+        ({"path": "long"}, "longer than"),
+        ({"path": "quote.csv", "columns": ["a"]}, "cannot be read: field larger"),
+        ({"path": "row.csv", "columns": ["a"]}, "longer than"),
+        ({"path": "empty", "columns": ["a"]}, "no column 'a'"),
+        ({"path": "many.csv", "group_by": ["a"]}, "more than 3 groups"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason_and_leaves_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], hint: str
+) -> None:
+    monkeypatch.setattr(tally, "GROUPS_MAX", 3)
+    monkeypatch.setattr(processing, "ROW_BYTES_MAX", 300_000)
+    put(desk, "in.csv", SALES)
+    put(desk, "folder/x", "")
+    put(desk, "empty", "")
+    put(desk, "binary", b"a\n\xff\n")
+    put(desk, "long", b"a" * 400_000)
+    put(desk, "quote.csv", 'a,b\n"' + "x\n" * 100_000)
+    put(desk, "row.csv", "a,b\n" + ('"x","' + "y\n" * 50_000) + ('","' + "y\n" * 50_000) * 5)
+    put(desk, "many.csv", "a\n1\n2\n3\n4\n")
+    before = sorted(path for path in desk.folder.rglob("*") if ".state" not in str(path))
+    with pytest.raises(ToolError, match=re.escape(hint)):
+        desk("process_file", **arguments)
+    assert sorted(path for path in desk.folder.rglob("*") if ".state" not in str(path)) == before
+
+
+def test_output_over_the_quota_is_refused_midway(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, store_bytes_max=3000)
+    put(desk, "in.txt", "0123456789\n" * 200)
+    with pytest.raises(ToolError, match="room for a file of 800 bytes"):
+        desk("process_file", path="in.txt", output_path="out.txt")
+    assert (staged(desk), [path.name for path in (tmp_path / "acme").iterdir()]) == ([], ["in.txt"])
+
+
+def test_a_changed_file_is_processed_from_the_start(desk: Desk) -> None:
+    put(desk, "in.txt", "a\n" * 100)
+    saved: list[Any] = []
+
+    def save(content: bytes) -> Future[None]:
+        saved.append(json.loads(content))
+        return kept(content)
+
+    run = desk.tools["process_file"]
+    run.bind({"path": "in.txt"}, ToolContext(store_id="acme", _save=save))()
+    assert saved[-1]["rows"] > 0
+    put(desk, "in.txt", "b\n" * 70)
+    assert run.bind({"path": "in.txt"}, ToolContext(store_id="acme", last_checkpoint=saved[-1]))()["lines"] == 70
+
+
+def test_cancelled_call_ends_soon_and_leaves_nothing(desk: Desk) -> None:
+    put(desk, "in.txt", "a\n" * 1000)
+    cancelled = threading.Event()
+    cancelled.set()
+    context = ToolContext(store_id="acme", _cancelled=cancelled)
+    with pytest.raises(ToolCancelled):
+        desk.tools["process_file"].bind({"path": "in.txt", "output_path": "out"}, context)()
+
+
+def test_output_so_far_is_kept_if_another_process_will_continue(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    put(desk, "in.txt", "a\n" * 1000)
+    cancelled = threading.Event()
+    seen: list[str] = []
+
+    def report(fraction: float | None, message: str) -> None:
+        seen.append(message)
+        if fraction and fraction > 0.5:
+            cancelled.set()
+
+    context = ToolContext(store_id="acme", _cancelled=cancelled, _report=report, _will_restart=lambda: True)
+    arguments = {"path": "in.txt", "output_path": "out"}
+    with pytest.raises(ToolCancelled):
+        desk.tools["process_file"].bind(arguments, context)()
+    assert staged(desk) == ["staged-run-call"]
+    assert seen[0] == "0 rows"
+    desk.now += 90_000
+    desk("process_file", path="in.txt", output_path="other")
+    assert staged(desk) == []
+
+
+def test_a_large_file_takes_bounded_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 GiB of rows, of which only the beginning and the end exist on disk, and the rest is read from there again."""
+    monkeypatch.setattr(processing, "PIECE_BYTES", 256 * 1024)
+    monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 32 * 1024 * 1024)
+    piece = ("x" * 4095 + "\n").encode() * 64
+    real, size = os.pread, 1024**3
+    put(desk, "in.txt", b"")
+    os.truncate(desk.folder / "acme/in.txt", size)
+
+    def pread(handle: int, count: int, offset: int) -> bytes:
+        return real(handle, count, offset) and piece
+
+    monkeypatch.setattr(os, "pread", pread)
+    tracemalloc.start()
+    try:
+        found = desk("process_file", path="in.txt", pattern="nothing")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found["bytes"], found["lines"]) == (size, size // 4096)
+    assert peak < 16 * 1024 * 1024
+
+
+def test_lines_are_the_same_for_any_piece_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"{'ü' * (number % 40)}\r\n" for number in range(50)) + "last"
+    (tmp_path / "x").write_text(text, newline="")
+    with (tmp_path / "x").open("rb") as file:
+        for piece_bytes in (1, 7, 64, 10_000):
+            monkeypatch.setattr(processing, "PIECE_BYTES", piece_bytes)
+            lines = Lines(file.fileno(), 0, lambda _: None)
+            found = []
+            for line in lines:
+                found.append(line)
+                assert not lines.is_at_edge or "".join(found).encode() == text.encode()[: lines.offset]
+                lines.pending_bytes = 0
+            assert "".join(found) == text
+            assert all(line.endswith("\n") for line in found[:-1])
