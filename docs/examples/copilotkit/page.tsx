@@ -1,6 +1,6 @@
 import "@copilotkit/react-core/v2/styles.css";
-import { CopilotChat, CopilotKitProvider, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
-import { useState } from "react";
+import { CopilotChat, CopilotKitProvider, useAgent, useCopilotKit, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
+import { useEffect, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { z } from "zod";
 
@@ -36,7 +36,7 @@ function Ask({ asked, resolve }: { asked: Asked; resolve: (payload: object, inte
   );
 }
 
-const thread = new URLSearchParams(location.search).get("thread") ?? "copilotkit";
+const threadId = new URLSearchParams(location.search).get("thread") ?? "copilotkit";
 
 // A background job as it was when the last run ended. Stop works at any time.
 const job = z.object({
@@ -49,9 +49,9 @@ const job = z.object({
 });
 function Job({ content }: { content: z.infer<typeof job> }) {
   const [stopped, setStopped] = useState<z.infer<typeof job>>();
-  const { jobId, state, definition, progress, notStopped, endTime } = stopped ?? content;
+  const { jobId, state, definition, progress, notStopped, endTime } = content.endTime ? content : (stopped ?? content);
   const stop = async () => {
-    const body = JSON.stringify({ threadId: thread, runId: jobId });
+    const body = JSON.stringify({ threadId, runId: jobId });
     setStopped((await (await fetch("/stop", { method: "POST", headers: { "Content-Type": "application/json" }, body })).json()).job);
   };
   return (
@@ -65,7 +65,24 @@ function Job({ content }: { content: z.infer<typeof job> }) {
 }
 const activities = [{ activityType: "pawl.job", content: job, render: Job }];
 
+// Background work starts turns when no run is open. A stream beside CopilotKit's reports them, and those it has missed.
+function useTurns(threadId: string) {
+  const { agent } = useAgent();
+  const { copilotkit } = useCopilotKit();
+  useEffect(() => {
+    if (agent.isRunning) return;
+    const turns = new EventSource(`/turns?thread=${encodeURIComponent(threadId)}`);
+    turns.onmessage = ({ data }) => {
+      const { name, messages = [] } = JSON.parse(data);
+      const isNew = ({ id, role, content }) => role === "assistant" && content && !agent.messages.some((shown) => shown.id === id);
+      if (!agent.isRunning && (name === "pawl.run" || messages.some(isNew))) void copilotkit.connectAgent({ agent });
+    };
+    return () => turns.close();
+  }, [agent, agent.isRunning, threadId]);
+}
+
 function Page() {
+  useTurns(threadId);
   const [colour, setColour] = useState("white");
   useFrontendTool({
     name: "paint",
@@ -89,7 +106,7 @@ function Page() {
   });
   return (
     <main style={{ background: colour, height: "100vh" }}>
-      <CopilotChat threadId={thread} />
+      <CopilotChat threadId={threadId} />
     </main>
   );
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message as ProtoMessage
@@ -115,6 +115,7 @@ class ConversationWatches:
             async with aclosing(stream.responses()) as responses:
                 async for response in responses:
                     yield response
+                    del response  # A stream may wait for hours, and would keep it.
         finally:
             self._watched[key] -= 1
             if not self._watched[key]:
@@ -193,19 +194,20 @@ class _Stream:
         async with aclosing(self._changes(is_first=True)) as changes:
             async for response in changes:
                 yield response
+                del response
         yield self._response(caught_up=True)
         while True:
             if self._events is not None:
                 yield self._response_of(*self._events)
                 self._events = None
                 self._taken.set()
-            elif self._follower is not None and self._follower.done():
-                follower, self._follower = self._follower, None
-                follower.result()
+            elif self._follower_has_ended():
+                continue
             elif self._has_changed and self._pause() <= 0:
                 async with aclosing(self._changes(is_first=False)) as changes:
                     async for response in changes:
                         yield response
+                        del response
             elif not await self._wait():
                 yield WatchConversationResponse()
 
@@ -318,29 +320,44 @@ class _Stream:
             raise SeqBeyondEnd(last_seq=run.last_seq)
         if run.last_seq > seq or run_id in self._followed:
             self._followed[run_id] = run.last_seq, run.state
-            if self._follower is None:
+            if self._follower is None or self._follower_has_ended():
                 self._follower = asyncio.get_running_loop().create_task(self._send_events(), name="conversation.events")
                 self._follower.add_done_callback(lambda _: self._woken.set())
+
+    def _follower_has_ended(self) -> bool:
+        """Forget a follower that has ended. Raises its error, if any."""
+        if self._follower is None or not self._follower.done():
+            return False
+        follower, self._follower = self._follower, None
+        follower.result()
+        return True
 
     async def _send_events(self) -> None:
         """Send the events of the followed runs, of each until it rests or ends."""
         while self._followed:
             run_id = next(iter(self._followed))
-            seq, state = self._cursor.seq if self._cursor.run_id == run_id else 0, 0
-            with suppress(RunNotFound):
-                async with (
-                    self._around.watches.open(self.caller, run_id, seq) as watcher,
-                    aclosing(watcher.pages()) as pages,
-                ):
-                    async for page in pages:
-                        events = page if isinstance(page, Gap) else list(map(RunEvent.FromString, page))
-                        await self._send(run_id, events)
-                        if not isinstance(events, Gap):
-                            seq = events[-1].seq
-                            state = next((e.run_changed.run.state for e in reversed(events) if _is_state(e)), state)
-                        last_seq, known = self._followed[run_id]
-                        if seq >= last_seq and (state or known) in RESTING - ENDED:
-                            break
+            try:
+                await self._send_events_of(run_id)
+            except RunNotFound:
+                self._followed.pop(run_id, None)
+
+    async def _send_events_of(self, run_id: RunId) -> None:
+        seq, state = self._cursor.seq if self._cursor.run_id == run_id else 0, 0
+        async with (
+            self._around.watches.open(self.caller, run_id, seq) as watcher,
+            aclosing(watcher.pages()) as pages,
+        ):
+            async for page in pages:
+                events = page if isinstance(page, Gap) else list(map(RunEvent.FromString, page))
+                await self._send(run_id, events)
+                if isinstance(events, Gap):
+                    continue
+                seq = events[-1].seq
+                state = next((each.run_changed.run.state for each in reversed(events) if _is_state(each)), state)
+                last_seq, known = self._followed[run_id]
+                if seq >= last_seq and (state or known) in RESTING - ENDED:
+                    break
+            # Before anything else is awaited, because the run may be followed again from now on.
             del self._followed[run_id]
 
     async def _send(self, run_id: RunId, events: list[RunEvent] | Gap) -> None:
