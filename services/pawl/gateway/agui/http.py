@@ -148,8 +148,7 @@ class _Thread:
             yield event
         if not plan.run:
             yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
-            success = await self._with_jobs(plan, self._success())
-            for each in (*await self._activities(), success):
+            for each in await self._success_with_jobs(plan):
                 yield each
             return
         run_id, watch = plan.run["runId"], PUBLIC[WATCH_RUN]
@@ -197,7 +196,8 @@ class _Thread:
             yield event
         results = {call_id: message["id"] for call_id, message in found.results.items()}
         yield {"type": "MESSAGES_SNAPSHOT", "messages": await self._before("", found.user_ids, results)}
-        yield await self._with_jobs(plan, self._success())
+        for each in await self._success_with_jobs(plan):
+            yield each
         async with contextlib.aclosing(turns(self._services, self._metadata, self._conversation_id)) as runs:
             async for run in runs:
                 asked = msgspec.structs.replace(found, run_id=run["runId"])
@@ -276,6 +276,10 @@ class _Thread:
             return end
         own = end.get("outcome", {}).get("interrupts", [])
         return end | {"outcome": {"type": "interrupt", "interrupts": [*own, *asked]}}
+
+    async def _success_with_jobs(self, plan: _Plan) -> list[Json]:
+        success = await self._with_jobs(plan, self._success())
+        return [*await self._activities(), success]
 
     async def _answer(self, run: Json | None, given: list[Json], message: Json | None) -> _Plan:
         found, plan = self._found, _Plan(run) if run else await self._reload(None)
