@@ -315,7 +315,7 @@ OF_JOBS = (
         text='return self.above[0] if len(self.above) > 1 else RunId("")',
         instead='return RunId("")',
         checker="notices_enter_the_nearest_agent",
-        seed=25,
+        seed=37,
     ),
     Mutant(
         name="ended_runs_keep_their_notices",
@@ -331,7 +331,7 @@ OF_JOBS = (
         text='answered_by = run.run_id if run.state is RunState.COMPLETED else RunId("")',
         instead="answered_by = run.run_id",
         checker="job_ends_are_reported_or_dismissed",
-        seed=25,
+        seed=106,
     ),
     Mutant(
         name="notices_enter_again",
