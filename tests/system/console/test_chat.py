@@ -135,35 +135,6 @@ async def test_queued_message_waits_and_stop_button_cancels(open_page: NewPage) 
     await expect(page.locator(".turn").last).to_contain_text("42")
 
 
-async def test_background_work_is_seen_and_stopped(open_page: NewPage, tmp_path: Path) -> None:
-    """The user chats on, sees the progress, reopens the conversation on a phone and stops the job in one click."""
-    pages = tmp_path / "pages.txt"
-    page = await open_page(user="scraper")
-    await say(page, f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
-    await done(page)
-    card = page.locator(".card", has_text="scrape")
-    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=90_000)
-    await expect(card).to_contain_text(re.compile(r"page \d+ of 5000"))
-    await expect(card).to_contain_text("expected to end in")
-    await say(page, "what is 6 * 7")
-    await done(page, 2)
-    await expect(page.locator(".turn").last).to_contain_text("42")
-    phone = await open_page(page.url.removeprefix(at(page, "")), user="scraper", viewport={"width": 390, "height": 800})
-    await page.close()
-
-    card = phone.locator(".card", has_text="scrape")
-    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=90_000)
-    await card.get_by_role("button", name="Stop scrape").click()
-    await expect(card).to_contain_text("background job stopped", timeout=90_000)
-    await expect(card.get_by_role("button", name="Stop scrape")).to_have_count(0)
-    scraped = pages.read_text()
-    await expect(phone.locator(".turn", has_text="scrape: cancelled")).to_have_count(1, timeout=90_000)
-    await done(phone, 3)
-    await say(phone, "what is 6 * 8")
-    await done(phone, 4)
-    assert pages.read_text() == scraped, "the tool still runs"
-
-
 async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: NewPage, tmp_path: Path) -> None:
     """Text that the user is writing at that moment is kept."""
     page, effects = await open_page(user="waiter"), tmp_path / "effects"
@@ -194,6 +165,35 @@ async def test_approval_of_a_job_is_decided_in_its_conversation(open_page: NewPa
     await done(page, 2)
     await expect(page.locator(".card.wait")).to_have_count(0)
     await expect(page.locator(".turn").last).to_contain_text("has ended, completed")
+
+
+async def test_background_work_is_seen_and_stopped(open_page: NewPage, tmp_path: Path) -> None:
+    """The user chats on, sees the progress, reopens the conversation on a phone and stops the job in one click."""
+    pages = tmp_path / "pages.txt"
+    page = await open_page(user="scraper")
+    await say(page, f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
+    await done(page)
+    card = page.locator(".card", has_text="scrape")
+    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=90_000)
+    await expect(card).to_contain_text(re.compile(r"page \d+ of 5000"))
+    await expect(card).to_contain_text("expected to end in")
+    await say(page, "what is 6 * 7")
+    await done(page, 2)
+    await expect(page.locator(".turn").last).to_contain_text("42")
+    phone = await open_page(page.url.removeprefix(at(page, "")), user="scraper", viewport={"width": 390, "height": 800})
+    await page.close()
+
+    card = phone.locator(".card", has_text="scrape")
+    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=90_000)
+    await card.get_by_role("button", name="Stop scrape").click()
+    await expect(card).to_contain_text("background job stopped", timeout=90_000)
+    await expect(card.get_by_role("button", name="Stop scrape")).to_have_count(0)
+    scraped = pages.read_text()
+    await expect(phone.locator(".turn", has_text="scrape: cancelled")).to_have_count(1, timeout=90_000)
+    await done(phone, 3)
+    await say(phone, "what is 6 * 8")
+    await done(phone, 4)
+    assert pages.read_text() == scraped, "the tool still runs"
 
 
 async def test_steering_message_appears_where_it_was_received(open_page: NewPage, model: Model) -> None:

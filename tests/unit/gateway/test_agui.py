@@ -23,7 +23,6 @@ from pawl.errors import (
     RunNotFound,
 )
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
-from pawl.event.v1 import conversation_pb2 as conversation_pb2_event
 from pawl.event.v1 import conversation_pb2 as event_conversation_pb2
 from pawl.gateway.agui import input as agui_input
 from pawl.gateway.agui.events import Fold, message_of
@@ -290,7 +289,7 @@ class FollowedThread:
         match name.rpartition("/")[2]:
             case "GetConversation":
                 return conversation_pb2.GetConversationResponse(
-                    conversation=conversation_pb2_event.Conversation(conversation_id="c")
+                    conversation=event_conversation_pb2.Conversation(conversation_id="c")
                 )
             case "ListMessages":
                 said = message_pb2.Message(

@@ -9,7 +9,7 @@ export interface ConversationView {
   firstNumber: number;
   /** The caller's runs by ID, with the runs that execute their calls. Of the runs that had ended before, the newest. */
   runs: Record<string, RunJson>;
-  /** The caller's jobs by ID. */
+  /** The caller's jobs by ID. Of those that had ended before, the newest. */
   jobs: Record<string, BackgroundJobJson>;
   /** Logs of the caller's runs in this conversation, by run ID. Runs that have not had the turn have none. */
   logs: Record<string, RunView>;

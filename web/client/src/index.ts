@@ -25,6 +25,7 @@ export class Pawl extends Transport {
   readonly agent = this.service<typeof pb.AgentService>("pawl.agent.v1.AgentService");
   readonly agents = this.service<typeof pb.AgentRegistryService>("pawl.agent.v1.AgentRegistryService");
   readonly conversations = this.service<typeof pb.ConversationService>("pawl.agent.v1.ConversationService");
+  readonly declarations = this.service<typeof pb.DeclarationService>("pawl.agent.v1.DeclarationService");
   readonly jobs = this.service<typeof pb.JobService>("pawl.agent.v1.JobService");
   readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
   readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");
@@ -98,10 +99,12 @@ export class Pawl extends Transport {
     };
     const readPast = async (before: unknown): Promise<void> => {
       if (leaves !== before) return;
-      const { runs = [] } = await this.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 });
+      const list = this.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 });
+      const [{ runs = [] }, { jobs = [] }] = await Promise.all([list, this.jobs.listJobs({ conversationId })]);
       if (leaves !== before) return;
       const past = runs.filter((run) => isEnded(run) && !run.reportsToConversationId);
-      view = { ...view, runs: { ...Object.fromEntries(past.map((run) => [run.runId ?? "", run])), ...view.runs } };
+      const [pastRuns, pastJobs] = [past.map((run) => [run.runId ?? "", run]), jobs.map((job) => [job.jobId ?? "", job])];
+      view = { ...view, runs: { ...Object.fromEntries(pastRuns), ...view.runs }, jobs: { ...Object.fromEntries(pastJobs), ...view.jobs } };
       readLogs(past);
       onChange(view, []);
     };

@@ -70,7 +70,7 @@ export function useConversation(pawl: Pawl, where: Where, tools?: Record<string,
   };
 }
 
-/** Returns the user's background jobs of a conversation, newest first: the open ones, and those that ended since it was opened. */
+/** Returns the user's background jobs of a conversation, newest first, with the newest of those that have ended. */
 export function useJobs(pawl: Pawl, where: Where): Job[] {
   const [, { view }] = useStore(pawl, where);
   return useMemo(() => {

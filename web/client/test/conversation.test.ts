@@ -7,7 +7,8 @@ const RESPONSE = (message: WatchConversationResponseJson, key = "s0"): string =>
 const FAILED = (code: string, reason: string): string => `event: end\ndata: ${JSON.stringify({ key: "s0", error: { code, details: [{ debug: { reason } }] } })}\n\n`;
 const MESSAGE = (number: number) => ({ message: { number: String(number), runId: `r${number}`, role: "ROLE_USER" as const, text: `m${number}` } });
 const OPEN = (): Answer => new Response(new ReadableStream({ start: () => {} }));
-const NO_RUNS = { runs: [] };
+// What the client lists once it has caught up: runs and jobs that ended before.
+const PAST = [{}, {}];
 
 function follow(...answers: Answer[]) {
   const { pawl, asked } = client(...answers);
@@ -19,7 +20,7 @@ function follow(...answers: Answer[]) {
 
 it("continues after the last response that it has applied, so each message appears once", async () => {
   const first = RESPONSE({ cursor: "1", items: [MESSAGE(1), MESSAGE(2)], caughtUp: true });
-  const { views, cursors } = follow(first + RESPONSE({}), NO_RUNS, RESPONSE({ cursor: "2", items: [MESSAGE(2), MESSAGE(3)] }), OPEN());
+  const { views, cursors } = follow(first + RESPONSE({}), ...PAST, RESPONSE({ cursor: "2", items: [MESSAGE(2), MESSAGE(3)] }), OPEN());
   await vi.advanceTimersByTimeAsync(2000);
   expect(views.at(-1)!.messages.map(({ text }) => text)).toEqual(["m1", "m2", "m3"]);
   expect(cursors()).toEqual(["", "1", "2"]);
@@ -28,7 +29,7 @@ it("continues after the last response that it has applied, so each message appea
 it("starts over if its position no longer exists", async () => {
   const start = RESPONSE({ cursor: "9", items: [MESSAGE(1), MESSAGE(2)], caughtUp: true });
   const restored = RESPONSE({ cursor: "3", items: [MESSAGE(1)], caughtUp: true }, "s1");
-  const { views, failed, cursors } = follow(start, NO_RUNS, FAILED("out_of_range", "SEQ_BEYOND_END"), restored, NO_RUNS, OPEN());
+  const { views, failed, cursors } = follow(start, ...PAST, FAILED("out_of_range", "SEQ_BEYOND_END"), restored, ...PAST, OPEN());
   await vi.advanceTimersByTimeAsync(3000);
   expect(views.at(-1)!.messages.length).toBe(1);
   expect([cursors().slice(0, 3), failed.mock.calls]).toEqual([["", "9", ""], []]);
@@ -50,19 +51,20 @@ it("reads the logs of runs that ended before", async () => {
   const run = { runId: "r1", state: "RUN_STATE_COMPLETED" as const };
   const job = { runId: "j1", state: "RUN_STATE_COMPLETED" as const, reportsToConversationId: "c" };
   const log = `data: ${JSON.stringify({ key: "s1", message: { events: [{ seq: "1", outputDelta: { round: 1, text: "done" } }] } })}\n\nevent: end\ndata: {"key":"s1"}\n\n`;
-  const { views, asked } = follow(RESPONSE({ cursor: "1", items: [MESSAGE(1)], caughtUp: true }), { runs: [run, job] }, log, OPEN());
+  const { views, asked } = follow(RESPONSE({ cursor: "1", items: [MESSAGE(1)], caughtUp: true }), { runs: [run, job] }, { jobs: [{ jobId: "j1" }] }, log, OPEN());
   await vi.advanceTimersByTimeAsync(2000);
   expect(turnsOf(views.at(-1)!).map((turn) => [turn.asked, turn.log.rounds[0]?.text])).toEqual([["m1", "done"]]);
-  expect(asked[2].subscriptions.s1.request).toEqual({ runId: "r1", afterSeq: "0" });
+  expect(Object.keys(views.at(-1)!.jobs)).toEqual(["j1"]);
+  expect(asked[3].subscriptions.s1.request).toEqual({ runId: "r1", afterSeq: "0" });
 });
 
 it.each([1, 2])("asks for nothing and changes nothing once it was left, at change %s", async (at) => {
   const run = { runId: "r", state: "RUN_STATE_FAILED" as const };
-  const { pawl, asked } = client(RESPONSE({ cursor: "1", caughtUp: true }), { runs: [run] }, OPEN());
+  const { pawl, asked } = client(RESPONSE({ cursor: "1", caughtUp: true }), { runs: [run] }, {}, OPEN());
   let changes = 0;
   const leave = pawl.follow("c", () => ++changes === at && leave());
   await vi.advanceTimersByTimeAsync(5000);
-  expect([changes, asked.length]).toEqual([at, at]);
+  expect([changes, asked.length]).toEqual([at, at === 1 ? 1 : 3]);
 });
 
 const EVENT = (seq: number, kind: RunEventJson): RunEventJson => ({ runId: "r2", seq: String(seq), ...kind });

@@ -130,7 +130,6 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
             user_roles=request.user_roles,
             undo=undo,
             agent=agent,
-            own_tools=None if own is None else run_pb2.OwnTools(names=own.names, client_id=own.client_id),
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
