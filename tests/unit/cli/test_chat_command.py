@@ -12,10 +12,11 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
-from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2, jobs_pb2, session_pb2
 from pawl.cli.chat import Chat
 from pawl.cli.conversations import call_lines
 from pawl.cli.transcript import Transcript
+from pawl.cli.wording import stopped_text
 from pawl.client import AsyncClient
 from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
@@ -315,3 +316,51 @@ async def test_a_waiting_run_can_be_topped_up_or_cancelled_and_does_not_block(
     assert "/top-up TOKENS adds tokens" in shown
     assert "pawl attention run_2 shows what to do" in shown
     assert "No run is waiting for tokens." in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("/stop", "run_2 (scrape) is stopping."),
+        ("/stop run_1", "run_1 (scrape) is stopping."),
+    ],
+)
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_stop_stops_the_named_or_newest_job(
+    monkeypatch: pytest.MonkeyPatch, line: str, shown: str, by_key: bool
+) -> None:
+    async def list_jobs(_: object, of: str, **__: object) -> AsyncGenerator[jobs_pb2.BackgroundJob, None]:
+        for job_id in ("run_2", "run_1") if of == "conv_1" else ():
+            yield jobs_pb2.BackgroundJob(job_id=job_id)
+
+    async def stop_job(_: object, job_id: str, __: str) -> jobs_pb2.BackgroundJob:
+        definition = run_pb2.Job(tool_name="scrape")
+        return jobs_pb2.BackgroundJob(job_id=job_id, definition=definition, state=run_pb2.RUN_STATE_CANCELLING)
+
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    monkeypatch.setattr(AsyncClient, "list_jobs", list_jobs)
+    monkeypatch.setattr(AsyncClient, "stop_job", stop_job)
+    talk, _, output = talking(conversation_id="conv_1")
+    if by_key:
+        monkeypatch.setattr(talk, "_attach", AsyncMock())
+        talk._press(line)
+        await talk._take_next()
+    else:
+        await talk._handle_line(line)
+    assert output.getvalue() == f"{shown}\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"state": run_pb2.RUN_STATE_CANCELLED}, "run_1 (scrape) is stopped."),
+        ({"state": run_pb2.RUN_STATE_COMPLETED}, "run_1 (scrape) had already ended (completed)."),
+        (
+            {"state": run_pb2.RUN_STATE_CANCELLED, "not_stopped": "it keeps running"},
+            "run_1 (scrape) could not be stopped: it keeps running",
+        ),
+    ],
+)
+def test_a_stopped_job_is_described(fields: dict[str, Any], text: str) -> None:
+    job = jobs_pb2.BackgroundJob(job_id="run_1", definition=run_pb2.Job(tool_name="scrape"), **fields)
+    assert stopped_text(job) == text
