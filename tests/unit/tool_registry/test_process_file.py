@@ -136,16 +136,31 @@ def test_output_holds_the_chosen_columns_of_all_rows_also_after_restarts(
 
 
 def killed_at_each_checkpoint(desk: Desk, name: str, arguments: dict[str, Any]) -> Any:
-    """Run a call whose process dies just after each checkpoint is saved, and return its final value."""
+    """Run a call whose process dies two pieces after each checkpoint, and return its final value."""
     saved: list[Any] = [None]
+    pieces_left = 0
 
     def save(content: bytes) -> Future[None]:
+        nonlocal pieces_left
         saved.append(json.loads(content))
-        raise Superseded("the process has died")
+        pieces_left = 2
+        return kept(content)
+
+    def report(fraction: float | None, message: str) -> None:
+        nonlocal pieces_left
+        pieces_left -= 1
+        if not pieces_left:
+            raise Superseded("the process has died")
 
     for attempt in range(1, 1000):
+        pieces_left = 0
         context = ToolContext(
-            store_id=desk.store, call_id="killed", attempt=attempt, last_checkpoint=saved[-1], _save=save
+            store_id=desk.store,
+            call_id="killed",
+            attempt=attempt,
+            last_checkpoint=saved[-1],
+            _save=save,
+            _report=report,
         )
         try:
             returned = desk.tools[name].bind(arguments, context)()
@@ -249,7 +264,7 @@ def test_a_changed_file_is_processed_from_the_start(desk: Desk) -> None:
     run = desk.tools["process_file"]
     run.bind({"path": "in.txt"}, ToolContext(store_id="acme", _save=save))()
     assert saved[-1]["rows"] > 0
-    put(desk, "in.txt", "b\n" * 70)
+    put(desk, "in.txt", "bbb\n" * 70)
     assert run.bind({"path": "in.txt"}, ToolContext(store_id="acme", last_checkpoint=saved[-1]))()["lines"] == 70
 
 
