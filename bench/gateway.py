@@ -8,7 +8,10 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
+import asyncpg
+
 from bench import crowds
+from bench.copies import copied_id, copied_store, copy_conversation
 from bench.figures import Figure, NotMeasured, at_most
 from bench.options import Options
 from bench.percentiles import percentile
@@ -24,6 +27,7 @@ _STORE: Final = "tabs"
 _TABS: Final = 2000
 _OPENING_MAX: Final = 50
 _TABS_MAX_MIB: Final = 200.0
+_WATCHERS_MAX_MIB: Final = 100.0
 _IDLE_MAX_MIB: Final = 120.0
 _LATER_MAX_MS: Final = 5.0
 _CHUNKS: Final = 100
@@ -39,12 +43,13 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         await crowds.warm(suite)
         idle = await _rest(suite, options.seconds(30, 10))
         tabs = await _tabs(suite, idle, options.seconds(30, 10))
+        watchers = await _watchers(suite, options.seconds(60, 30))
     async with pawl(tool_rounds=0, chunks=_CHUNKS, chunk_milliseconds=_CHUNK_MS) as (subject, _):
         await _later(subject)
         later = [ms for _ in range(options.count(20, 6)) for ms in await _later(subject)]
     if not later:
-        return [idle, tabs, NotMeasured(code=_CODE, why="no output arrived while both were watching")]
-    return [idle, tabs, *(_latency(later, part, name) for part, name in ((0.5, "p50"), (0.99, "p99")))]
+        return [idle, tabs, watchers, NotMeasured(code=_CODE, why="no output arrived while both were watching")]
+    return [idle, tabs, watchers, *(_latency(later, part, name) for part, name in ((0.5, "p50"), (0.99, "p99")))]
 
 
 def _latency(later: Sequence[float], part: float, name: str) -> Figure:
@@ -65,6 +70,10 @@ def _latency(later: Sequence[float], part: float, name: str) -> Figure:
 def _processes(suite: Suite) -> dict[str, int]:
     names = ("gateway", "agent-loop", "job-store")
     return {name: pid for name in names if (pid := suite.pid(name)) is not None}
+
+
+def _serving(suite: Suite) -> dict[str, int]:
+    return {name: pid for name, pid in _processes(suite).items() if name != "job-store"}
 
 
 def _gateway(suite: Suite) -> dict[str, int]:
@@ -133,6 +142,54 @@ async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
     )
 
 
+async def _watchers(suite: Suite, seconds: float) -> Figure:
+    """Watch as many idle conversations, and measure what gateway and agent-loop need for them together."""
+    async with crowds.acting(suite, _STORE) as user:
+        run = await user.until((await user.start("what is 17 * 23")).run_id, run_pb2.RUN_STATE_COMPLETED)
+    connection = await asyncpg.connect(suite.database_url)
+    try:
+        await copy_conversation(connection, _STORE, run.run_id, count=_TABS, stores=1)
+    finally:
+        await connection.close()
+    opening, tabs = asyncio.Semaphore(_OPENING_MAX), list[asyncio.StreamWriter]()
+    before, idle = resident_mib(_serving(suite)), await _busy(suite, seconds / 2)
+
+    async def open_one(number: int) -> asyncio.Task[None]:
+        conversation_id = copied_id(run.conversation_id, number)
+        async with opening:
+            reader, writer = await _post(suite, _watch_conversation(conversation_id), store=copied_store(number, 1))
+            tabs.append(writer)
+            async for message in _messages(reader):
+                if message.get("caughtUp"):
+                    break
+        return asyncio.create_task(_drain(reader))
+
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            reading = await asyncio.gather(*(open_one(number) for number in range(1, _TABS + 1)))
+        await asyncio.sleep(_SETTLE_SECONDS)
+        cpu = await _busy(suite, seconds)
+        after = resident_mib(_serving(suite))
+        if cut := sum(task.done() for task in reading):
+            raise RuntimeError(f"{cut} of {_TABS} watchers were cut")
+    finally:
+        for writer in tabs:
+            writer.close()
+    await asyncio.gather(*reading, return_exceptions=True)
+    growth = {name: after[name] - before[name] for name in after}
+    return at_most(
+        _WATCHERS_MAX_MIB,
+        code=_CODE,
+        what=f"memory of gateway and agent-loop for {_TABS:,} watchers of idle conversations",
+        value=sum(growth.values()),
+        unit="MiB",
+        detail={
+            **{f"{name}, MiB": mib for name, mib in growth.items()},
+            **{f"{name}, more CPU, ms a second": cpu[name] - idle[name] for name in cpu},
+        },
+    )
+
+
 # The same events over both protocols.
 
 
@@ -165,6 +222,11 @@ async def _by_http(suite: Suite, run_id: str) -> dict[int, float]:
 
 
 # A minimal browser, without the overhead of an HTTP library.
+
+
+def _watch_conversation(conversation_id: str) -> Mapping[str, Any]:
+    method = "pawl.agent.v1.ConversationService/WatchConversation"
+    return {"conversation": {"method": method, "request": {"conversationId": conversation_id}}}
 
 
 def _watch_run(run_id: str) -> Mapping[str, Any]:

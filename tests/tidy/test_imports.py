@@ -244,4 +244,4 @@ def test_chat_example_is_under_150_lines_and_needs_only_client_and_react() -> No
     assert 0 < lines(example) < EXAMPLE_LINES_MAX
     texts = [path.read_text(encoding="utf-8") for path in typescript(example)]
     imported = {name for text in texts for name in re.findall(r' from "([^"]+)";', text)}
-    assert imported == {"@pawl/client", "react", "react-dom/client", "vite"}
+    assert imported == {"@pawl/client", "@pawl/client/react", "react", "react-dom/client", "vite"}

@@ -1,4 +1,5 @@
-import { type CallDecisionJson, type CallJson, decode, encode, Pawl, requestId, type RunView } from "@pawl/client";
+import { type CallDecisionJson, type CallJson, decode, encode, Pawl, type Turn } from "@pawl/client";
+import { type Chat, useConversation, useJobs } from "@pawl/client/react";
 import { type ReactNode, useActionState, useEffect, useState } from "react";
 import { createRoot } from "react-dom/client";
 
@@ -7,7 +8,7 @@ const pawl = new Pawl();
 document.addEventListener("visibilitychange", () => (document.hidden ? pawl.streams.pause() : pawl.streams.resume()));
 
 /** Conversation key: reloads and other windows find the conversation by it. */
-const CHAT = "example-chat";
+const CHAT = { conversationKey: "example-chat" };
 
 /** Front-end tools: definitions and functions. */
 const PAINT = {
@@ -25,73 +26,50 @@ const TOOLS = {
   },
 };
 
-type Asked = { runId: string; text: string };
-
-/** Returns the live state of a run. */
-function useRun(runId: string): RunView | undefined {
-  const [view, setView] = useState<RunView>();
-  useEffect(() => pawl.watchRun(runId, (now) => setView(now)), [runId]);
-  return view;
-}
-
-/** Returns the user's messages in this chat. */
-async function history(): Promise<Asked[]> {
-  const { conversation } = await pawl.conversations.getConversation({ conversationKey: CHAT });
-  const asked: Asked[] = [];
-  for (let pageToken = ""; ; ) {
-    const page = await pawl.agent.listMessages({ conversationId: conversation!.conversationId!, pageToken });
-    for (const { role, runId = "", text = "" } of page.messages ?? []) if (role === "ROLE_USER") asked.push({ runId, text });
-    if (!(pageToken = page.nextPageToken ?? "")) return asked;
-  }
-}
-
-function Chat(): ReactNode {
-  const [turns, setTurns] = useState<Asked[]>();
-  useEffect(() => void history().then(setTurns, () => setTurns([])), []); // There is none before the first message.
-  const send = async (text: string): Promise<void> => {
-    const { run } = await pawl.agent.startRun({ requestId: requestId(), conversationKey: CHAT, text, frontEndTools: [PAINT] });
-    setTurns((all = []) => [...all, { runId: run!.runId!, text }]);
-  };
-  if (!turns) return null;
+function Conversation(): ReactNode {
+  const chat = useConversation(pawl, CHAT, TOOLS);
+  const jobs = useJobs(pawl, CHAT);
+  const elsewhere = chat.pendingCalls.filter(({ runId }) => !chat.turns.some(({ run }) => run.runId === runId));
+  if (chat.error) return <p role="alert">{chat.error.message}</p>;
+  if (!chat.caughtUp) return null;
   return (
     <>
-      {turns.map((turn) => <Turn key={turn.runId} {...turn} />)}
-      <Ask label="Your message" button="Send" say={send} />
+      {chat.turns.map((turn) => <Section key={turn.run.runId} turn={turn} chat={chat} />)}
+      {elsewhere.map((call) => <Card key={call.callId} call={call} chat={chat} />)}
+      {jobs.filter(({ endTime }) => !endTime).map((job) => (
+        <p key={job.jobId} role="status">
+          {job.definition?.toolName} is running in the background. <button onClick={() => job.stop().catch(console.error)}>Stop it</button>
+        </p>
+      ))}
+      <Ask label="Your message" button="Send" say={(text) => chat.send(text, { frontEndTools: [PAINT] })} />
     </>
   );
 }
 
-function Turn({ runId, text }: Asked): ReactNode {
-  const view = useRun(runId);
-  useEffect(() => {
-    for (const call of Object.values(view?.calls ?? {}))
-      if (call.state === "CALL_STATE_OFFERED") pawl.answer(call, TOOLS).catch(console.error); // Once, in one window.
-  }, [view]);
+/** A turn. A message or a background job started it. */
+function Section({ turn: { run, log, asked, answers, notice }, chat }: { turn: Turn; chat: Chat }): ReactNode {
   return (
-    <section data-state={view?.run.state}>
-      <p className="asked">{text}</p>
-      {view?.rounds.map((round) => (
+    <section data-state={run.state}>
+      <p className={notice ? "notice" : "asked"}>{asked}</p>
+      {log.rounds.map((round) => (
         <div key={round.round}>
           <p className="said">{round.text}</p>
           {round.callIds.map((id) => (
-            <Card key={id} call={view.calls[id]!} progress={view.progress[id]?.message} />
+            <Card key={id} call={log.calls[id]!} chat={chat} progress={log.progress[id]?.message} />
           ))}
         </div>
       ))}
-      {view?.gap && <p className="said">{view.run.outputText}</p>}
-      {view?.run.failure && <p role="alert">{view.run.failure.message}</p>}
-      {view && !view.ended && (
-        <button onClick={() => pawl.agent.cancelRun({ requestId: requestId(), runId }).catch(console.error)}>Stop</button>
-      )}
+      {!log.rounds.length && answers.map((text, index) => <p key={index} className="said">{text}</p>)}
+      {run.failure && <p role="alert">{run.failure.message}</p>}
+      {run.runId === chat.active?.run.runId && <button onClick={() => chat.stop().catch(console.error)}>Stop</button>}
     </section>
   );
 }
 
 /** A tool call: its state, and buttons to approve or answer it. */
-function Card({ call, progress }: { call: CallJson; progress: string | undefined }): ReactNode {
-  const { runId = "", callId = "", state, approval, question } = call;
-  const decide = (decision: CallDecisionJson): Promise<unknown> =>
-    pawl.agent.decide({ requestId: requestId(), runId, decision: { callId, digest: approval?.digest ?? "", ...decision } });
+function Card({ call, chat, progress }: { call: CallJson; chat: Chat; progress?: string | undefined }): ReactNode {
+  const { state, approval, question } = call;
+  const decide = (decision: CallDecisionJson): Promise<void> => chat.decide(call, decision);
   return (
     <article data-state={state}>
       <b>{call.toolName}</b> {state?.replace("CALL_STATE_", "").toLowerCase().replaceAll("_", " ")} {progress}
@@ -137,7 +115,7 @@ function App(): ReactNode {
   useEffect(() => void pawl.agent.whoAmI().then(() => setKnown(true), () => setKnown(false)), []);
   if (known === undefined) return null;
   const logIn = (key: string): Promise<void> => pawl.logIn({ key }).then(() => setKnown(true));
-  return known ? <Chat /> : <Ask label="Your key" button="Log in" type="password" say={logIn} />;
+  return known ? <Conversation /> : <Ask label="Your key" button="Log in" type="password" say={logIn} />;
 }
 
 createRoot(document.getElementById("chat")!).render(<App />);

@@ -1,6 +1,6 @@
 import "@copilotkit/react-core/v2/styles.css";
-import { CopilotChat, CopilotKitProvider, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
-import { useState } from "react";
+import { CopilotChat, CopilotKitProvider, useAgent, useCopilotKit, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
+import { useEffect, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { z } from "zod";
 
@@ -36,7 +36,53 @@ function Ask({ asked, resolve }: { asked: Asked; resolve: (payload: object, inte
   );
 }
 
+const threadId = new URLSearchParams(location.search).get("thread") ?? "copilotkit";
+
+// A background job as it was when the last run ended. Stop works at any time.
+const job = z.object({
+  jobId: z.string(),
+  state: z.string(),
+  definition: z.object({ toolName: z.string() }),
+  progress: z.object({ fraction: z.number().optional(), message: z.string().optional() }).optional(),
+  notStopped: z.string().optional(),
+  endTime: z.string().nullish(),
+});
+function Job({ content }: { content: z.infer<typeof job> }) {
+  const [stopped, setStopped] = useState<z.infer<typeof job>>();
+  const { jobId, state, definition, progress, notStopped, endTime } = content.endTime ? content : (stopped ?? content);
+  const stop = async () => {
+    const body = JSON.stringify({ threadId, runId: jobId });
+    setStopped((await (await fetch("/stop", { method: "POST", headers: { "Content-Type": "application/json" }, body })).json()).job);
+  };
+  return (
+    <fieldset aria-label="Background job">
+      <p>
+        {definition.toolName}: {notStopped || state.replace("RUN_STATE_", "").toLowerCase()} {progress?.message}
+      </p>
+      {!endTime && state !== "RUN_STATE_CANCELLING" && <button onClick={() => void stop()}>Stop</button>}
+    </fieldset>
+  );
+}
+const activities = [{ activityType: "pawl.job", content: job, render: Job }];
+
+// Background work starts turns when no run is open. A stream beside CopilotKit's reports them, and those it has missed.
+function useTurns(threadId: string) {
+  const { agent } = useAgent();
+  const { copilotkit } = useCopilotKit();
+  useEffect(() => {
+    if (agent.isRunning) return;
+    const turns = new EventSource(`/turns?thread=${encodeURIComponent(threadId)}`);
+    turns.onmessage = ({ data }) => {
+      const { name, messages = [] } = JSON.parse(data);
+      const isNew = ({ id, role, content }) => role === "assistant" && content && !agent.messages.some((shown) => shown.id === id);
+      if (!agent.isRunning && (name === "pawl.run" || messages.some(isNew))) void copilotkit.connectAgent({ agent });
+    };
+    return () => turns.close();
+  }, [agent, agent.isRunning, threadId]);
+}
+
 function Page() {
+  useTurns(threadId);
   const [colour, setColour] = useState("white");
   useFrontendTool({
     name: "paint",
@@ -60,14 +106,14 @@ function Page() {
   });
   return (
     <main style={{ background: colour, height: "100vh" }}>
-      <CopilotChat threadId={new URLSearchParams(location.search).get("thread") ?? "copilotkit"} />
+      <CopilotChat threadId={threadId} />
     </main>
   );
 }
 
 document.body.append(document.createElement("div"));
 createRoot(document.body.firstElementChild!).render(
-  <CopilotKitProvider runtimeUrl="/copilotkit" showDevConsole={false}>
+  <CopilotKitProvider runtimeUrl="/copilotkit" renderActivityMessages={activities} showDevConsole={false}>
     <Page />
   </CopilotKitProvider>,
 );

@@ -19,6 +19,8 @@ _SWITCHES: Final = ("--key-in-clear",)
 # Where each command is, in pawl.cli, and the first sentence of its help.
 COMMANDS: Final = {
     "up": ("up:up", "Start the suite on this machine."),
+    "init": ("dev:init", "Create the folder of a small product: an agent and a tool."),
+    "dev": ("dev:dev", "Start the suite with a product's folder, and follow its changes."),
     "run": ("runs:run", "Start a run and watch it."),
     "chat": ("chat:chat", "Chat with an agent."),
     "watch": ("runs:watch", "Watch a run until it ends."),

@@ -18,7 +18,7 @@ from pawl.agent_loop.api.values import ClientSession
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, ClientId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.ledger.ports import Limits, LogRow
@@ -28,7 +28,15 @@ from pawl.job_store.ledger.rules import states, turn
 from pawl.job_store.ledger.rules.background import OpenJob
 from pawl.job_store.ledger.rules.events import CallChanged, EventBody, OwnerEvent, RunChanged
 from pawl.job_store.ledger.rules.log import changed_conversations, write
-from pawl.job_store.ledger.rules.rows import Attention, CallRow, ConversationKey, ConversationRow, Offer, RunRow
+from pawl.job_store.ledger.rules.rows import (
+    Attention,
+    CallRow,
+    ConversationKey,
+    ConversationRow,
+    MessageRow,
+    Offer,
+    RunRow,
+)
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState
@@ -189,6 +197,25 @@ class PlayedLedger(PublicLedger):
         jobs = tuple(OpenJob(run_id=RunId(job_id), user_id=ME.user_id) for job_id in job_ids)
         row = self._tables.conversations[key]
         self._tables.conversations[key] = replace(row, background=replace(row.background, open_jobs=jobs))
+
+    def add_notice(self, conversation_id: str, text: str) -> None:
+        """Add a job's report to the user's conversation."""
+        key = ConversationKey(ME.store_id, ConversationId(conversation_id))
+        row = self._tables.conversations[key]
+        number = row.last_number + 1
+        notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text=text, notices_json=text.encode())
+        message = MessageRow(
+            store_id=key.store_id,
+            conversation_id=key.conversation_id,
+            number=number,
+            message_id=f"msg_{number}",
+            run_id=RunId("run_1"),
+            summarised_to=0,
+            body=notice.SerializeToString(),
+            create_time=self._database.now(),
+        )
+        self._tables.messages.setdefault(key, []).append(message)
+        self._tables.conversations[key] = replace(row, last_number=number)
 
     def put_call(self, call_id: str, **fields: Any) -> None:
         call = self._call_row(call_id)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
-from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1 import agent_pb2, jobs_pb2
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent_loop.api.feed import BEHIND_EVENTS_MAX
 from pawl.agent_loop.conversations import watch
@@ -73,6 +75,7 @@ class Seen:
 class Stream:
     def __init__(self, call: Any, seen: Seen) -> None:
         self.seen = seen
+        self.keep: list[bytes] = []
         self._call = call
 
     async def until(self, condition: Callable[[Seen], object]) -> None:
@@ -80,6 +83,7 @@ class Stream:
             while not condition(self.seen):
                 response = await self._call.read()
                 assert response is not grpc.aio.EOF
+                self.keep.append(response.SerializeToString())
                 self.seen.take(response)
 
     async def end(self) -> str:
@@ -194,14 +198,16 @@ async def test_run_that_rests_is_followed_again_when_it_continues(follow: Any, l
         await stream.until(lambda seen: seen.events == [("run_1", seq) for seq in range(1, 6)])
 
 
-async def test_unreported_change_is_found_by_its_version(
-    follow: Any, ledger: PlayedLedger, clients: ClientSide, live: FakeLive
+@pytest.mark.parametrize("reported", [True, False])
+async def test_lost_report_of_a_change_is_made_up_for(
+    follow: Any, ledger: PlayedLedger, clients: ClientSide, live: FakeLive, *, reported: bool
 ) -> None:
+    """By comparing versions, or, if NATS is unavailable, by reading all watched conversations."""
     async with follow() as stream:
         await stream.until(lambda seen: seen.caught_up)
         live.conversations.clear()
         await ledger.finish()
-        await clients.conversations._compare_versions()
+        await clients.conversations._find_changes(reported=reported)
         await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
 
 
@@ -313,3 +319,70 @@ async def test_gap_names_the_first_message_and_replaces_deleted_events(
     async with follow() as stream:
         await stream.until(lambda seen: seen.caught_up)
         assert (stream.seen.numbers, stream.seen.gaps[0].first_message_number) == ([2, 3], 2)
+
+
+SECRET = b"zebra"
+
+
+async def every_read(channel: grpc.aio.Channel, metadata: Any) -> bytes:
+    """Return what all methods that only read give to a user about the conversation, its run and its job."""
+    found = b""
+    named = {"conversation_id": "conv_1", "run_id": "job_1", "job_id": "job_1", "call_id": "call_of_job_1"}
+    for method in READING:
+        fields = {name: value for name, value in named.items() if name in method.input_type.fields_by_name}
+        for wanted in (fields, {**fields, "run_id": "run_1"} if "run_id" in fields else {}):
+            request = GetMessageClass(method.input_type)(**wanted).SerializeToString()
+            behaviour: Any = channel.unary_stream(f"/{method.containing_service.full_name}/{method.name}")
+            call = behaviour(request, metadata=metadata)
+            with suppress(grpc.aio.AioRpcError):  # Most of it does not exist for this user.
+                # A stream that starts with a complete list does so in its first response.
+                found += await call.read() or b""
+            call.cancel()
+    return found
+
+
+READING = [
+    method
+    for file in (agent_pb2.DESCRIPTOR, pb.DESCRIPTOR, jobs_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+    if method.name.startswith(("Get", "List", "Watch", "Preview"))
+]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_second_user_never_receives_another_users_job(
+    follow: Any, ledger: PlayedLedger, conversations: ConversationServiceAsyncStub, channel: grpc.aio.Channel, seed: int
+) -> None:
+    """ASYNC-5: by no read and on no stream, whatever is shared and whatever happens to the job."""
+    choose = random.Random(seed)
+    await add_job(ledger, 1)
+    ledger.put_run("job_1", options=run_pb2.Run(job=run_pb2.Job(tool_name=SECRET.decode())).SerializeToString())
+    ledger.put_background("conv_1", "job_1")
+    await share(conversations, conversation_pb2.SHARING_READ)
+    async with follow(YOU) as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        for number in range(12):
+            match choose.randrange(5):
+                case 0:
+                    await ledger.change("job_1", choose.choice([RunState.RUNNING, RunState.WAITING]))
+                case 1:
+                    name = f"call_of_job_{number}"
+                    await ledger.add_call(
+                        name, call_pb2.CALL_STATE_AWAITING_APPROVAL, run_id="job_1", arguments=SECRET, tool_name="zebra"
+                    )
+                case 2:
+                    await ledger.append("job_1", text=SECRET.decode())
+                case 3:
+                    ledger.add_notice("conv_1", SECRET.decode())
+                    await ledger.append()
+                case _:
+                    sharing = choose.choice([conversation_pb2.SHARING_READ, conversation_pb2.SHARING_WRITE])
+                    await share(conversations, sharing, arguments=choose.random() < 0.5)
+        assert SECRET in await every_read(channel, ME)
+        assert SECRET not in await every_read(channel, YOU)
+        await share(conversations, conversation_pb2.SHARING_PRIVATE)
+        assert await stream.end() == "CONVERSATION_NOT_FOUND"
+    assert SECRET not in b"".join(stream.keep)
+    assert not stream.seen.jobs
+    assert not stream.seen.runs

@@ -160,6 +160,11 @@ async def done(page: Page, runs: int = 1) -> str:
     return await page.locator(".turn").last.get_attribute("data-run") or ""
 
 
+def background(effects: Path) -> str:
+    """A message that starts a job, which ends once the file `effects` with the suffix `.go` exists."""
+    return f'in the background: call hold_once with {{"path": "{effects}"}}'
+
+
 def at(page: Page, path: str) -> str:
     return "/".join(page.url.split("/")[:3]) + path
 

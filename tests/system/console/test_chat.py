@@ -20,7 +20,7 @@ from pawl.tool.v1 import source_pb2, source_pb2_grpc
 from tests.fakes.mcp_program import stdio_config
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.poll import until
-from tests.system.console.conftest import NewPage, address, at, done, say
+from tests.system.console.conftest import NewPage, address, at, background, done, say
 from tests.system.scripting import Model, scripted
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -133,6 +133,38 @@ async def test_queued_message_waits_and_stop_button_cancels(open_page: NewPage) 
     await expect(story).to_contain_text("Stopped.")
     await done(page)
     await expect(page.locator(".turn").last).to_contain_text("42")
+
+
+async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: NewPage, tmp_path: Path) -> None:
+    """Text that the user is writing at that moment is kept."""
+    page, effects = await open_page(user="waiter"), tmp_path / "effects"
+    await say(page, background(effects))
+    await done(page)
+    strip = page.get_by_role("status").filter(has_text="hold_once")
+    await expect(strip).to_be_visible()
+    phone = await open_page(page.url.removeprefix(at(page, "")), user="waiter", viewport={"width": 390, "height": 700})
+    await expect(phone.get_by_role("status").filter(has_text="hold_once")).to_be_visible()
+    await page.get_by_label("Your message").fill("half a sent")
+    calls: list[str] = []
+    page.on("request", lambda asked: calls.append(asked.url.rpartition("/")[2]))
+    await page.wait_for_timeout(3500)
+    effects.with_suffix(".go").touch()
+    for each in (page, phone):
+        await done(each, 2)
+        await expect(each.locator(".turn")).to_have_count(2)
+        await expect(each.locator(".turn").last).to_contain_text("has ended, completed: finished.")
+        await expect(each.get_by_role("status").filter(has_text="hold_once")).to_have_count(0)
+    assert {*calls} <= {"stream", "GetRun"}, "GetRun marks a run as seen"
+    await expect(page.get_by_label("Your message")).to_have_value("half a sent")
+
+
+async def test_approval_of_a_job_is_decided_in_its_conversation(open_page: NewPage) -> None:
+    page = await open_page(user="approver")
+    await say(page, "in the background: email ann@example.com about lunch")
+    await page.locator(".card.wait").get_by_role("button", name="Approve").click(timeout=90_000)
+    await done(page, 2)
+    await expect(page.locator(".card.wait")).to_have_count(0)
+    await expect(page.locator(".turn").last).to_contain_text("has ended, completed")
 
 
 async def test_background_work_is_seen_and_stopped(open_page: NewPage, tmp_path: Path) -> None:

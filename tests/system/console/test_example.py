@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import shutil
@@ -22,7 +23,8 @@ from pawl.launcher.ports import free_port
 from pawl.launcher.suite import Suite
 from tests import npm
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import PATIENCE_MS, address
+from tests.poll import until
+from tests.system.console.conftest import PATIENCE_MS, address, background
 from tests.tidy.tree import ROOT
 
 # Each example is installed first: one is built, and the other has a thousand packages.
@@ -146,6 +148,19 @@ async def test_calls_can_be_approved_and_rejected_and_questions_answered(page: P
     await expect(card.first).to_contain_text("7 pm")
 
 
+async def test_turn_of_a_job_appears_and_the_job_can_be_stopped(page: Page, tmp_path: Path) -> None:
+    await log_in(page)
+    await say(page, background(tmp_path / "first"))
+    await expect(page.get_by_role("status")).to_contain_text("hold_once", timeout=90_000)
+    (tmp_path / "first.go").touch()
+    await expect(page.locator(".notice")).to_have_count(1, timeout=90_000)
+    await expect(page.locator("section").last).to_contain_text("has ended, completed: finished.")
+    await say(page, background(tmp_path / "second"))
+    await page.get_by_role("button", name="Stop it").click(timeout=90_000)
+    await expect(page.get_by_role("status")).to_have_count(0, timeout=90_000)
+    await expect(page.locator("section").last).to_contain_text("has ended, cancelled", timeout=90_000)
+
+
 INSTALL_SECONDS: Final = 600.0
 ANSWER_MS: Final = 120_000
 MAIL: Final = 'call send_email with {"to": ["ann@example.com"], "subject": "lunch", "body": "at noon"}'
@@ -234,7 +249,43 @@ async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload
     await expect(asked).to_have_count(0)
 
 
+async def test_copilotkit_shows_and_stops_background_work(copilot: Chat, suite: Suite, tmp_path: Path) -> None:
+    pages = tmp_path / "pages.txt"
+    await copilot.say(f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
+    job = copilot.page.get_by_role("group", name="Background job")
+    await expect(job).to_contain_text("scrape", timeout=ANSWER_MS)
+    await job.get_by_role("button", name="Stop").click()
+    await expect(job.get_by_role("button", name="Stop")).to_have_count(0)
+    headers = {"Authorization": f"Bearer {LOCAL_KEY}"}
+    async with httpx2.AsyncClient(base_url=address(suite), headers=headers) as gateway:
+
+        async def is_stopped() -> bool:
+            answer = await gateway.post("/rpc/pawl.agent.v1.JobService/ListJobs", json={})
+            newest = answer.json()["jobs"][0]
+            return (newest["definition"]["toolName"], newest["state"]) == ("scrape", "RUN_STATE_CANCELLED")
+
+        await until(is_stopped)
+    scraped = pages.read_text()
+    await copilot.say("what is 6 * 7")
+    await copilot.ends("42")
+    assert pages.read_text() == scraped, "the tool still runs"
+
+
 async def test_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:
     await copilot.say('call paint with {"colour": "rgb(1, 2, 3)"}')
     await copilot.ends("The page is rgb(1, 2, 3).")
     await expect(copilot.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")
+
+
+async def test_copilotkit_shows_the_turn_of_a_job_and_keeps_what_is_being_typed(copilot: Chat, tmp_path: Path) -> None:
+    await copilot.say(background(tmp_path / "effects"))
+    await copilot.ends("in the background")
+    box = copilot.page.get_by_test_id("copilot-chat-textarea")
+    await box.fill("what is 17 ")
+    (tmp_path / "effects.go").touch()
+    await copilot.ends("has ended, completed: finished.")
+    await expect(box).to_have_value("what is 17 ")
+    await copilot.say("what is 17 * 23")
+    await copilot.ends("391")
+    said = await copilot.answers.all_inner_texts()
+    assert [sum(text in each for each in said) for text in ("I started to", "has ended", "391")] == [1, 1, 1]

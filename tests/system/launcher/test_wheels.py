@@ -1,4 +1,4 @@
-"""The installed modules are all under `pawl`, so they do not clash with modules of a project."""
+"""Installed modules are all under `pawl`, and each distribution is installed and removed on its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,26 @@ from tests.tidy import tree
 
 pytestmark = pytest.mark.long
 
+PROJECTS = (tree.ROOT / "gen", tree.ROOT / "services/pawl-client", tree.ROOT)
+CLIENT_BYTES_MAX = 60_000_000
+CLIENT_DISTRIBUTIONS_MAX = 12
+# A package of each distribution.
+PACKAGES = {"pawl-proto": "pawl.agent", "pawl-client": "pawl.client", "pawl-runtime": "pawl.cli"}
+FIND = """
+import sys
+from importlib.machinery import PathFinder
+pawl = PathFinder.find_spec("pawl")
+folders = list(pawl.submodule_search_locations) if pawl else []
+print(*(name for name in sys.argv[1:] if (found := PathFinder.find_spec(name, folders)) and found.origin))
+"""
+ALONE = """
+import importlib, pkgutil
+from importlib.metadata import distributions
+import pawl
+for module in pkgutil.walk_packages(pawl.__path__, "pawl."):
+    importlib.import_module(module.name)
+print(*sorted({found.name for found in distributions()} - {"pip", "setuptools"}))
+"""
 PROGRAM = """
 import asyncio
 import services
@@ -40,7 +60,7 @@ async def charge(amount: int) -> int:
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("wheels")
-    for project in (tree.ROOT / "gen", tree.ROOT / "services/pawl-client", tree.ROOT):
+    for project in PROJECTS:
         pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(project))
     return sorted(folder.glob("*.whl"))
 
@@ -49,11 +69,21 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment in which the install command of the quickstart was run."""
     project = tmp_path_factory.mktemp("project")
-    subprocess.run([sys.executable, "-m", "venv", str(project / "environment")], check=True)
+    environment(project / "environment")
     (project / "pawl").symlink_to(tree.ROOT)
     (command,) = re.findall(r"^pip (install .*)$", (tree.ROOT / "docs/start/quickstart.md").read_text(), re.MULTILINE)
     pip(project / "environment/bin/python", *shlex.split(command), cwd=project)
     return project / "environment/bin/python"
+
+
+def environment(folder: Path) -> Path:
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder / "bin/python"
+
+
+def run(python: Path, program: str, *arguments: str) -> list[str]:
+    command = [str(python), "-c", program, *arguments]
+    return subprocess.run(command, cwd=python.parent, capture_output=True, text=True, check=True).stdout.split()
 
 
 def pip(python: str | Path, *arguments: str, cwd: Path = tree.ROOT) -> None:
@@ -91,3 +121,35 @@ def test_wheels_work_in_a_project_with_the_same_package_names(python: Path, tmp_
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "charge" in done.stdout
+
+
+def test_client_alone_is_complete_and_small(wheels: list[Path], tmp_path: Path) -> None:
+    """No module of pawl-client needs a package that it does not declare."""
+    python = environment(tmp_path)
+    pip(python, "install", *(str(wheel) for wheel in wheels if "runtime" not in wheel.name))
+    installed = run(python, ALONE)
+    assert {"pawl-client", "pawl-proto"} <= set(installed)
+    assert len(installed) <= CLIENT_DISTRIBUTIONS_MAX, installed
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    theirs = ("pip", "setuptools", "pkg_resources")
+    files = (path for path in packages.rglob("*") if not path.relative_to(packages).parts[0].startswith(theirs))
+    assert sum(path.stat().st_size for path in files if path.is_file()) <= CLIENT_BYTES_MAX
+    pip(python, "install", "--no-deps", *(f"--editable={project}" for project in PROJECTS[:2]))
+    assert run(python, ALONE) == installed
+
+
+@pytest.mark.parametrize("is_editable", [False, True])
+def test_distributions_are_uninstalled_in_any_order(wheels: list[Path], tmp_path: Path, *, is_editable: bool) -> None:
+    python = environment(tmp_path)
+    pip(python, "install", "hatchling")
+    of = [next(str(wheel) for wheel in wheels if name.replace("-", "_") in wheel.name) for name in PACKAGES]
+    if is_editable:
+        of = [f"--editable={project}" for project in PROJECTS]
+    for first in ("pawl-client", "pawl-runtime"):
+        pip(python, "install", "--no-deps", "--no-build-isolation", *of)
+        assert run(python, FIND, *PACKAGES.values()) == [*PACKAGES.values()]
+        pip(python, "uninstall", "--yes", first)
+        left = [name for name in PACKAGES if name != first]
+        assert run(python, FIND, *PACKAGES.values()) == [PACKAGES[name] for name in left]
+        pip(python, "uninstall", "--yes", *left)
+        assert run(python, FIND, *PACKAGES.values()) == []

@@ -18,6 +18,10 @@ class Page:
     def of(self, role: str) -> list[dict[str, Any]]:
         return [each for each in self.messages if each["role"] == role]
 
+    def texts(self) -> list[str]:
+        """The answers that the page shows, in order."""
+        return [each["content"] for each in self.of("assistant") if each["content"]]
+
     def take(self, event: dict[str, Any]) -> None:
         kind = event["type"]
         assert not self.ended, f"{kind} after the end"

@@ -5,20 +5,29 @@ from __future__ import annotations
 import base64
 import json
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.agent.v1 import agent_pb2, conversation_pb2, jobs_pb2
-from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField, RunNotFound
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.errors import (
+    CallNotFound,
+    ConversationErased,
+    ConversationNotFound,
+    DigestMismatch,
+    InvalidField,
+    RunNotFound,
+)
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.event.v1 import conversation_pb2 as event_conversation_pb2
 from pawl.gateway.agui import input as agui_input
-from pawl.gateway.agui.events import Fold
+from pawl.gateway.agui.events import Fold, message_of
 from pawl.gateway.agui.http import _Plan, _Thread
+from pawl.gateway.services import Services
 from tests.golden import GAP, LOG, TOLD
 from tests.tables import not_explained
 from tests.unit.gateway.agui_page import Page
@@ -260,6 +269,103 @@ async def test_disconnecting_after_the_last_event_does_not_stop_the_run() -> Non
     assert (last["outcome"]["type"], services.call.await_count) == ("interrupt", 2)
 
 
+class FollowedThread:
+    """Services with a conversation of one message and these runs; a watch sends the responses that are left."""
+
+    def __init__(self, *responses: conversation_pb2.WatchConversationResponse) -> None:
+        self.responses, self.cursors = list(responses), list[str]()
+
+    async def watch(self, name: str, request: Any, _: object) -> Any:
+        if name.endswith("WatchRun"):
+            for seq, changed in enumerate(log_of(request.run_id), 1):
+                yield agent_pb2.WatchRunResponse(events=[event_pb2.RunEvent(seq=seq, **changed)])
+            return
+        self.cursors.append(request.after)
+        while self.responses:
+            yield self.responses.pop(0)
+        raise ConversationErased
+
+    async def call(self, name: str, request: Any, *_: object, **__: object) -> Any:
+        match name.rpartition("/")[2]:
+            case "GetConversation":
+                return conversation_pb2.GetConversationResponse(
+                    conversation=event_conversation_pb2.Conversation(conversation_id="c")
+                )
+            case "ListMessages":
+                said = message_pb2.Message(
+                    message_id="m", run_id="r1", role=message_pb2.ROLE_ASSISTANT, text="Started."
+                )
+                return agent_pb2.ListMessagesResponse(messages=[said])
+            case "ListJobs":
+                return jobs_pb2.ListJobsResponse()
+            case method:
+                return getattr(agent_pb2, f"{method}Response")()
+
+
+def log_of(run_id: str) -> list[dict[str, Any]]:
+    said = message_pb2.Message(message_id=f"of {run_id}", run_id=run_id, role=message_pb2.ROLE_ASSISTANT, text="Done.")
+    ended = run_pb2.Run(run_id=run_id, state=run_pb2.RUN_STATE_COMPLETED, last_seq=2)
+    return [
+        {"message_added": event_pb2.MessageAdded(message=said)},
+        {"run_changed": event_pb2.RunChanged(run=ended)},
+    ]
+
+
+def changed(cursor: str, *runs: run_pb2.Run) -> conversation_pb2.WatchConversationResponse:
+    items = [conversation_pb2.ConversationItem(run=run) for run in runs]
+    return conversation_pb2.WatchConversationResponse(cursor=cursor, items=items)
+
+
+def run_of(run_id: str, state: str, **more: Any) -> run_pb2.Run:
+    fields: dict[str, Any] = {
+        "run_id": run_id,
+        "conversation_id": "c",
+        "generation": 1,
+        "last_seq": 1,
+        "job": {},
+        **more,
+    }
+    return run_pb2.Run(state=run_pb2.RunState.Value(f"RUN_STATE_{state}"), **fields)
+
+
+async def test_follow_streams_each_turn_of_a_job_once_as_a_run_of_its_own() -> None:
+    """Left out: turns that have not started, were stopped or said nothing, child runs, and runs of AG-UI requests."""
+    mine = run_of("mine", "RUNNING", labels={"agui.run": "r1"})
+    silent = run_of("silent", "COMPLETED")
+    child = run_of("child", "RUNNING", parent_run_id="mine")
+    services = FollowedThread(
+        changed("1", mine, child, run_of("a", "QUEUED"), run_of("stopped", "CANCELLED")),
+        changed("2", run_of("a", "RUNNING")),
+        changed(
+            "3", run_of("a", "COMPLETED", output_text="Done."), silent, run_of("b", "COMPLETED", output_text="Done.")
+        ),
+    )
+    body = {"threadId": "t", "runId": "f", "messages": [], "protocolVersion": "1.0"}
+    thread, pages = _Thread(cast("Services", services), (), agui_input.read(body)), dict[str, Page]()
+    await thread.find()
+    with pytest.raises(ConversationErased):
+        async for event in thread.follow():
+            if event["type"] == "RUN_STARTED":
+                pages[event["runId"]] = page = Page()
+            page.take(json.loads(json.dumps(event)))
+    assert [(name, page.ended, [each["content"] for each in page.messages]) for name, page in pages.items()] == [
+        ("f", True, ["Started."]),
+        ("a", True, ["Started.", "Done."]),
+        ("b", True, ["Started.", "Done."]),
+    ]
+    assert services.cursors == ["", "2", "3"]
+
+
+async def test_follow_is_refused_with_a_message_and_for_a_thread_without_messages() -> None:
+    body: dict[str, Any] = {"threadId": "t", "runId": "f", "forwardedProps": {"pawl": {"follow": True}}}
+    for more in ({"messages": [{"id": "1", "role": "user", "content": "go"}]}, {"messages": [], "resume": resume()}):
+        with pytest.raises(InvalidField, match="follow is read-only"):
+            agui_input.options_of(msgspec.convert(body | more, agui_input.Input))
+    missing = MagicMock(call=AsyncMock(side_effect=ConversationNotFound()))
+    with pytest.raises(ConversationNotFound):
+        await _Thread(missing, (), agui_input.read(body | {"messages": []})).find()
+
+
 def page_of(events: list[dict[str, Any]]) -> Page:
     page = Page()
     for event in [{"type": "RUN_STARTED"}, *events]:
@@ -335,6 +441,20 @@ def test_ag_ui_matches_the_golden_log(legacy: bool) -> None:
             fold.fold(each)
         events = [*fold.attach(), *(event for each in log[index:] for event in fold.fold(each))]
         assert shown(page_of(events)) == json.loads(TOLD.read_text()), index
+
+
+def test_answers_have_the_same_ids_while_they_are_streamed_and_in_a_later_snapshot() -> None:
+    """A page that compares a snapshot with what it shows can tell which answers it has missed."""
+    log = json.loads(LOG.read_text())
+    fold = Fold(log[0]["runId"], legacy=False)
+    live = page_of([event for each in log for event in fold.fold(each)])
+    messages = [each["messageAdded"]["message"] for each in log if "messageAdded" in each]
+    later = [each for message in messages for each in message_of(message, {})]
+    answers = [
+        [each["id"] for each in found if each["role"] == "assistant" and each["content"]]
+        for found in (live.messages, later)
+    ]
+    assert answers[0] == answers[1] != []
 
 
 def test_ag_ui_matches_the_golden_log_after_a_gap() -> None:

@@ -1,12 +1,14 @@
 /** The HTTP client of Pawl: every public method with its types, and live runs. */
 
 import type * as pb from "../gen/index.js";
+import { type ConversationView, emptyConversation, foldConversation, withLog } from "./conversation.js";
 import { type PawlError, persist } from "./errors.js";
 import { emptyView, ENDED, fold, foldGap, isEnded, type RunView } from "./fold.js";
-import { Streams } from "./stream.js";
+import { Streams, type Subscription } from "./stream.js";
 import { Answers, type AnswerOptions, type FrontEndTool } from "./tools.js";
 import { Transport } from "./transport.js";
 
+export * from "./conversation.js";
 export { PawlError, type Reason } from "./errors.js";
 export * from "./fold.js";
 export { decode, encode, requestId } from "./json.js";
@@ -23,6 +25,7 @@ export class Pawl extends Transport {
   readonly agent = this.service<typeof pb.AgentService>("pawl.agent.v1.AgentService");
   readonly agents = this.service<typeof pb.AgentRegistryService>("pawl.agent.v1.AgentRegistryService");
   readonly conversations = this.service<typeof pb.ConversationService>("pawl.agent.v1.ConversationService");
+  readonly declarations = this.service<typeof pb.DeclarationService>("pawl.agent.v1.DeclarationService");
   readonly jobs = this.service<typeof pb.JobService>("pawl.agent.v1.JobService");
   readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
   readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");
@@ -61,13 +64,76 @@ export class Pawl extends Transport {
         const fresh = (message.events ?? []).filter((event) => Number(event.seq ?? 0) > view.seq);
         for (const event of fresh) view = fold(view, event);
         onChange(view, fresh);
-        // Marks the state as seen, so that no notification is sent. A hidden page does not.
-        const { document } = globalThis as { document?: { hidden: boolean } };
-        if (fresh.some((event) => RESTING.has(event.runChanged?.run?.state ?? "")) && !document?.hidden)
-          this.agent.getRun({ runId, afterSeq: String(view.seq) }).catch(() => {});
+        this.#markSeen(runId, fresh);
       },
       end: (error) => error && onError(error),
     });
+  }
+
+  /** Marks new states as seen, so that no notification is sent. A hidden page does not. */
+  #markSeen(runId: string, events: pb.RunEventJson[]): void {
+    const { document } = globalThis as { document?: { hidden: boolean } };
+    if (events.some((event) => RESTING.has(event.runChanged?.run?.state ?? "")) && !document?.hidden)
+      this.agent.getRun({ runId, afterSeq: events.at(-1)?.seq ?? "0" }).catch(() => {});
+  }
+
+  /**
+   * Follows a conversation across reconnects until `onError` is called, and passes its view and the new events to
+   * `onChange`: messages, runs, jobs, and what the model writes in runs that a message or a background job started.
+   * Returns a function that stops following.
+   */
+  follow(conversationId: string, onChange: (view: ConversationView, events: pb.RunEventJson[]) => void, onError: (error: PawlError) => void = () => {}): () => void {
+    let view = emptyConversation(conversationId);
+    let leaves: (() => void)[] = [];
+    const leave = (): void => {
+      const all = leaves;
+      leaves = [];
+      for (const each of all) each();
+    };
+    // The stream has no events of runs that ended before it saw them.
+    const readLogs = (runs: pb.RunJson[]): void => {
+      for (const run of runs.filter((each) => isEnded(each) && !each.parentRunId && !view.logs[each.runId ?? ""])) {
+        view = { ...view, logs: withLog(view.logs, emptyView(run)) };
+        leaves.push(this.watchRun(run.runId ?? "", (log, events) => onChange((view = { ...view, logs: withLog(view.logs, log) }), events)));
+      }
+    };
+    const readPast = async (before: unknown): Promise<void> => {
+      if (leaves !== before) return;
+      const list = this.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 });
+      const [{ runs = [] }, { jobs = [] }] = await Promise.all([list, this.jobs.listJobs({ conversationId })]);
+      if (leaves !== before) return;
+      const past = runs.filter((run) => isEnded(run) && !run.reportsToConversationId);
+      const [pastRuns, pastJobs] = [past.map((run) => [run.runId ?? "", run]), jobs.map((job) => [job.jobId ?? "", job])];
+      view = { ...view, runs: { ...Object.fromEntries(pastRuns), ...view.runs }, jobs: { ...Object.fromEntries(pastJobs), ...view.jobs } };
+      readLogs(past);
+      onChange(view, []);
+    };
+    const start = (): void => {
+      const mine = leaves;
+      const subscription: Subscription<pb.WatchConversationResponseJson> = {
+        method: "pawl.agent.v1.ConversationService/WatchConversation",
+        request: () => ({ conversationId, after: view.cursor }),
+        message: (message) => {
+          if (!message.cursor) return;
+          const isFirst = !!message.caughtUp && !view.caughtUp;
+          const fresh = (message.events ?? []).filter(({ runId = "", seq }) => Number(seq) > (view.logs[runId]?.seq ?? 0));
+          view = foldConversation(view, message);
+          readLogs((message.items ?? []).flatMap(({ run }) => run ?? []));
+          onChange(view, fresh);
+          this.#markSeen(fresh[0]?.runId ?? "", fresh);
+          if (isFirst) readPast(mine).catch(() => {});
+        },
+        end: (error) => {
+          if (error?.reason !== "SEQ_BEYOND_END") return error && onError(error);
+          leave();
+          view = emptyConversation(conversationId);
+          start();
+        },
+      };
+      leaves.push(this.streams.subscribe(subscription));
+    };
+    start();
+    return leave;
   }
 
   /** Watches everything that waits for the caller, or with `store` for any user of the store, until `onError` is called. */

@@ -123,8 +123,8 @@ export class Streams {
       return;
     }
     const error = line.error && errorOf(line.error, "The stream ended.");
-    // A temporary failure. The other streams continue until all are requested again.
-    if (error && isTemporary(error)) return this.#changeLater([subscription]);
+    // A temporary failure, or a session that the next request renews. The other streams continue until all are requested again.
+    if (error && (isTemporary(error) || error.reason === "SESSION_EXPIRED")) return this.#changeLater([subscription]);
     this.#subscriptions.delete(line.key);
     if (this.#subscriptions.size >= WATCHED_MAX) this.#change();
     subscription.end?.(error);

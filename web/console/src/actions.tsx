@@ -20,9 +20,9 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
   const [text, setText] = useState("");
   const [message, setMessage] = useState("");
   const some = all.filter(({ method, when }) => may(method) && (when?.(item) ?? true));
-  const act = (action: Action<T>): void =>
+  const act = (action: Action<T>, given = ""): void =>
     void attempt(async () => {
-      const answer = await action.run(item, text);
+      const answer = await action.run(item, given);
       setOpen(undefined);
       setText("");
       setMessage(typeof answer === "string" ? answer : "");
@@ -49,7 +49,8 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
           class="card row"
           onSubmit={(event) => {
             event.preventDefault();
-            act(open);
+            // The state may lack what was typed since the last frame.
+            act(open, event.currentTarget.querySelector("input")?.value);
           }}
         >
           {open.ask && <input aria-label={open.ask} placeholder={open.ask} value={text} ref={focus} onInput={(event) => setText(event.currentTarget.value)} />}

@@ -1,17 +1,10 @@
 import { signal } from "@preact/signals";
-import {
-  type ConversationJson,
-  emptyView,
-  isEnded,
-  type MessageJson,
-  requestId,
-  type RunJson,
-  type RunView,
-} from "@pawl/client";
+import { type ConversationJson, emptyConversation, isEnded, pendingCalls, requestId, type RunView, type Sent, turnsOf } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
+import { CallCard } from "./cards";
 import { Later } from "./later";
 import { Boundary, Markdown } from "./markdown";
 import { ago, attempt, draft, go, isAbsent, jobs, keep, kept, may, pawl, query, who, word } from "./state";
@@ -20,19 +13,6 @@ import { RunLog } from "./view";
 import { visible } from "./visible";
 
 type Policy = "MESSAGE_POLICY_QUEUE" | "MESSAGE_POLICY_STEER";
-
-/** A run of a conversation with the message that started it. Old runs are rebuilt from their messages. */
-interface Turn {
-  run: RunJson;
-  /** True if the run has a log to watch. */
-  live: boolean;
-  asked: string;
-  /** Answers of the model, shown if the log is no longer stored. */
-  answers: string[];
-  notice: boolean;
-  /** Number of the last message, for a fork; 0 if there is none. */
-  last: number;
-}
 
 /** The listed conversations. They stay listed while another conversation opens. */
 const listed = signal<ConversationJson[] | undefined>(undefined);
@@ -132,66 +112,42 @@ const ACTIONS: Action<ConversationJson>[] = [
 ];
 
 function Conversation({ conversationId, onRun }: { conversationId: string; onRun: () => void }): VNode {
-  const [turns, setTurns] = useState<Turn[]>([]);
-  const [views, setViews] = useState<Record<string, RunView>>({});
-  const open = Object.values(jobs.value).filter((job) => job.conversationId === conversationId && !job.endTime);
+  const [view, setView] = useState(() => emptyConversation(conversationId));
   const [missing, setMissing] = useState(false);
-  const [conversation, setConversation] = useState<ConversationJson>();
   const [chosen, setChosen] = useState<string>();
+  const [sent, setSent] = useState<Sent[]>([]);
   const [pending, setPending] = useState<string>();
-  const busy = useRef(false);
-  busy.current = open.length > 0;
   const end = useRef<HTMLDivElement>(null);
-  const watched = useRef(new Map<string, () => void>());
-  const history = useRef(new History(conversationId));
-
-  const watch = (run: RunJson): void => {
-    const id = run.runId ?? "";
-    if (watched.current.has(id)) return;
-    setViews((all) => ({ ...all, [id]: all[id] ?? emptyView(run) }));
-    watched.current.set(
-      id,
-      pawl.watchRun(id, (view) => {
-        setViews((all) => ({ ...all, [id]: view }));
-        // Its messages are complete now, so it can be forked.
-        if (view.ended && !isEnded(run)) void load(true);
-        for (const call of Object.values(view.calls)) void runTool(call);
-      }),
-    );
-  };
-  const load = (isPoll = false): Promise<void | undefined> =>
-    attempt(async () => {
-      if (!conversationId) return;
-      const found = await history.current.read();
-      if (found === "missing") return setMissing(true);
-      if (found) {
-        setConversation(history.current.conversation);
-        setTurns(found);
-        for (const { run, live } of found) if (live) watch(run);
-      }
-      if (found || busy.current) {
-        const page = await pawl.jobs.listJobs({ conversationId });
-        jobs.value = Object.fromEntries((page.jobs ?? []).map((job) => [job.parentCallId || (job.jobId ?? ""), job]));
-      }
-    }, isPoll);
   useEffect(() => {
-    if (missing) return;
-    void load();
-    // Background results and other tabs start turns, too. One request tells whether anything changed.
-    const timer = setInterval(() => conversationId && !document.hidden && void load(true), 3000);
-    return () => {
-      clearInterval(timer);
-      for (const leave of watched.current.values()) leave();
-    };
-  }, [conversationId, missing]);
-  const length = turns.length + Object.values(views).reduce((sum, view) => sum + view.seq, 0);
+    if (!conversationId) return;
+    return pawl.follow(
+      conversationId,
+      (now) => {
+        setView(now);
+        for (const call of [...Object.values(now.logs).flatMap(({ calls }) => Object.values(calls)), ...pendingCalls(now)]) void runTool(call);
+      },
+      (error) => (isAbsent(error) ? setMissing(true) : void attempt(() => Promise.reject(error))),
+    );
+  }, [conversationId]);
+  useEffect(() => {
+    jobs.value = Object.fromEntries(Object.values(view.jobs).map((job) => [job.parentCallId || (job.jobId ?? ""), job]));
+  }, [view.jobs]);
+  const { conversation } = view;
+  useEffect(() => {
+    listed.value = listed.value?.map((each) => (each.conversationId === conversation.conversationId && conversation.updateTime ? conversation : each));
+  }, [conversation]);
+  const turns = turnsOf(view, sent);
+  const open = Object.values(view.jobs).filter((job) => !job.endTime);
+  // Calls of runs below and of jobs. A run's own calls are in its log.
+  const elsewhere = pendingCalls(view).filter(({ runId = "", state }) => !turns.some(({ run }) => run.runId === runId) && state !== "CALL_STATE_OFFERED");
+  const length = view.messages.length + elsewhere.length + Object.values(view.logs).reduce((sum, { seq }) => sum + seq, sent.length);
   const near = useRef(true);
   const top = useRef(0);
   useEffect(() => {
     if (near.current) end.current?.scrollIntoView({ block: "end" });
   }, [length]);
 
-  const active = turns.map(({ run }) => views[run.runId ?? ""] ?? emptyView(run)).find((view) => !view.ended);
+  const active = turns.find(({ run }) => !isEnded(run))?.log;
   const agents = who.value?.deployment?.agentNames ?? [];
   const model = who.value?.deployment?.model;
   const before = turns.at(-1)?.run.agent?.name ?? "";
@@ -207,10 +163,8 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       const { run = {} } = steered
         ? await pawl.agent.sendMessage({ requestId: requestId(), conversationId, text, policy })
         : await pawl.agent.startRun({ requestId: requestId(), conversationId, text, policy, agent, frontEndTools: TOOLS });
-      const turn: Turn = { run, live: true, asked: text, answers: [], notice: false, last: 0 };
-      setTurns((all) => (all.some((each) => each.run.runId === run.runId) ? all : [...all, turn]));
+      if (!steered) setSent((all) => [...all, { run, text }]);
       setPending(steered ? text : undefined);
-      watch(run);
       onRun();
       return true;
     });
@@ -233,8 +187,8 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       <div class="turns">
         {turns.length > 0 && (
           <header>
-            <h1>{visible(conversation?.title || "Conversation")}</h1>
-            {conversation && <Actions all={ACTIONS} item={conversation} onDone={() => (history.current.forget(), onRun(), load())} />}
+            <h1>{visible(conversation.title || "Conversation")}</h1>
+            {conversation.updateTime && <Actions all={ACTIONS} item={conversation} onDone={onRun} />}
           </header>
         )}
         {!turns.length && (
@@ -255,30 +209,31 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
             )}
           </div>
         )}
-        {turns.map(({ run, live, asked, answers, notice, last }, index) => {
-          const view = views[run.runId ?? ""] ?? emptyView(run);
-          return (
-            <div key={run.runId} class="turn" data-run={run.runId} data-state={word(view.run.state)}>
-              {asked && !notice && <div class="mine">{visible(asked)}</div>}
-              {notice && <p class="quiet">↩ {visible(asked || "background update")}</p>}
-              {live ? <RunLog view={view} answers={answers} /> : answers.map((text, key) => <Markdown key={key} text={text} />)}
-              {pending && view === active && !view.notes.some(({ text }) => text === pending) && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
-              <p class="quiet tools">
-                {live && <a href={`/c/${conversationId}?run=${run.runId}`}>Details</a>}
-                {isEnded(run) && asked && !notice && mayFork && (
-                  <button class="plain" onClick={() => void fork(conversationId, turns[index - 1]?.last, asked)}>
-                    Edit and resend
-                  </button>
-                )}
-                {isEnded(run) && last > 0 && mayFork && (
-                  <button class="plain" onClick={() => void fork(conversationId, last)}>
-                    Fork from here
-                  </button>
-                )}
-              </p>
-            </div>
-          );
-        })}
+        {view.firstNumber > 1 && <p class="quiet">Earlier messages are not shown.</p>}
+        {turns.map(({ run, log, known, asked, answers, notice, last }, index) => (
+          <div key={run.runId} class="turn" data-run={run.runId} data-state={word(run.state)}>
+            {asked && !notice && <div class="mine">{visible(asked)}</div>}
+            {notice && <p class="quiet">↩ {visible(asked || "background update")}</p>}
+            {known ? <RunLog view={log} answers={answers} /> : answers.map((text, key) => <Markdown key={key} text={text} />)}
+            {pending && log === active && !log.notes.some(({ text }) => text === pending) && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
+            <p class="quiet tools">
+              {known && <a href={`/c/${conversationId}?run=${run.runId}`}>Details</a>}
+              {isEnded(run) && asked && !notice && mayFork && (
+                <button class="plain" onClick={() => void fork(conversationId, turns[index - 1]?.last, asked)}>
+                  Edit and resend
+                </button>
+              )}
+              {isEnded(run) && last > 0 && mayFork && (
+                <button class="plain" onClick={() => void fork(conversationId, last)}>
+                  Fork from here
+                </button>
+              )}
+            </p>
+          </div>
+        ))}
+        {elsewhere.map((call) => (
+          <CallCard key={call.callId} call={call} where />
+        ))}
         <div ref={end} />
       </div>
       {open.length > 0 && (
@@ -382,79 +337,6 @@ function Composer({
         <button disabled={busy}>Send</button>
       </div>
     </form>
-  );
-}
-
-/** The messages of a conversation read so far. */
-class History {
-  readonly #id: string;
-  readonly #messages = new Map<string, MessageJson>();
-  /** Token of the last page, which may have grown. */
-  #pageToken = "";
-  #seen = "";
-  conversation: ConversationJson | undefined;
-
-  constructor(conversationId: string) {
-    this.#id = conversationId;
-  }
-
-  /** Makes the next `read` reload everything that may have changed. */
-  forget(): void {
-    this.#seen = "";
-  }
-
-  /** Returns the turns if anything changed, otherwise undefined. Reads only new messages. */
-  async read(): Promise<Turn[] | "missing" | undefined> {
-    const conversationId = this.#id;
-    const conversation = await pawl.conversations.getConversation({ conversationId }).catch((error: unknown) => {
-      if (isAbsent(error)) return "missing" as const;
-      throw error;
-    });
-    if (conversation === "missing") return conversation;
-    this.conversation = conversation.conversation;
-    const { updateTime, activeRunId, queuedRunCount, lastMessageNumber } = conversation.conversation ?? {};
-    const seen = JSON.stringify([updateTime, activeRunId, queuedRunCount, lastMessageNumber]);
-    if (seen === this.#seen) return undefined;
-    const { runs = [] } = await pawl.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 });
-    for (let more = true; more && this.#messages.size < MESSAGES_MAX; ) {
-      const page = await pawl.agent.listMessages({ conversationId, pageSize: 200, pageToken: this.#pageToken });
-      for (const message of page.messages ?? []) this.#messages.set(`${message.number}`, message);
-      more = !!page.nextPageToken;
-      if (page.nextPageToken) this.#pageToken = page.nextPageToken;
-    }
-    this.#seen = seen;
-    return turnsOf(runs, [...this.#messages.values()]);
-  }
-}
-
-const MESSAGES_MAX = 1000;
-
-/** Returns the turns of a conversation, oldest first. */
-function turnsOf(runs: RunJson[], messages: MessageJson[]): Turn[] {
-  const turns = new Map<string, Turn>();
-  const turnOf = (run: RunJson, live: boolean): Turn => {
-    const id = run.runId ?? "";
-    const turn = turns.get(id) ?? { run, live, asked: "", answers: [], notice: (run.generation ?? 0) > 0, last: 0 };
-    turns.set(id, turn);
-    return turn;
-  };
-  const known = new Map(runs.map((run) => [run.runId ?? "", run]));
-  let loose = 0;
-  for (const message of messages) {
-    const { runId = "", role, text = "" } = message;
-    // Imported messages belong to no run. Each user message starts a turn.
-    if (message.imported && role === "ROLE_USER") loose++;
-    const run = known.get(runId);
-    const turn = turnOf(run ?? { runId: runId || `imported-${loose}`, state: "RUN_STATE_COMPLETED" }, run !== undefined);
-    turn.last = Number(message.number ?? 0);
-    if (role === "ROLE_USER" || role === "ROLE_NOTICE") {
-      turn.notice ||= role === "ROLE_NOTICE" && !turn.asked;
-      turn.asked ||= text;
-    } else if (role === "ROLE_ASSISTANT" && text) turn.answers.push(text);
-  }
-  for (const run of [...runs].reverse()) if (!run.reportsToConversationId) turnOf(run, true);
-  return [...turns.values()].filter(
-    ({ run, notice, answers }) => !(notice && run.state === "RUN_STATE_COMPLETED" && !answers.length && !run.outputText),
   );
 }
 

@@ -15,6 +15,7 @@ export interface Schema {
   enum?: unknown[];
   maxLength?: number;
   items?: Schema;
+  anyOf?: Schema[];
   default?: unknown;
 }
 
@@ -83,7 +84,7 @@ export function Form({
         <Field
           key={name}
           name={name}
-          schema={schema?.properties?.[name] ?? {}}
+          schema={orNull(schema?.properties?.[name] ?? {})}
           required={schema?.required?.includes(name) ?? false}
           value={value[name]}
           onValue={(to) => set(name, to)}
@@ -188,7 +189,14 @@ function isFlat(schema: Schema | undefined, value: Record<string, unknown>): boo
   const simple = (each: unknown): boolean => each === null || typeof each !== "object" || isList(each) || isBig(each);
   const kinds = new Set(["string", "number", "integer", "boolean", undefined]);
   const fits = (each: Schema): boolean => (each.type === "array" ? each.items?.type === "string" : kinds.has(each.type) && !("anyOf" in each) && !("oneOf" in each));
-  return Object.values(value).every(simple) && Object.values(schema?.properties ?? {}).every(fits);
+  return Object.values(value).every(simple) && Object.values(schema?.properties ?? {}).map(orNull).every(fits);
+}
+
+/** Returns the schema of a value that may also be null: in a form, it is left empty. */
+function orNull({ anyOf, ...schema }: Schema): Schema {
+  const [kind, other] = anyOf ?? [];
+  if (!anyOf) return schema;
+  return kind && anyOf.length === 2 && other?.type === "null" ? { ...schema, ...kind } : { ...schema, anyOf };
 }
 
 /** Returns the initial values of a form. */

@@ -1,7 +1,4 @@
-"""The infrastructure that every process needs: servers, channels, authentication, settings, logs and storage.
-
-The chassis knows no service. Services pass it their servicers, checks and method names.
-"""
+"""The infrastructure that clients and services share: channels, identities, ids, JSON, tasks and logs."""
 
 import os
 

@@ -29,6 +29,7 @@ class ConversationServicer:
         async with aclosing(self._watches.watch(require_user(), request)) as responses:
             async for response in responses:
                 await write(context, response)
+                del response
 
     async def ImportConversation(
         self, request: pb.ImportConversationRequest, context: Context

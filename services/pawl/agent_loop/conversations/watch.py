@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message as ProtoMessage
@@ -35,6 +35,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, StoreId, check_id
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import PawlError, RunNotFound, SeqBeyondEnd
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
@@ -90,12 +91,15 @@ class ConversationWatches:
     async def follow(self, live: BusEvents) -> None:
         """Notify streams of changes that `live` reports, and of those that it missed. Never returns."""
         await live.subscribe_conversations(self._changed)
+        was_connected = False
         while True:
             await self.clock.sleep(VERSIONS_SECONDS)
+            connected = live.connected
             try:
-                await self._compare_versions()
+                await self._find_changes(reported=connected and was_connected)
             except PawlError as error:
                 _log.info("conversations.versions_unavailable", reason=error.reason)
+            was_connected = connected
 
     async def watch(
         self, caller: Principal, request: WatchConversationRequest
@@ -115,6 +119,7 @@ class ConversationWatches:
             async with aclosing(stream.responses()) as responses:
                 async for response in responses:
                     yield response
+                    del response  # A stream may wait for hours, and would keep it.
         finally:
             self._watched[key] -= 1
             if not self._watched[key]:
@@ -138,7 +143,12 @@ class ConversationWatches:
         for stream in self._streams.get((store_id, conversation_id), ()):
             stream.change()
 
-    async def _compare_versions(self) -> None:
+    async def _find_changes(self, *, reported: bool) -> None:
+        """Notify the streams whose conversations have another version; without reports, notify all streams."""
+        if not reported:
+            for key in list(self._watched):
+                self._changed(*key)
+            return
         keys, before = list(self._watched), self._versions
         self._versions = {key: version for key, version in before.items() if key in self._watched}
         for first in range(0, len(keys), VERSIONS_MAX):
@@ -193,19 +203,20 @@ class _Stream:
         async with aclosing(self._changes(is_first=True)) as changes:
             async for response in changes:
                 yield response
+                del response
         yield self._response(caught_up=True)
         while True:
             if self._events is not None:
                 yield self._response_of(*self._events)
                 self._events = None
                 self._taken.set()
-            elif self._follower is not None and self._follower.done():
-                follower, self._follower = self._follower, None
-                follower.result()
+            elif self._follower_has_ended():
+                continue
             elif self._has_changed and self._pause() <= 0:
                 async with aclosing(self._changes(is_first=False)) as changes:
                     async for response in changes:
                         yield response
+                        del response
             elif not await self._wait():
                 yield WatchConversationResponse()
 
@@ -237,27 +248,34 @@ class _Stream:
             raise SeqBeyondEnd(last_seq=last_number)
         # Before the runs are read, so that none of their later changes is missed.
         self._around.show(self, set(map(ConversationId, found.conversation_ids)))
-        page = found
+        async with aclosing(self._pages(found)) as pages:
+            async for response in pages:
+                yield response
+        read = [await self._run(RunId(run_id), is_active=run_id == found.active_run_id) for run_id in found.run_ids]
+        items = [item for item in read if item is not None]
+        if any((item.run.state or item.job.state) in ENDED for item in items):
+            # The client gets the messages of a run before its end.
+            async with aclosing(self._pages(await self._read(is_first=False))) as pages:
+                async for response in pages:
+                    yield response
+        self._sent = {
+            run_id: sent for run_id, sent in self._sent.items() if sent.state not in ENDED or run_id in found.run_ids
+        }
+        parts = list(in_parts(items, ConversationItem.ByteSize, size_max=_PART_BYTES_MAX))
+        for part in parts[:-1]:
+            yield self._response(items=part)
+        self._cursor = replace(self._cursor, microseconds=found.time.ToMicroseconds())
+        for part in parts[-1:]:
+            yield self._response(items=part)
+
+    async def _pages(self, page: ListChangesResponse) -> AsyncGenerator[WatchConversationResponse, None]:
+        """Yield the conversation, if it has changed, and its new messages, of which `page` has the first."""
         while True:
             if (response := self._messages(page)) is not None:
                 yield response
             if not page.has_more:
-                break
+                return
             page = await self._read(is_first=False)
-        items: list[ConversationItem] = []
-        for run_id in map(RunId, found.run_ids):
-            if (item := await self._run(run_id, is_active=run_id == found.active_run_id)) is None:
-                continue
-            if items and sum(map(ConversationItem.ByteSize, items)) + item.ByteSize() > _PART_BYTES_MAX:
-                yield self._response(items=items)
-                items = []
-            items.append(item)
-        self._sent = {
-            run_id: sent for run_id, sent in self._sent.items() if sent.state not in ENDED or run_id in found.run_ids
-        }
-        self._cursor = replace(self._cursor, microseconds=found.time.ToMicroseconds())
-        if items:
-            yield self._response(items=items)
 
     async def _read(self, *, is_first: bool) -> ListChangesResponse:
         request = ListChangesRequest(
@@ -318,29 +336,44 @@ class _Stream:
             raise SeqBeyondEnd(last_seq=run.last_seq)
         if run.last_seq > seq or run_id in self._followed:
             self._followed[run_id] = run.last_seq, run.state
-            if self._follower is None:
+            if self._follower is None or self._follower_has_ended():
                 self._follower = asyncio.get_running_loop().create_task(self._send_events(), name="conversation.events")
                 self._follower.add_done_callback(lambda _: self._woken.set())
+
+    def _follower_has_ended(self) -> bool:
+        """Forget a follower that has ended. Raises its error, if any."""
+        if self._follower is None or not self._follower.done():
+            return False
+        follower, self._follower = self._follower, None
+        follower.result()
+        return True
 
     async def _send_events(self) -> None:
         """Send the events of the followed runs, of each until it rests or ends."""
         while self._followed:
             run_id = next(iter(self._followed))
-            seq, state = self._cursor.seq if self._cursor.run_id == run_id else 0, 0
-            with suppress(RunNotFound):
-                async with (
-                    self._around.watches.open(self.caller, run_id, seq) as watcher,
-                    aclosing(watcher.pages()) as pages,
-                ):
-                    async for page in pages:
-                        events = page if isinstance(page, Gap) else list(map(RunEvent.FromString, page))
-                        await self._send(run_id, events)
-                        if not isinstance(events, Gap):
-                            seq = events[-1].seq
-                            state = next((e.run_changed.run.state for e in reversed(events) if _is_state(e)), state)
-                        last_seq, known = self._followed[run_id]
-                        if seq >= last_seq and (state or known) in RESTING - ENDED:
-                            break
+            try:
+                await self._send_events_of(run_id)
+            except RunNotFound:
+                self._followed.pop(run_id, None)
+
+    async def _send_events_of(self, run_id: RunId) -> None:
+        seq, state = self._cursor.seq if self._cursor.run_id == run_id else 0, 0
+        async with (
+            self._around.watches.open(self.caller, run_id, seq) as watcher,
+            aclosing(watcher.pages()) as pages,
+        ):
+            async for page in pages:
+                events = page if isinstance(page, Gap) else list(map(RunEvent.FromString, page))
+                await self._send(run_id, events)
+                if isinstance(events, Gap):
+                    continue
+                seq = events[-1].seq
+                state = next((each.run_changed.run.state for each in reversed(events) if _is_state(each)), state)
+                last_seq, known = self._followed[run_id]
+                if seq >= last_seq and (state or known) in RESTING - ENDED:
+                    break
+            # Before anything else is awaited, because the run may be followed again from now on.
             del self._followed[run_id]
 
     async def _send(self, run_id: RunId, events: list[RunEvent] | Gap) -> None:

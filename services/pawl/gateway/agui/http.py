@@ -25,6 +25,7 @@ from pawl.errors import (
 from pawl.gateway.agui import events as agui
 from pawl.gateway.agui import input as agui_input
 from pawl.gateway.agui.events import Fold, Json, Names
+from pawl.gateway.agui.follow import turns
 from pawl.gateway.agui.input import Input
 from pawl.gateway.login.callers import Callers
 from pawl.gateway.services import PUBLIC, WATCH_RUN, Metadata, Services, write
@@ -61,15 +62,21 @@ class _Plan(msgspec.Struct):
 
 
 async def run(callers: Callers, services: Services, streams: Streams, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /agui` with a RunAgentInput: start a run, answer a run's interrupts, or stream an open run."""
+    """Handle `POST /agui` with a RunAgentInput: start a run, answer a run's interrupts, or stream an open run.
+
+    With `follow`, stream the thread's turns that no request started.
+    """
     metadata = callers.bearer(request)
     found = agui_input.read(await read_json(request, bytes_max))
     options = agui_input.options_of(found)
     thread = _Thread(services, metadata, found)
+    if options.follow:
+        await thread.find()
+        return streams.respond(_events(thread.follow()))
     plan = await thread.plan()
     run_id = plan.run.get("runId", "")
     leave = (lambda: thread.leave(run_id)) if options.on_disconnect == "cancel" and run_id else None
-    return streams.respond(_events(thread, plan), on_leave=leave)
+    return streams.respond(_events(thread.events(plan)), on_leave=leave)
 
 
 async def cancel(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
@@ -80,9 +87,9 @@ async def cancel(callers: Callers, services: Services, bytes_max: int, request: 
     return answer(await thread.stop(stop.run_id))
 
 
-async def _events(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
+async def _events(source: AsyncGenerator[Json, None]) -> AsyncGenerator[Event, None]:
     try:
-        async with contextlib.aclosing(thread.events(plan)) as events:
+        async with contextlib.aclosing(source) as events:
             async for event in events:
                 yield Event(data=event)
     except PawlError as error:
@@ -95,11 +102,11 @@ async def _events(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
 class _Thread:
     """A request about a thread, made with its caller's credential."""
 
-    def __init__(self, services: Services, metadata: Metadata, found: Input) -> None:
+    def __init__(self, services: Services, metadata: Metadata, found: Input, conversation_id: str = "") -> None:
         self._services = services
         self._metadata = metadata
         self._found = found
-        self._conversation_id = ""
+        self._conversation_id = conversation_id
         self._has_ended = False
         self._open_jobs: list[Json] = []
 
@@ -141,8 +148,7 @@ class _Thread:
             yield event
         if not plan.run:
             yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
-            success = await self._with_jobs(plan, self._success())
-            for each in (*await self._activities(), success):
+            for each in await self._success_with_jobs(plan):
                 yield each
             return
         run_id, watch = plan.run["runId"], PUBLIC[WATCH_RUN]
@@ -172,6 +178,33 @@ class _Thread:
         finally:
             await tasks.end([waiting])
             await responses.aclose()
+
+    async def find(self) -> None:
+        """Find the thread's conversation.
+
+        Raises:
+            ConversationNotFound: The thread has no messages.
+        """
+        await self._runs()
+        if not self._conversation_id:
+            raise ConversationNotFound("This thread has no messages yet. Follow it after its first run.")
+
+    async def follow(self) -> AsyncGenerator[Json, None]:
+        """Yield a snapshot, then each turn that no AG-UI request starts, as an AG-UI run of its own. Does not end."""
+        found, plan = self._found, _Plan({})
+        for event in self._first_events(plan):
+            yield event
+        results = {call_id: message["id"] for call_id, message in found.results.items()}
+        yield {"type": "MESSAGES_SNAPSHOT", "messages": await self._before("", found.user_ids, results)}
+        for each in await self._success_with_jobs(plan):
+            yield each
+        async with contextlib.aclosing(turns(self._services, self._metadata, self._conversation_id)) as runs:
+            async for run in runs:
+                asked = msgspec.structs.replace(found, run_id=run["runId"])
+                turn = _Thread(self._services, self._metadata, asked, self._conversation_id)
+                async with contextlib.aclosing(turn.events(_Plan(run))) as events:
+                    async for event in events:
+                        yield event
 
     async def leave(self, run_id: str) -> None:
         """Stop a run whose client disconnected before this AG-UI run ended."""
@@ -243,6 +276,10 @@ class _Thread:
             return end
         own = end.get("outcome", {}).get("interrupts", [])
         return end | {"outcome": {"type": "interrupt", "interrupts": [*own, *asked]}}
+
+    async def _success_with_jobs(self, plan: _Plan) -> list[Json]:
+        success = await self._with_jobs(plan, self._success())
+        return [*await self._activities(), success]
 
     async def _answer(self, run: Json | None, given: list[Json], message: Json | None) -> _Plan:
         found, plan = self._found, _Plan(run) if run else await self._reload(None)
@@ -358,8 +395,6 @@ class _Thread:
 
     async def _activities(self) -> list[Json]:
         """Return the activities of the thread's open jobs and of those that the client still shows."""
-        if self._found.is_legacy:
-            return []
         is_open = {job["jobId"] for job in self._open_jobs}
         shown = [each["id"] for each in self._found.messages if each.get("activityType") == agui.JOB_ACTIVITY]
         ended = [await self._job(job_id) for job_id in shown[-_ENDED_JOBS_MAX:] if job_id not in is_open]

@@ -45,6 +45,7 @@ class Options(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 
     agent: str = ""
     on_disconnect: str = "continue"
+    follow: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -167,6 +168,8 @@ def options_of(found: Input) -> Options:
         raise InvalidField(f"forwardedProps.pawl: {error}"[:500], field="forwardedProps") from None
     if options.on_disconnect not in {"continue", "cancel"}:
         raise InvalidField("forwardedProps.pawl.onDisconnect must be continue or cancel.", field="forwardedProps")
+    if options.follow and (found.message or found.resume):
+        raise InvalidField("forwardedProps.pawl.follow is read-only: remove the message or resume.", field="messages")
     return options
 
 

@@ -40,7 +40,8 @@ from pawl.gateway.web.answers import error_json, read_json
 WATCHED_MAX: Final = 16
 # A stream of this age ends, so that the client reconnects and its credential is checked again.
 STREAM_SECONDS_MAX: Final = 3600.0
-HEARTBEAT_SECONDS: Final = 15.0
+# For sources without heartbeats of their own. Services send theirs more often, and proxies allow 60 s of silence.
+HEARTBEAT_SECONDS: Final = 35.0
 _BYTES_MAX: Final = 64 * 1024
 _LOOKUP_SECONDS: Final = 15.0
 

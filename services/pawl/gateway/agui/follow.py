@@ -1,0 +1,50 @@
+"""Finds the turns of a thread that no AG-UI request started."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from pawl.errors import Unavailable
+from pawl.event.v1 import run_pb2
+from pawl.gateway.agui.events import Json
+from pawl.gateway.services import PUBLIC, Metadata, Services, write
+
+_WATCH: Final = "pawl.agent.v1.ConversationService/WatchConversation"
+# Of runs that ended between two watches, those with nothing to show.
+_EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRED})
+
+
+async def turns(services: Services, metadata: Metadata, conversation_id: str) -> AsyncGenerator[Json, None]:
+    """Yield each run of a conversation that no AG-UI request started, once it has the turn.
+
+    The watch is closed while the caller streams a run, and continues after it at the same position.
+
+    Raises:
+        PawlError: The watch failed, for example because the conversation was erased.
+    """
+    watch, cursor, seen = PUBLIC[_WATCH], "", set[str]()
+    while True:
+        asked = watch.read({"conversationId": conversation_id, "after": cursor})
+        async with contextlib.aclosing(services.watch(watch.name, asked, metadata)) as responses:
+            cursor, fresh = await _next(responses, cursor, seen)
+        for run in fresh:
+            seen.add(run.run_id)
+            yield write(run)
+
+
+async def _next(responses: AsyncGenerator[Any, None], cursor: str, seen: set[str]) -> tuple[str, list[run_pb2.Run]]:
+    async for response in responses:
+        cursor = response.cursor or cursor
+        runs = [item.run for item in response.items if item.HasField("run")]
+        if fresh := [run for run in runs if run.run_id not in seen and _is_turn(run)]:
+            return cursor, fresh
+    raise Unavailable("The stream of events was interrupted. Try again.")
+
+
+def _is_turn(run: run_pb2.Run) -> bool:
+    if run.parent_run_id or run.reports_to_conversation_id or "agui.run" in run.labels:
+        return False
+    is_silent = run.state == run_pb2.RUN_STATE_COMPLETED and not run.output_text
+    return run.state != run_pb2.RUN_STATE_QUEUED and run.state not in _EMPTY and not is_silent
