@@ -43,7 +43,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(processing, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(processing, "PIECE_BYTES", 64)
-    monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 100)
+    monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 400)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_output_holds_the_chosen_columns_of_all_rows_also_after_restarts(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], columns: list[str], is_grouped: bool
 ) -> None:
     desk = Desk(tmp_path_factory.mktemp("files"))
-    put(desk, "in.csv", as_csv([["one", "two", "three"], *rows * 9]))
+    put(desk, "in.csv", as_csv([["one", "two", "three"], *rows * 30]))
     arguments: dict[str, Any] = {"path": "in.csv", "output_path": "out/all.csv"}
     arguments |= {"group_by": columns or ["one"]} if is_grouped else {"columns": columns or ["one", "two", "three"]}
     whole = desk("process_file", **arguments).value
@@ -130,22 +130,37 @@ def test_output_holds_the_chosen_columns_of_all_rows_also_after_restarts(
     assert staged(desk) == []
     if not is_grouped:
         names = ["one", "two", "three"]
-        wanted = [[row[names.index(name)] for name in columns or names] for row in rows * 9]
-        wanted = [row for row, of in zip(wanted, rows * 9, strict=True) if as_csv([of]).strip("\n")]
+        wanted = [[row[names.index(name)] for name in columns or names] for row in rows * 30]
+        wanted = [row for row, of in zip(wanted, rows * 30, strict=True) if as_csv([of]).strip("\n")]
         assert parsed(expected.decode())[1:] == parsed(as_csv(wanted))
 
 
 def killed_at_each_checkpoint(desk: Desk, name: str, arguments: dict[str, Any]) -> Any:
-    """Run a call whose process dies just after each checkpoint is saved, and return its final value."""
+    """Run a call whose process dies a few pieces after each checkpoint, and return its final value."""
     saved: list[Any] = [None]
+    pieces_left = 0
 
     def save(content: bytes) -> Future[None]:
+        nonlocal pieces_left
         saved.append(json.loads(content))
-        raise Superseded("the process has died")
+        pieces_left = 4
+        return kept(content)
+
+    def report(fraction: float | None, message: str) -> None:
+        nonlocal pieces_left
+        pieces_left -= 1
+        if not pieces_left:
+            raise Superseded("the process has died")
 
     for attempt in range(1, 1000):
+        pieces_left = 0
         context = ToolContext(
-            store_id=desk.store, call_id="killed", attempt=attempt, last_checkpoint=saved[-1], _save=save
+            store_id=desk.store,
+            call_id="killed",
+            attempt=attempt,
+            last_checkpoint=saved[-1],
+            _save=save,
+            _report=report,
         )
         try:
             returned = desk.tools[name].bind(arguments, context)()
@@ -239,7 +254,7 @@ def test_output_over_the_quota_is_refused_midway(tmp_path: Path) -> None:
 
 
 def test_a_changed_file_is_processed_from_the_start(desk: Desk) -> None:
-    put(desk, "in.txt", "a\n" * 100)
+    put(desk, "in.txt", "a\n" * 400)
     saved: list[Any] = []
 
     def save(content: bytes) -> Future[None]:
@@ -249,8 +264,8 @@ def test_a_changed_file_is_processed_from_the_start(desk: Desk) -> None:
     run = desk.tools["process_file"]
     run.bind({"path": "in.txt"}, ToolContext(store_id="acme", _save=save))()
     assert saved[-1]["rows"] > 0
-    put(desk, "in.txt", "b\n" * 70)
-    assert run.bind({"path": "in.txt"}, ToolContext(store_id="acme", last_checkpoint=saved[-1]))()["lines"] == 70
+    put(desk, "in.txt", "bbb\n" * 270)
+    assert run.bind({"path": "in.txt"}, ToolContext(store_id="acme", last_checkpoint=saved[-1]))()["lines"] == 270
 
 
 def test_cancelled_call_ends_soon_and_leaves_nothing(desk: Desk) -> None:
