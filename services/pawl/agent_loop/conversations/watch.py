@@ -335,7 +335,7 @@ class _Stream:
 
     def _has_begun(self, run: Run, sent: _Sent | None) -> bool:
         """Return whether the run got its turn since the last read. It may have ended already."""
-        if run.conversation_id != self._conversation_id or run.state == RunState.QUEUED:
+        if run.conversation_id != self._conversation_id or RunState(run.state) is RunState.QUEUED:
             return False
         if sent is None:
             return run.create_time.ToMicroseconds() > self._start_microseconds
