@@ -21,6 +21,7 @@ from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.values import RunState
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.session_agent import FakeLive
 from tests.rpc.agent_loop.conftest import ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import ME as CALLER
@@ -168,6 +169,24 @@ async def test_message_and_its_run_appear_on_an_open_stream(
         started = await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text="Hello"), metadata=ME)
         run_id = started.run.run_id
         await stream.until(lambda seen: seen.numbers == [1] and run_id in seen.runs and (run_id, 1) in seen.events)
+
+
+async def test_run_that_ends_before_it_is_noticed_is_streamed_too(
+    follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, clock: ManualClock
+) -> None:
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        await ledger.finish()
+        await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
+        await clock.advance(1)
+        started = await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text="Hello"), metadata=ME)
+        run_id = started.run.run_id
+        await ledger.change(run_id, RunState.RUNNING)
+        await ledger.finish(run_id)
+        await stream.until(lambda seen: seen.states.get(run_id) == run_pb2.RUN_STATE_COMPLETED)
+        last_seq = stream.seen.runs[run_id].last_seq
+        await stream.until(lambda seen: seen.events[-1] == (run_id, last_seq))
+        assert [seq for of, seq in stream.seen.events if of == run_id] == list(range(1, last_seq + 1))
 
 
 async def test_reconnected_stream_continues_after_its_cursor(

@@ -41,7 +41,7 @@ from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
 from pawl.job.v1.ledger_pb2 import ListChangesRequest, ListChangesResponse
-from pawl.values import ENDED, RESTING
+from pawl.values import ENDED, RESTING, RunState
 
 HEARTBEAT_SECONDS: Final = 30.0
 # The newest messages that a stream sends.
@@ -181,6 +181,8 @@ class _Stream:
         self._woken = asyncio.Event()
         self._has_changed = False
         self._read_at = 0.0
+        # Time of the first read, by the database's clock.
+        self._start_microseconds = 0
         self._conversation = 0
         self._sent: dict[RunId, _Sent] = {}
         # Runs whose events are to be sent, each with its last known seq and state.
@@ -246,6 +248,7 @@ class _Stream:
         last_number = found.conversation.last_message_number
         if is_first and last_number < self._cursor.number:
             raise SeqBeyondEnd(last_seq=last_number)
+        self._start_microseconds = self._start_microseconds or found.time.ToMicroseconds()
         # Before the runs are read, so that none of their later changes is missed.
         self._around.show(self, set(map(ConversationId, found.conversation_ids)))
         async with aclosing(self._pages(found)) as pages:
@@ -310,7 +313,8 @@ class _Stream:
                 run = await self._around.ledger.get_run(self.caller, run_id)
         except RunNotFound:  # It was removed.
             return None
-        if is_active or run_id == self._cursor.run_id:
+        sent = self._sent.get(run_id)
+        if is_active or run_id == self._cursor.run_id or self._has_begun(run, sent):
             self._follow(run_id, run)
         if run.reports_to_conversation_id:
             item = ConversationItem(job=self._around.job(run))
@@ -318,7 +322,7 @@ class _Stream:
             item = ConversationItem(run=convert.run_message(run))
         for field in _VOLATILE:
             run.ClearField(field)
-        digest, now, sent = _digest(item.job if item.HasField("job") else run), self._read_at, self._sent.get(run_id)
+        digest, now = _digest(item.job if item.HasField("job") else run), self._read_at
         if sent is not None:
             if sent.digest == digest:
                 return None
@@ -328,6 +332,14 @@ class _Stream:
                 return None
         self._sent[run_id] = _Sent(digest, run.state, now)
         return item
+
+    def _has_begun(self, run: Run, sent: _Sent | None) -> bool:
+        """Return whether the run got its turn since the last read. It may have ended already."""
+        if run.conversation_id != self._conversation_id or RunState(run.state) is RunState.QUEUED:
+            return False
+        if sent is None:
+            return run.create_time.ToMicroseconds() > self._start_microseconds
+        return sent.state == RunState.QUEUED
 
     def _follow(self, run_id: RunId, run: Run) -> None:
         """Send the run's events that the client does not have yet."""
