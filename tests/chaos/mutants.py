@@ -189,8 +189,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "job_ends_are_reported": _notices(),
     # The end of the job is in two notices.
     "notices_are_delivered_once": _notices(_NOTICE, _NOTICE),
-    # The run that started the job has a call of another run.
-    "detached_calls_have_their_job": _run(MAIN, "depth", 1),
+    # The job was started by another call.
+    "detached_calls_have_their_job": _run(JOB, "parent_call_id", "call-other"),
     # A notice started the main run, which waited for people.
     "turns_never_wait_for_people": _run(MAIN, "generation", 1),
     # The job made its call once, although it must not make it.
