@@ -17,8 +17,20 @@ from pawl.errors import Conflict
 from pawl.launcher.options import ApplyOptions, SuiteOptions, read_options
 
 
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SuiteOptions:
+    """Options with a set of one agent. No client connects, and retries do not wait."""
+    monkeypatch.setattr(commands, "AsyncClient", lambda **given: nullcontext())
+    monkeypatch.setattr(commands, "ask", AsyncMock())
+    monkeypatch.setattr(commands, "_RETRY_SECONDS", 0.0)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "pawl.yaml").write_text("name: shop\n")
+    (tmp_path / "agents" / "clerk.yaml").write_text("name: clerk\n")
+    return SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path))
+
+
 async def test_the_set_is_reapplied_until_what_it_names_exists(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
 ) -> None:
     tries = iter(["refused", "taken", "warned", "saved"])
 
@@ -33,13 +45,7 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
             yield "  warning: late_* matches no available tool"
 
     monkeypatch.setattr(applying, "apply", apply)
-    monkeypatch.setattr(commands, "AsyncClient", lambda **given: nullcontext())
-    monkeypatch.setattr(commands, "ask", AsyncMock())
-    monkeypatch.setattr(commands, "_RETRY_SECONDS", 0.0)
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "pawl.yaml").write_text("name: shop\n")
-    (tmp_path / "agents" / "clerk.yaml").write_text("name: clerk\n")
-    await commands.apply_at_start(SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path)))
+    await commands.apply_at_start(options)
     lines = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("PAWL_APPLY: ").split("'")[0] for line in lines] == [
         "There is no tool ",
@@ -48,6 +54,19 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
         "  warning: late_* matches no available tool",
         "clerk: version 2",
     ]
+
+
+async def test_a_warning_that_cannot_pass_is_not_retried(
+    monkeypatch: pytest.MonkeyPatch, options: SuiteOptions
+) -> None:
+    tries = iter(["once"])
+
+    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
+        yield f"clerk: applied {next(tries)}"
+        yield "  warning: no file declares agent old; --prune deletes them"
+
+    monkeypatch.setattr(applying, "apply", apply)
+    await commands.apply_at_start(options)
 
 
 async def test_invalid_files_are_reported_once_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

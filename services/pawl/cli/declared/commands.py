@@ -19,7 +19,8 @@ from pawl.cli import wording
 from pawl.cli.command import command, say
 from pawl.cli.contract import ask
 from pawl.cli.declared import applying
-from pawl.cli.declared.applying import WARNING, ApplyError, FileSet
+from pawl.cli.declared.applying import ApplyError, FileSet
+from pawl.cli.declared.kinds import NO_TOOL
 from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient
 from pawl.errors import Conflict, PawlError, Unavailable
@@ -112,7 +113,7 @@ async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIte
             async with AsyncClient(data=options.data, store=asked.store, user=asked.user) as target:
                 async for line in _leased(target, wanted, holder_id):
                     yield line
-                    may_pass = may_pass or line.startswith(WARNING)
+                    may_pass = may_pass or line.endswith(NO_TOOL)
         except ApplyError as error:
             problem, may_pass = str(error), error.may_pass
         except (CommandError, StartError, PawlError) as error:
