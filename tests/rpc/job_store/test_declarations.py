@@ -11,9 +11,10 @@ from pawl.agent.v1.declaration_pb2 import Declaration
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
-from pawl.errors import Conflict, InvalidField, PawlError, PermissionDenied, ScheduleNotFound
+from pawl.errors import Conflict, InvalidField, PawlError, PermissionDenied, ScheduleNotFound, TooLarge
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition, WebhookSource
+from pawl.job_store.declarations import store
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import forwarded
 
@@ -90,6 +91,18 @@ async def test_invalid_declarations_are_refused(
 ) -> None:
     with pytest.raises(error):
         await put(replica, **fields)
+
+
+async def test_declarations_of_a_user_do_not_use_up_the_limit_of_others(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "DECLARATIONS_MAX", 1)
+    bob = user("bob")
+    await put(replica, bob, kind="channel")
+    with pytest.raises(TooLarge):
+        await put(replica, bob, kind="trigger")
+    await put(replica)
+    await put(replica, kind="channel")
 
 
 async def test_a_set_is_leased_to_one_holder(replica: Replica) -> None:

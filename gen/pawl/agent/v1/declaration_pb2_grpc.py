@@ -82,7 +82,7 @@ class DeclarationServiceServicer(object):
         - ABORTED / CONFLICT: `version` is not the current version.
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
         - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -49,7 +49,7 @@ class DeclarationServiceStub:
     - ABORTED / CONFLICT: `version` is not the current version.
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
     - PERMISSION_DENIED
     """
     DeleteDeclaration: _grpc.UnaryUnaryMultiCallable[_declaration_pb2.DeleteDeclarationRequest, _declaration_pb2.DeleteDeclarationResponse]
@@ -93,7 +93,7 @@ class DeclarationServiceAsyncStub(DeclarationServiceStub):
     - ABORTED / CONFLICT: `version` is not the current version.
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
     - PERMISSION_DENIED
     """
     DeleteDeclaration: _aio.UnaryUnaryMultiCallable[_declaration_pb2.DeleteDeclarationRequest, _declaration_pb2.DeleteDeclarationResponse]  # type: ignore[assignment]
@@ -146,7 +146,7 @@ class DeclarationServiceServicer(metaclass=_abc_1.ABCMeta):
         - ABORTED / CONFLICT: `version` is not the current version.
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
         - PERMISSION_DENIED
         """
 

@@ -24,7 +24,7 @@ _LIST: Final = f"""
 SELECT {_COLUMNS} FROM job_store.declarations WHERE store_id = $1 AND user_id IN ('', $2) ORDER BY kind, name
 """
 _GET: Final = f"SELECT {_COLUMNS} FROM job_store.declarations WHERE {_KEY}"
-_COUNT: Final = "SELECT count(*) FROM job_store.declarations WHERE store_id = $1"
+_COUNT: Final = "SELECT count(*) FROM job_store.declarations WHERE store_id = $1 AND user_id = $2"
 _ADD: Final = f"""
 INSERT INTO job_store.declarations (store_id, user_id, kind, name, set_name, version, update_user_id, update_time)
 VALUES ($1, $2, $3, $4, $5, 1, $6, now()) ON CONFLICT DO NOTHING RETURNING {_COLUMNS}
@@ -52,13 +52,13 @@ class PostgresDeclarations(DatabaseAdapter):
 
         Raises:
             Conflict: The version is not the current one.
-            TooLarge: The store has too many declarations.
+            TooLarge: The owner has too many declarations.
         """
         key = (store_id, owner_id, asked.kind, asked.name)
         if asked.version:
             row = await self._database.fetchrow(_CHANGE, *key, asked.set, by, asked.version)
-        elif await self._database.fetchval(_COUNT, store_id) >= DECLARATIONS_MAX:
-            raise TooLarge(f"the store already has {DECLARATIONS_MAX} declarations, which is the maximum")
+        elif await self._database.fetchval(_COUNT, store_id, owner_id) >= DECLARATIONS_MAX:
+            raise TooLarge(f"{owner_id or 'the store'} already has {DECLARATIONS_MAX} declarations, the maximum")
         else:
             row = await self._database.fetchrow(_ADD, *key, asked.set, by)
         if row is None:
