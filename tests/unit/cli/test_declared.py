@@ -345,6 +345,18 @@ def test_secrets_are_exported_as_names() -> None:
     assert dict(source.mcp_http.secret_headers) == {"Authorization": "shop-authorization"}
 
 
+async def test_every_resource_is_exported_to_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(applying, "KINDS", {"agent": KINDS["agent"]})
+    found: Any = Store()
+    names = ("a b", "a/b", "a_b", "ü" * 200)
+    found.agents = {name: AgentDefinition(name=name) for name in names}
+    async for _ in applying.export(found, tmp_path, "mine"):
+        pass
+    read, problems = files.read([tmp_path], TYPES)
+    assert problems == []
+    assert sorted(each.key.name for each in read) == sorted(names)
+
+
 def test_a_set_is_one_folder_with_a_name(tmp_path: Path) -> None:
     (tmp_path / "pawl.yaml").write_text("name: a b\n")
     with pytest.raises(CommandError, match="must be `name: NAME`"):

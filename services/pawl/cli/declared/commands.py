@@ -81,12 +81,7 @@ async def export(
         raise CommandError(f"{name!r} must have 1 to 64 letters, digits, _ and -, and nothing else.", parameter="name")
     if folder.exists() and any(folder.iterdir()):
         raise CommandError(f"{folder} is not empty. Choose a new folder.", parameter="folder")
-
-    def write(file: Path, text: str) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-    async for line in applying.export(target, folder, name, write):
+    async for line in applying.export(target, folder, name):
         say(console, wording.clean(line))
 
 
