@@ -1,15 +1,19 @@
-"""PAWL_APPLY: the set of files that a suite applies when it starts."""
+"""PAWL_APPLY, `pawl init` and `pawl dev`: the set of files that a suite applies when it starts."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+import typer
 
 from pawl.chassis.process.start import StartError
+from pawl.cli import dev
 from pawl.cli.declared import applying, commands
 from pawl.cli.declared.applying import ApplyError, FileSet
 from pawl.cli.declared.rules import Key
@@ -74,6 +78,17 @@ async def test_invalid_files_are_reported_once_at_the_start(capsys: pytest.Captu
     assert "cannot be read" in capsys.readouterr().out
 
 
+async def test_dev_does_not_name_a_setting_that_it_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
+) -> None:
+    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
+        yield "clerk: version 1"
+
+    monkeypatch.setattr(applying, "apply", apply)
+    await commands.apply_at_start(options, prefix="")
+    assert capsys.readouterr().out == "clerk: version 1\n"
+
+
 @pytest.mark.parametrize("text", [",store=a", "f,stor=a", "f,user="])
 def test_an_invalid_pawl_apply_is_refused(text: str) -> None:
     with pytest.raises(StartError, match="PAWL_APPLY must be FOLDER"):
@@ -84,3 +99,48 @@ def test_pawl_apply_names_folder_store_and_user() -> None:
     assert read_options({"PAWL_APPLY": "shop,store=acme,user=ann"}).apply == ApplyOptions(
         folder=Path("shop"), store="acme", user="ann"
     )
+
+
+def test_init_prints_a_command_that_the_shell_can_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "a b" / "c!"
+    dev.init(folder)
+    assert f"`cd '{folder}' && pawl dev`" in capsys.readouterr().out
+    assert (folder / "pawl.yaml").read_text() == "name: c\n"
+
+
+def test_dev_names_the_folder_that_has_no_product(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: Any = SimpleNamespace(obj={"data": None})
+    for folder, hint in ((Path("a b"), "`pawl init 'a b'`"), (Path(), "`pawl init`")):
+        with pytest.raises(typer.Exit):
+            dev.dev(given, folder)
+        assert f"{tmp_path / folder} has no pawl.yaml. Create a product with {hint}." in capsys.readouterr().err
+
+
+def test_dev_keeps_data_and_tools_in_the_folder_of_the_product(
+    monkeypatch: pytest.MonkeyPatch, options: SuiteOptions
+) -> None:
+    assert options.apply is not None
+    folder, started = options.apply.folder, list[SuiteOptions]()
+    monkeypatch.delenv("PAWL_DATA", raising=False)
+    monkeypatch.setattr(dev, "run_suite", lambda options, _: started.append(options))
+    given: Any = SimpleNamespace(obj={"data": None})
+    with pytest.raises(typer.Exit):
+        dev.dev(given, folder)
+    assert started[0].data == folder / ".pawl"
+    assert started[0].environment["PAWL_TOOLS"] == str(folder / "tools")
+    assert (folder / "tools").is_dir(), "tools that are added later are loaded"
+
+
+async def test_dev_says_that_it_reloads_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    async def stop(_name: str) -> None:
+        assert capsys.readouterr().out == "Reloading the tools; running calls are interrupted ...\n"
+
+    suite: Any = SimpleNamespace(stop_process=stop, start_process=AsyncMock(), broken_tools=[])
+    await dev._reload_tools(suite)
+    assert capsys.readouterr().out == "Reloaded the tools.\n"
+    suite.broken_tools = ["tools.bad: error: x"]
+    await dev._reload_tools(suite)
+    assert capsys.readouterr().out == "Reloaded the tools, except:\n  tools.bad: error: x\n"

@@ -85,13 +85,13 @@ async def export(
         say(console, wording.clean(line))
 
 
-async def apply_at_start(options: SuiteOptions) -> None:
+async def apply_at_start(options: SuiteOptions, *, prefix: str = "PAWL_APPLY: ") -> None:
     """Apply the set in PAWL_APPLY to a suite that has just started, and print the changes and errors."""
     if options.apply is not None:
         printed = set[str]()
         async for line in _until_applied(options, options.apply):
             if not line.endswith(": unchanged") and line not in printed:
-                print(f"PAWL_APPLY: {wording.clean(line)}", flush=True)
+                print(f"{prefix}{wording.clean(line)}", flush=True)
             printed.add(line)
 
 
