@@ -73,6 +73,14 @@ async def test_a_warning_that_cannot_pass_is_not_retried(
     await commands.apply_at_start(options)
 
 
+async def test_an_unexpected_error_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
+) -> None:
+    monkeypatch.setattr(applying, "read", lambda _: 1 / 0)
+    await commands.apply_at_start(options)
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
 async def test_invalid_files_are_reported_once_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     await commands.apply_at_start(SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path / "none")))
     assert "cannot be read" in capsys.readouterr().out

@@ -286,8 +286,28 @@ def test_every_problem_is_reported_with_its_file_and_line(tmp_path: Path) -> Non
         "agents/a.yaml:4",
         "rules/b.yaml:2",
         "schedules/c.yaml:1",
-        "triggers/d.yaml:1",
+        "triggers/d.yaml:2",
     ]
+
+
+BOMB = "name: a\nlabels: {a: &a [b], b: [*a]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name: a\ntext: 2020-13-45\n", "1: invalid value: month must be in 1..12"),
+        ("name: a\ntext: !!bool maybe\n", "1: invalid value: 'maybe'"),
+        ("name: a\nx: {y: 1, ? [b] : c}\n", "2: a.yaml is not YAML: a key must be text"),
+        ("kind: [agent]\nname: a\n", "1: kind must be one of "),
+        (BOMB, "2: a.yaml is not YAML: aliases are not supported"),
+        (f"name: a\nlabels: {'[' * 200}{']' * 200}\n", "2: a.yaml is not YAML: nested more than 100 levels deep"),
+        ("name: a\ncolour: red\n", '2: there is no field named "colour"'),
+    ],
+)
+def test_an_invalid_value_is_reported_with_its_file_and_line(text: str, problem: str, tmp_path: Path) -> None:
+    (reported,) = read(tmp_path, {"agents/a.yaml": text})[1]
+    assert problem in reported.removeprefix("agents/a.yaml:"), reported
 
 
 def test_values_of_secrets_are_refused(tmp_path: Path) -> None:
@@ -302,7 +322,7 @@ def test_values_of_secrets_are_refused(tmp_path: Path) -> None:
     assert [problem.partition("; ")[0] for problem in problems] == [
         "sources/shop.yaml:3: url looks like a secret's value",
         "sources/shop.yaml:6: X-Api-Key looks like a secret's value",
-        'channels/hook.yaml:3: Message type "pawl.notify.v1.Channel" has no field named "secret" at "Channel".',
+        'channels/hook.yaml:3: there is no field named "secret"',
     ]
 
 

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from pawl.agent.v1 import declaration_pb2
 from pawl.chassis.ids import is_id
-from pawl.chassis.process.start import StartError
 from pawl.cli import wording
 from pawl.cli.command import command, say
 from pawl.cli.contract import ask
@@ -102,7 +101,7 @@ async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIte
     while True:
         problem, may_pass = "", False
         try:
-            wanted = applying.read([asked.folder])
+            wanted = await asyncio.to_thread(applying.read, [asked.folder])
             if not wanted.name:
                 raise CommandError(f"{asked.folder} has no pawl.yaml")
             async with AsyncClient(data=options.data, store=asked.store, user=asked.user) as target:
@@ -111,7 +110,7 @@ async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIte
                     may_pass = may_pass or line.endswith(NO_TOOL)
         except ApplyError as error:
             problem, may_pass = str(error), error.may_pass
-        except (CommandError, StartError, PawlError) as error:
+        except Exception as error:  # noqa: BLE001  # users see a message, never a traceback
             problem, may_pass = explain(error, []), isinstance(error, Conflict | Unavailable)
         if problem:
             yield problem
