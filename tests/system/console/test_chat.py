@@ -47,6 +47,7 @@ async def test_refused_edit_is_reported_next_to_its_field_and_can_be_corrected(o
     await field.fill("bob@example.com")
     await card.get_by_role("button", name="Approve with edits").click()
     await done(page)
+    await page.locator(".card.good summary").click()
     await expect(page.locator(".card.good")).to_contain_text("bob@")
 
 
