@@ -152,7 +152,7 @@ async def _watchers(suite: Suite, seconds: float) -> Figure:
     finally:
         await connection.close()
     opening, tabs = asyncio.Semaphore(_OPENING_MAX), list[asyncio.StreamWriter]()
-    before = resident_mib(_serving(suite))
+    before, idle = resident_mib(_serving(suite)), await _busy(suite, seconds / 2)
 
     async def open_one(number: int) -> asyncio.Task[None]:
         conversation_id = copied_id(run.conversation_id, number)
@@ -185,7 +185,7 @@ async def _watchers(suite: Suite, seconds: float) -> Figure:
         unit="MiB",
         detail={
             **{f"{name}, MiB": mib for name, mib in growth.items()},
-            **{f"{name}, CPU ms a second": milliseconds for name, milliseconds in cpu.items()},
+            **{f"{name}, more CPU, ms a second": cpu[name] - idle[name] for name in cpu},
         },
     )
 

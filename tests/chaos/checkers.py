@@ -318,7 +318,11 @@ def job_ends_are_reported(record: Record) -> Iterator[str]:
         if any(run.end_time.ToNanoseconds() >= end for run in stopped):
             continue
         notices = list(jobs.entered(record, conversation_id))
-        numbers = [number for number, told in notices if told["job_id"] == job.run_id and "iteration" not in told]
+        numbers = [
+            number
+            for number, told in notices
+            if told["job_id"] == job.run_id and told.keys().isdisjoint({"iteration", "report"})
+        ]
         if not numbers and job.generation < GENERATIONS_MAX and len(turns) < PROGRESS_TURNS_MAX:
             yield f"there is no notice of the end of {job.run_id}"
         answers = (

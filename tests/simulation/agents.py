@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from tests.simulation.checkers import ENDED
 from tests.simulation.record import Record, call_state, run_state
 
@@ -22,9 +22,14 @@ def delegated_calls_match_their_child_runs(record: Record) -> Iterator[str]:
     for run_id, run in record.runs.items():
         if run.parent_call_id and record.calls[run.parent_call_id].child_run_id != run_id:
             yield f"run {run_id} names parent call {run.parent_call_id}, which does not name it"
-        is_below = bool(run.parent_run_id) and not run.reports_to_conversation_id
-        if run.depth > _DEPTH_MAX or bool(run.depth) != is_below:
+        if run.depth > _DEPTH_MAX or run.depth != _depth(record, run):
             yield f"run {run_id} has depth {run.depth}"
+
+
+def _depth(record: Record, run: run_pb2.Run) -> int:
+    """Return the number of delegations above a run. Jobs do not count."""
+    above = record.runs[run.parent_run_id].depth if run.parent_run_id else 0
+    return above + (bool(run.parent_run_id) and not run.reports_to_conversation_id)
 
 
 def calls_settle_after_their_child_run(record: Record) -> Iterator[str]:

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from pawl.chassis.ids import RunKey
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, TURNS_MAX
 from pawl.job_store.ledger.rules.turn import budget_below
-from tests.simulation.checkers import SETTLED
+from tests.simulation.checkers import ENDED, SETTLED
 from tests.simulation.model import WATCHED
 from tests.simulation.record import Ledger, Record, call_state, run_state
 from tests.simulation.store import ITERATIONS_KEPT as KEPT
@@ -24,35 +25,83 @@ _WAITS_FOR_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 
 
 def detached_calls_have_their_job(record: Ledger) -> Iterator[str]:
-    """ASYNC-1: each DETACHED call has one job, which reports to the conversation of the call."""
+    """ASYNC-1: each DETACHED call has one job, which reports to the conversation of the root run above the call."""
     begun = {run.parent_call_id: run for run in record.runs.values() if run.reports_to_conversation_id}
     for call_id, call in record.calls.items():
         job, is_detached = begun.get(call_id), call_state(call.state) == "DETACHED"
         if is_detached != (job is not None):
             yield f"call {call_id} is {call_state(call.state)}, but its job is {job and job.run_id}"
-        elif job is not None and job.reports_to_conversation_id != record.runs[call.run_id].conversation_id:
-            yield f"job {job.run_id} reports to another conversation than that of its call"
+        elif job is not None and job.reports_to_conversation_id != root_conversation(record, record.runs[call.run_id]):
+            yield f"job {job.run_id} does not report to the root conversation of its call"
     for run in begun.values():
-        caller = record.runs[run.parent_run_id]
-        if caller.depth or caller.reports_to_conversation_id:
-            yield f"job {run.run_id} was started by {caller.run_id}, which has a call of another run"
+        caller = record.runs[run.parent_run_id] if run.parent_run_id else None
+        if caller is not None and caller.reports_to_conversation_id:
+            yield f"job {run.run_id} was started by the job {caller.run_id}"
 
 
 def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
-    """ASYNC-5: each notice enters its conversation once and in order, and the last notice reports the end correctly."""
+    """ASYNC-5: each notice enters its conversation once and in order, and the last notice reports the end correctly.
+
+    It enters another conversation only after the delegated run that received it has ended without an answer.
+    """
+    last: dict[tuple[str, int], str] = {}
     for conversation_id in record.messages:
         said: dict[str, list[int]] = defaultdict(list)
-        for _, notice in entered(record, conversation_id):
+        for number, notice in entered(record, conversation_id):
             job = record.runs[notice["job_id"]]
             said[job.run_id].append(notice.get("iteration") or notice.get("report", 0))
-            if job.reports_to_conversation_id != conversation_id:
-                yield f"{conversation_id} has a notice of job {job.run_id}, which belongs to another conversation"
+            receiver = record.runs[_by_number(record, conversation_id)[number].run_id]
+            if conversation_id != job.reports_to_conversation_id and receiver.run_id not in _agents_above(record, job):
+                yield f"{receiver.run_id} has a notice of job {job.run_id}, which does not belong to it"
+            is_final = not receiver.depth or run_state(receiver.state) == "COMPLETED"
+            occasion = (job.run_id, said[job.run_id][-1])
+            if is_final and last.setdefault(occasion, conversation_id) != conversation_id:
+                yield f"{conversation_id} and {last[occasion]} both have notice {occasion}"
             if notice.keys().isdisjoint({"iteration", "report"}) and notice["state"] != run_state(job.state):
                 yield f"job {job.run_id} is {run_state(job.state)}, but was reported as {notice['state']}"
         for job_id, occasions in said.items():
             order = [occasion or math.inf for occasion in occasions]
             if order != sorted(set(order)):
                 yield f"{conversation_id} has notices of job {job_id} in this order: {occasions}"
+
+
+def notices_enter_the_nearest_agent(record: Record) -> Iterator[str]:
+    """ASYNC-5: a notice enters no run while a delegated run between it and the job is open."""
+    for conversation_id in record.messages:
+        for number, notice in entered(record, conversation_id):
+            job, message = record.runs[notice["job_id"]], _by_number(record, conversation_id)[number]
+            receiver, nearer = record.runs[message.run_id], _agents_above(record, job)
+            if receiver.run_id in nearer:
+                nearer = nearer[: nearer.index(receiver.run_id)]
+            for run_id in nearer:
+                run = record.runs[run_id]
+                entered_at = _entered_at(record, receiver, message.message_id)
+                if run_state(run.state) not in ENDED or record.written_at(run_id, run.last_seq) > entered_at:
+                    yield f"{receiver.run_id} has a notice of job {job.run_id}, but {run_id} was nearer"
+
+
+def _entered_at(record: Record, run: run_pb2.Run, message_id: str) -> float:
+    events = (each for each in record.logs[run.run_id] if each.message_added.message.message_id == message_id)
+    return record.written_at(run.run_id, next(events).seq)
+
+
+def _by_number(record: Ledger, conversation_id: str) -> dict[int, message_pb2.Message]:
+    return {message.number: message for message in record.messages[conversation_id]}
+
+
+def _agents_above(record: Ledger, job: run_pb2.Run) -> list[str]:
+    """Return the delegated runs above a job, nearest first."""
+    found, run = [], job
+    while run.parent_run_id:
+        run = record.runs[run.parent_run_id]
+        found += [run.run_id] if run.parent_run_id and not run.reports_to_conversation_id else []
+    return found
+
+
+def root_conversation(record: Ledger, run: run_pb2.Run) -> str:
+    while run.parent_run_id:
+        run = record.runs[run.parent_run_id]
+    return run.reports_to_conversation_id or run.conversation_id
 
 
 def notices_stay_with_their_user(record: Record) -> Iterator[str]:
@@ -74,7 +123,8 @@ def notices_stay_with_their_user(record: Record) -> Iterator[str]:
 def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
     """ASYNC-5: each job end is pending, answered by the model, or dismissed.
 
-    It is dismissed if the model stopped the job, or the user stopped the turn or lost write access.
+    It is dismissed if the model stopped the job, or the user stopped the turn or lost write access. It is answered if a
+    delegated run that received it has completed.
     """
     for job in record.runs.values():
         if not job.reports_to_conversation_id:
@@ -88,11 +138,17 @@ def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
                 yield f"job {job.run_id} must not report, but does"
             continue
         waiting = next((each for each in row.notices if (each.run_id, each.occasion) == (job.run_id, 0)), None)
-        told = [
-            number
-            for number, notice in entered(record, conversation_id)
-            if notice["job_id"] == job.run_id and "iteration" not in notice
-        ]
+        told = _ends_in(record, conversation_id, job)
+        receivers = [record.runs[run_id] for run_id in _agents_above(record, job)]
+        informed = [run for run in receivers if _ends_in(record, run.conversation_id, job)]
+        if any(run_state(run.state) == "COMPLETED" for run in informed):
+            if waiting is not None or told:
+                yield f"the end of {job.run_id} was answered by a delegated run, but is still reported"
+            continue
+        if waiting is not None and waiting.receiver:
+            if run_state(record.runs[waiting.receiver].state) in ENDED:
+                yield f"the end of {job.run_id} waits for {waiting.receiver}, which has ended"
+            continue
         if waiting is not None:
             if bool(waiting.entered_by) != bool(told):
                 yield f"the end of {job.run_id} was entered by {waiting.entered_by!r}, but is in {told}"
@@ -284,7 +340,14 @@ def is_silent_turn(run: run_pb2.Run) -> bool:
 
 
 def _reports(record: Record, job: run_pb2.Run) -> bool:
-    return any(notice["job_id"] == job.run_id for _, notice in entered(record, job.reports_to_conversation_id))
+    conversations = (record.runs[run_id].conversation_id for run_id in _agents_above(record, job))
+    talks = (job.reports_to_conversation_id, *conversations)
+    return any(notice["job_id"] == job.run_id for each in talks for _, notice in entered(record, each))
+
+
+def _ends_in(record: Record, conversation_id: str, job: run_pb2.Run) -> list[int]:
+    notices = ((number, each) for number, each in entered(record, conversation_id) if each["job_id"] == job.run_id)
+    return [number for number, each in notices if each.keys().isdisjoint({"iteration", "report"})]
 
 
 def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:
@@ -292,7 +355,8 @@ def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> boo
     turns = [run for run in record.runs.values() if is_turn(run) and run.conversation_id == conversation_id]
     (row,) = (each for each in tables.runs.values() if each.run_id == job.run_id)
     (conversation,) = (each for each in tables.conversations.values() if each.conversation_id == conversation_id)
-    is_exhausted = budget_below(row) in conversation.background.used_up_budgets
+    root = tables.runs[RunKey(row.store_id, row.agents_above[-1])] if len(row.agents_above) > 1 else row
+    is_exhausted = budget_below(root) in conversation.background.used_up_budgets
     return is_exhausted or job.generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
 
 
@@ -347,6 +411,7 @@ LEDGER_CHECKERS = (
 )
 
 CHECKERS = (
+    notices_enter_the_nearest_agent,
     notices_stay_with_their_user,
     job_ends_are_reported_or_dismissed,
     turns_keep_their_minimum_interval,

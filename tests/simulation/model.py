@@ -126,10 +126,10 @@ def _position(request: ModelRequest) -> tuple[str, int]:
 
 
 def notices_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the job notices in the texts as pairs of run and iteration; iteration 0 is the end of the job."""
+    """Return the job notices in the texts as pairs of run and iteration or progress report; 0 is the job's end."""
     lines = (line for text in texts for line in _NOTICES.findall(text))
     notices = (notice for line in lines for notice in msgspec.json.decode(line))
-    return tuple((notice["job_id"], notice.get("iteration", 0)) for notice in notices)
+    return tuple((notice["job_id"], notice.get("iteration") or notice.get("report", 0)) for notice in notices)
 
 
 @dataclass(frozen=True, slots=True)

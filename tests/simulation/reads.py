@@ -32,7 +32,7 @@ from pawl.job_store.ledger.reading import (
 )
 from pawl.job_store.ledger.rules.offers import is_pending
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
-from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
@@ -316,22 +316,21 @@ class MemoryReads(MemoryChanges):
                 for row in self._tables.runs.values()
                 if row.store_id == key.store_id and row.run_id in run_ids and row.state is RunState.FAILED
             },
-            pending_notices=self._pending_notices(conversation, run.user_id),
+            pending_notices=self._pending_notices(run),
             shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         await self._database.reach()
         run = self._run(key, UserId(""))
-        conversation = self._tables.conversations[ConversationKey(run.store_id, run.conversation_id)]
-        return self._tables.unread(run.key), self._pending_notices(conversation, run.user_id)
+        return self._tables.unread(run.key), self._pending_notices(run)
 
-    def _pending_notices(self, conversation: ConversationRow, user_id: UserId) -> PendingNotices:
-        notices = tuple(
-            (self._tables.runs[RunKey(conversation.store_id, each.run_id)], each.occasion)
-            for each in conversation.background.pending_of(user_id)[:NOTICES_MAX]
-        )
-        return PendingNotices(notices=notices, open_jobs=conversation.background.open_jobs_of(user_id))
+    def _pending_notices(self, run: RunRow) -> PendingNotices:
+        key = ConversationKey(run.store_id, run.root_conversation_id or run.conversation_id)
+        background = self._tables.conversations[key].background
+        waiting = background.pending_of(run.user_id, run.receives_as)[:NOTICES_MAX]
+        notices = tuple((self._tables.runs[RunKey(run.store_id, each.run_id)], each.occasion) for each in waiting)
+        return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(run.user_id))
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()

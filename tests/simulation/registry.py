@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,6 +94,9 @@ _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
 _MOMENT_SECONDS = 0.3
 # How late an iteration may start if it was due before the end of its series.
 _LATE_SECONDS = 60.0
+# Some jobs of delegated runs end in the instant of that run's end or next step.
+_TOGETHER = 0.5
+_NEXT_STEP = 0.3
 _OFFERED = tool("OFFER", context="FRONTEND")
 OUTCOMES = ("done", "done again")
 _NULL = CallResult(content_json=b"null")
@@ -119,6 +122,8 @@ class Journal:
     version: int = 1
     # True while a rule requires approval of each call of the gated tools.
     requires_approval: bool = False
+    # The end of the log of an open run, by its id; None for other runs.
+    progress_of: Callable[[str], int | None] = lambda _: None
 
 
 def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
@@ -326,9 +331,22 @@ class Server:
                         context, execution, begin=begin, version=version, requires_approval=requires_approval
                     )
                 await asyncio.sleep(seconds * draw.random())
+                if context.in_background and len(context.above) > 1 and draw.random() < _TOGETHER:
+                    await self._end_with(context.above[-1].run_id, draw)
         except TimeoutError:
             return _error("TOOL_TIMEOUT")
         return _result(execution)
+
+    async def _end_with(self, run_id: str, draw: random.Random) -> None:
+        """Wait until the run that started a job ends, or takes its next step."""
+        loop = asyncio.get_running_loop()
+        end, is_next = loop.time() + 3.0, draw.random() < _NEXT_STEP
+        first = self._journal.progress_of(run_id)
+        while loop.time() < end and first is not None:
+            now = self._journal.progress_of(run_id)
+            if now is None or (is_next and now != first):
+                return
+            await asyncio.sleep(0.002)
 
     def _have_effect(
         self, context: CallContext, execution: Execution, *, begin: float, version: int, requires_approval: bool

@@ -310,7 +310,8 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -
     stopped = _keys(named, lambda keys: keys.stopped)
     made = [ConversationKey(row.store_id, row.conversation_id) for row in requests if row.conversation_id]
     wanted = [*submitted, *made, *(ConversationKey(run.store_id, run.conversation_id) for run in of_runs)]
-    wanted += [ConversationKey(run.store_id, run.reports_to) for run in of_runs if run.reports_to]
+    reported_to = ((run.store_id, each) for run in of_runs for each in (run.reports_to, run.root_conversation_id))
+    wanted += [ConversationKey(*key) for key in reported_to if key[1]]
     conversations = [tables.conversations[key] for key in dict.fromkeys(wanted) if key in tables.conversations]
     for row in conversations:
         unit.conversations.load(row.key, row)

@@ -48,9 +48,13 @@ class World:
 
     def __post_init__(self) -> None:
         self.broker = Broker(self.chance)
-        self.journal = registry.Journal(self.chance, self.history)
+        self.journal = registry.Journal(self.chance, self.history, progress_of=self._progress_of)
         self.model = SimulatedModel(self.chance, self.history)
         self.slots = SlotLimits(per_store=self.chance.stream("places").choice([1, 2, 20]), per_user=5)
+
+    def _progress_of(self, run_id: str) -> int | None:
+        rows = (row for key, row in self.tables.runs.items() if key.run_id == run_id)
+        return next((row.last_seq for row in rows if not row.state.is_terminal), None)
 
     def start(self) -> None:
         draw = self.chance.stream("world")

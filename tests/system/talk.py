@@ -72,7 +72,7 @@ class Talk:
 
 def is_end(notice: dict[str, object]) -> bool:
     """Return whether a notice reports the end of a job instead of an iteration."""
-    return "iteration" not in notice
+    return notice.keys().isdisjoint({"iteration", "report"})
 
 
 def in_background(tool: str, **arguments: object) -> str:

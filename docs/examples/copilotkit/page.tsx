@@ -36,6 +36,35 @@ function Ask({ asked, resolve }: { asked: Asked; resolve: (payload: object, inte
   );
 }
 
+const threadId = new URLSearchParams(location.search).get("thread") ?? "copilotkit";
+
+// A background job as it was when the last run ended. Stop works at any time.
+const job = z.object({
+  jobId: z.string(),
+  state: z.string(),
+  definition: z.object({ toolName: z.string() }),
+  progress: z.object({ fraction: z.number().optional(), message: z.string().optional() }).optional(),
+  notStopped: z.string().optional(),
+  endTime: z.string().nullish(),
+});
+function Job({ content }: { content: z.infer<typeof job> }) {
+  const [stopped, setStopped] = useState<z.infer<typeof job>>();
+  const { jobId, state, definition, progress, notStopped, endTime } = content.endTime ? content : (stopped ?? content);
+  const stop = async () => {
+    const body = JSON.stringify({ threadId, runId: jobId });
+    setStopped((await (await fetch("/stop", { method: "POST", headers: { "Content-Type": "application/json" }, body })).json()).job);
+  };
+  return (
+    <fieldset aria-label="Background job">
+      <p>
+        {definition.toolName}: {notStopped || state.replace("RUN_STATE_", "").toLowerCase()} {progress?.message}
+      </p>
+      {!endTime && state !== "RUN_STATE_CANCELLING" && <button onClick={() => void stop()}>Stop</button>}
+    </fieldset>
+  );
+}
+const activities = [{ activityType: "pawl.job", content: job, render: Job }];
+
 // Background work starts turns when no run is open. A stream beside CopilotKit's reports them, and those it has missed.
 function useTurns(threadId: string) {
   const { agent } = useAgent();
@@ -53,7 +82,6 @@ function useTurns(threadId: string) {
 }
 
 function Page() {
-  const threadId = new URLSearchParams(location.search).get("thread") ?? "copilotkit";
   useTurns(threadId);
   const [colour, setColour] = useState("white");
   useFrontendTool({
@@ -85,7 +113,7 @@ function Page() {
 
 document.body.append(document.createElement("div"));
 createRoot(document.body.firstElementChild!).render(
-  <CopilotKitProvider runtimeUrl="/copilotkit" showDevConsole={false}>
+  <CopilotKitProvider runtimeUrl="/copilotkit" renderActivityMessages={activities} showDevConsole={false}>
     <Page />
   </CopilotKitProvider>,
 );

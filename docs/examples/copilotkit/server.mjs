@@ -1,5 +1,6 @@
 // Serves a page with CopilotKit whose agent is Pawl: PAWL_KEY=KEY node server.mjs PORT
 import { createServer } from "node:http";
+import { text } from "node:stream/consumers";
 import { pipeline } from "node:stream/promises";
 import { HttpAgent } from "@ag-ui/client";
 import { AgentRunner, CopilotRuntime } from "@copilotkit/runtime/v2";
@@ -59,11 +60,16 @@ const files = new Map(outputFiles.map(({ path, contents }) => [path, contents]))
 files.set("/", '<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="/page.css"><script type="module" src="/page.js"></script>');
 const types = { "/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript" };
 
-const server = createServer((request, response) => {
+const server = createServer(async (request, response) => {
   const { pathname, searchParams } = new URL(request.url, "http://page");
   if (pathname.startsWith("/copilotkit")) return copilotkit(request, response);
   // A broken connection makes the page try again.
   if (pathname === "/turns") return turns(searchParams.get("thread"), response).catch(() => response.destroy());
+  // Other sites' pages cannot send this type.
+  if (pathname === "/stop" && request.headers["content-type"] === "application/json") {
+    const answer = await fetch(`${gateway}/agui/cancel`, { method: "POST", headers, body: await text(request) });
+    return response.writeHead(answer.status, { "Content-Type": "application/json" }).end(await answer.text());
+  }
   response.writeHead(files.has(pathname) ? 200 : 404, { "Content-Type": types[pathname] ?? "text/plain" });
   response.end(files.get(pathname));
 });

@@ -183,6 +183,10 @@ class DocumentNotFound(NotFound):
     """The store has no such document, or you cannot access it."""
 
 
+class FileNotFound(NotFound):
+    """The store's folder has no such file or folder."""
+
+
 class NotificationNotFound(NotFound):
     """The notification does not exist, or you cannot access it."""
 

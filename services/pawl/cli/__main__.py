@@ -19,6 +19,8 @@ _SWITCHES: Final = ("--key-in-clear",)
 # Where each command is, in pawl.cli, and the first sentence of its help.
 COMMANDS: Final = {
     "up": ("up:up", "Start the suite on this machine."),
+    "init": ("dev:init", "Create the folder of a small product: an agent and a tool."),
+    "dev": ("dev:dev", "Start the suite with a product's folder, and follow its changes."),
     "run": ("runs:run", "Start a run and watch it."),
     "chat": ("chat:chat", "Chat with an agent."),
     "watch": ("runs:watch", "Watch a run until it ends."),
@@ -48,6 +50,7 @@ COMMANDS: Final = {
     "model": ("programs:model", "Check model servers."),
     "agents": ("agents:app", "List, show and delete the store's agents."),
     "documents": ("toolbox:documents", "List, add and remove the documents that the model can read."),
+    "files": ("files:files", "List the store's files, and copy them in and out."),
     "memory": ("toolbox:memory", "List and erase what agents remember about you."),
     "sources": ("toolbox:sources", "Manage tool sources: MCP servers and HTTP APIs."),
     "notify": ("notify:app", "Get notifications by webhook or e-mail."),

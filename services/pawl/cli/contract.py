@@ -37,6 +37,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.TriggerService": ("triggers", "agent"),
     "pawl.tool.v1.AuditService": ("auditor", "tools"),
     "pawl.tool.v1.DocumentService": ("document_store", "tools"),
+    "pawl.tool.v1.FileService": ("files", "tools"),
     "pawl.tool.v1.MemoryService": ("memories", "tools"),
     "pawl.tool.v1.RuleService": ("rules", "tools"),
     "pawl.tool.v1.SourceService": ("sources", "tools"),

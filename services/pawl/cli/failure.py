@@ -38,6 +38,7 @@ _NEXT: Final = {
     "AGENT_NOT_FOUND": "`pawl agents list` shows the agents you may use.",
     "RUN_NOT_FOUND": "`pawl runs` shows your runs.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
+    "FILE_NOT_FOUND": "`pawl files list` shows the store's files.",
     "DOCUMENT_NOT_FOUND": "`pawl documents list` shows your documents and shared ones (--shared).",
     "SOURCE_NOT_FOUND": "`pawl sources list` shows the store's sources.",
     "SOURCE_EXISTS": "Add `--replace` to replace it.",

@@ -34,4 +34,4 @@ def up(
         options = read_options(os.environ, data=given["data"], ports=port or (), replicas=replicas or ())
     except StartError as error:
         raise typer.Exit(fail(error, [])) from None
-    raise typer.Exit(run_suite(options, apply_at_start))
+    raise typer.Exit(run_suite(options, lambda suite: apply_at_start(suite.options)))

@@ -167,6 +167,10 @@ CREATE TABLE runs (
     -- The part of the token budget that top-ups added. Turns of the model do not inherit it.
     topped_up_tokens bigint NOT NULL DEFAULT 0,
     silent boolean NOT NULL DEFAULT false,  -- a job that sends no notices, not even at its end
+    -- For a delegated run, the conversation that its jobs report to. For any run below another, the runs above that are
+    -- not jobs, nearest first and comma-separated; the last is the root run.
+    root_conversation_id text COLLATE "C" NOT NULL DEFAULT '',
+    agents_above text COLLATE "C" NOT NULL DEFAULT '',
     series_grant bytea,
     -- The run whose token budget also counts this run's tokens (empty for none), and what its whole tree has used.
     budget_run_id text COLLATE "C" NOT NULL DEFAULT '',

@@ -98,11 +98,11 @@ _CANNOT_START = 2
 _POLL_SECONDS = 2.0
 
 
-async def _nothing(_: SuiteOptions) -> None:
+async def _nothing(_: Suite) -> None:
     pass
 
 
-def up(options: SuiteOptions, when_ready: Callable[[SuiteOptions], Awaitable[None]] = _nothing) -> int:
+def up(options: SuiteOptions, when_ready: Callable[[Suite], Awaitable[None]] = _nothing) -> int:
     """Run the suite until SIGTERM, SIGINT or SIGHUP, then stop it in order. Calls `when_ready` once it is ready.
 
     Returns the exit code: 0 after an orderly stop, or 2 after an error, which is printed to standard error.
@@ -116,7 +116,7 @@ def up(options: SuiteOptions, when_ready: Callable[[SuiteOptions], Awaitable[Non
     return 0
 
 
-async def run_until_signal(suite: Suite, when_ready: Callable[[SuiteOptions], Awaitable[None]]) -> None:
+async def run_until_signal(suite: Suite, when_ready: Callable[[Suite], Awaitable[None]]) -> None:
     """Run a suite until a signal, then stop it.
 
     Raises:
@@ -137,7 +137,7 @@ async def run_until_signal(suite: Suite, when_ready: Callable[[SuiteOptions], Aw
             show(suite.endpoints)
             for line in suite.broken_tools:
                 print(f"PAWL_TOOLS: {line}", flush=True)
-            tasks.append(asyncio.ensure_future(when_ready(suite.options)))
+            tasks.append(asyncio.ensure_future(when_ready(suite)))
             await _wait(stopping, suite.options.data)
             print("Stopping.", flush=True)
     except StartError as error:

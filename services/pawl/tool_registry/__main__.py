@@ -72,6 +72,9 @@ async def main(stop: asyncio.Event) -> None:
         ledger = LedgerReads(job_store)
         metrics = RegistryMetrics(service.metrics)
 
+        files = FileFolders(settings.data / "files", FileLimits(), service.clock.now)
+        await asyncio.to_thread(files.delete_interrupted)
+
         # A later process with the same name must not make old journal entries look active.
         instance_id = service.ids.new(service.instance_id)
         ports = Ports(
@@ -83,6 +86,7 @@ async def main(stop: asyncio.Event) -> None:
             ledger=ledger,
             runner=processes,
             secrets=secrets,
+            files=files,
             helper=helpers,
             connectors={"mcp": mcp, "http": HttpTools(egress, helpers)},
             answer_problem=mcp.answer_problem,
@@ -106,7 +110,6 @@ async def main(stop: asyncio.Event) -> None:
             processes_busy=lambda: processes.processes_busy,
         )
         await service.enter(registry.hub)
-        files = FileFolders(settings.data / "files", FileLimits(), service.clock.now)
         own = _builtin_tools(
             service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers, files=files
         )

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.rpc.client import translated
 from pawl.errors import AgentNotFound, CallNotFound, ConversationNotFound, PawlError, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
@@ -72,44 +72,70 @@ class LedgerReads:
         found = await _found(self._ledger.GetCall(request), CallNotFound)
         return None if found is None else found.call
 
-    async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the JSON result of a call in the conversation or in one of its jobs; None if it has no result."""
+    async def read(
+        self, key: CallKey, user_id: UserId, conversation_id: ConversationId, caller_run_id: RunId
+    ) -> bytes | None:
+        """Return the JSON result of a call in the conversation or in one of its jobs; None if it has no result.
+
+        For a delegated run, jobs below it count too.
+        """
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
             return None
         if call.conversation_id != conversation_id:
             request = ledger_pb2.GetRunRequest(store_id=call.store_id, user_id=user_id, run_id=call.run_id)
             found = await _found(self._ledger.GetRun(request), RunNotFound)
-            if found is None or found.run.reports_to_conversation_id != conversation_id:
+            if found is None or not found.run.reports_to_conversation_id:
+                return None
+            is_below = any(each.run_id == caller_run_id for each in found.run.above)
+            if found.run.reports_to_conversation_id != conversation_id and not is_below:
                 return None
         return call.result.content_json
 
     async def jobs(
-        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
+        self,
+        store_id: StoreId,
+        user_id: UserId,
+        conversation_id: ConversationId,
+        caller_run_id: RunId,
+        *,
+        ended_max: int,
     ) -> Sequence[run_pb2.Run]:
-        """Return the conversation's open jobs, and then its ended jobs, both with the newest first."""
-        found: list[run_pb2.Run] = []
-        for states, most in ((_OPEN, _OPEN_MAX), (ENDED, ended_max)):
-            request = ledger_pb2.ListJobsRequest(
-                store_id=store_id,
-                user_id=user_id,
-                reports_to_conversation_id=conversation_id,
-                states=states,
-                page_size=most,
-            )
-            found += (await translated(self._ledger.ListJobs(request))).runs
-        return found
+        """Return the caller's open jobs, and then its ended jobs, both with the newest first.
+
+        A caller has the jobs of its conversation. A delegated run's conversation has none: it has those it started.
+        """
+        of_conversation = ledger_pb2.ListJobsRequest(reports_to_conversation_id=conversation_id)
+        for wanted in (of_conversation, ledger_pb2.ListJobsRequest(parent_run_id=caller_run_id)):
+            wanted.store_id, wanted.user_id = store_id, user_id
+            found: list[run_pb2.Run] = []
+            for states, most in ((_OPEN, _OPEN_MAX), (ENDED, ended_max)):
+                request = ledger_pb2.ListJobsRequest(states=states, page_size=most)
+                request.MergeFrom(wanted)
+                found += (await translated(self._ledger.ListJobs(request))).runs
+            if found:
+                return found
+        return ()
 
     async def stop_job(
-        self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
+        self,
+        key: RunKey,
+        user_id: UserId,
+        conversation_id: ConversationId,
+        caller_run_id: RunId,
+        command_id: CommandId,
     ) -> tuple[run_pb2.Run, bool] | None:
-        """Stop a job; return it and whether it was still open. None if the conversation has no such job."""
+        """Stop a job of the conversation, or one that the caller started; return it and whether it was still open.
+
+        None if there is no such job.
+        """
         request = ledger_pb2.StopJobRequest(
             store_id=key.store_id,
             user_id=user_id,
             conversation_id=conversation_id,
             run_id=key.run_id,
             command_id=command_id,
+            caller_run_id=caller_run_id,
         )
         found = await _found(self._ledger.StopJob(request), RunNotFound)
         return None if found is None else (found.run, found.stopped)

@@ -14,6 +14,7 @@ from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.completion_pb2_grpc import add_CompletionServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.file_pb2_grpc import add_FileServiceServicer_to_server
 from pawl.tool.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
@@ -22,6 +23,8 @@ from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from pawl.tool_registry.audit.recorder import AuditTrail
 from pawl.tool_registry.audit.rpc import AuditServicer
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
+from pawl.tool_registry.builtin.files.folders import FileFolders
+from pawl.tool_registry.builtin.files.rpc import FileServicer
 from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.catalog.ports import Helper
 from pawl.tool_registry.catalog.rpc import ToolServicer
@@ -72,6 +75,7 @@ class Ports:
     ledger: LedgerReads
     runner: ProcessRunner
     secrets: FileSecrets
+    files: FileFolders
     helper: Helper
     connectors: Mapping[str, Connector]
     # Takes a store, a schema and an answer. Returns why the answer does not fit; empty if it does.
@@ -173,6 +177,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         server.add(add_AuditServiceServicer_to_server, AuditServicer(audit_log))
         server.add(add_CompletionServiceServicer_to_server, CompletionServicer(completing))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(documents))
+        server.add(add_FileServiceServicer_to_server, FileServicer(ports.files, ports.ids))
         server.add(add_MemoryServiceServicer_to_server, MemoryServicer(PostgresMemoryRepository(database)))
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources, is_personal=limits.is_personal))
         server.add(add_WorkerServiceServicer_to_server, worker_servicer, drain_streams=True)

@@ -199,11 +199,15 @@ async def test_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: Play
 async def test_cancelling_a_run_reports_its_jobs_or_stops_them(
     stub: AgentServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
+    """These include the jobs of its delegated runs."""
     for number in (1, 2, 3, 4):
         await clock.advance(1)
         await add_job(ledger, number)
     await ledger.finish("job_3")
     ledger.put_run("job_4", parent_run_id="run_of_before")
+    above = [run_pb2.RunAbove(run_id="run_1", conversation_id="conv_1"), run_pb2.RunAbove(run_id="run_agent")]
+    below = run_pb2.Run(job=SERIES, above=above).SerializeToString()
+    ledger.put_run("job_2", parent_run_id="run_agent", options=below)
     open_ones, stopped = ["job_2", "job_1"], {"job_1", "job_2", "run_1"}
 
     async def named(**asked: Any) -> list[str]:

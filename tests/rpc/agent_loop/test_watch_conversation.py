@@ -198,14 +198,16 @@ async def test_run_that_rests_is_followed_again_when_it_continues(follow: Any, l
         await stream.until(lambda seen: seen.events == [("run_1", seq) for seq in range(1, 6)])
 
 
-async def test_unreported_change_is_found_by_its_version(
-    follow: Any, ledger: PlayedLedger, clients: ClientSide, live: FakeLive
+@pytest.mark.parametrize("reported", [True, False])
+async def test_lost_report_of_a_change_is_made_up_for(
+    follow: Any, ledger: PlayedLedger, clients: ClientSide, live: FakeLive, *, reported: bool
 ) -> None:
+    """By comparing versions, or, if NATS is unavailable, by reading all watched conversations."""
     async with follow() as stream:
         await stream.until(lambda seen: seen.caught_up)
         live.conversations.clear()
         await ledger.finish()
-        await clients.conversations._compare_versions()
+        await clients.conversations._find_changes(reported=reported)
         await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
 
 

@@ -297,7 +297,7 @@ async def test_job_tools_see_the_current_state_of_jobs(user: User, replica: Repl
 
     ledger = LedgerReads(replica.channel)
     where = (StoreId("acme"), UserId("ann"), ConversationId(await conversation_of(user, owner)))
-    found = await ledger.jobs(*where, ended_max=10)
+    found = await ledger.jobs(*where, RunId(owner.run_id), ended_max=10)
     assert [(run.run_id, state_of(run)) for run in found] == [
         ("run_b", "AWAITING_APPROVAL"),
         ("run_a", "WAITING"),
@@ -309,7 +309,7 @@ async def test_job_tools_see_the_current_state_of_jobs(user: User, replica: Repl
 
     async def stop(run_id: str) -> tuple[str, bool] | None:
         key = RunKey(where[0], RunId(run_id))
-        stopped = await ledger.stop_job(key, where[1], where[2], CommandId("c1"))
+        stopped = await ledger.stop_job(key, where[1], where[2], RunId(owner.run_id), CommandId("c1"))
         return stopped and (state_of(stopped[0]), stopped[1])
 
     assert await stop("run_a") == ("CANCELLING", True)

@@ -30,10 +30,13 @@ from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.completion_pb2_grpc import CompletionServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
+from pawl.tool.v1.file_pb2_grpc import FileServiceStub
 from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
+from pawl.tool_registry.builtin.files.folders import FileFolders
+from pawl.tool_registry.builtin.files.rules import FileLimits
 from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.execution.executor import Executor, ExecutorOptions
 from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from pawl.tool.v1.completion_pb2_grpc import CompletionServiceAsyncStub
     from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
     from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
+    from pawl.tool.v1.file_pb2_grpc import FileServiceAsyncStub
     from pawl.tool.v1.memory_pb2_grpc import MemoryServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
@@ -171,6 +175,7 @@ class Registry:
     sources: Mapping[tuple[str, str], SourceServiceAsyncStub]
     auditors: Mapping[tuple[str, str], AuditServiceAsyncStub]
     documents: Mapping[tuple[str, str], DocumentServiceAsyncStub]
+    files: Mapping[tuple[str, str], FileServiceAsyncStub]
     memories: Mapping[tuple[str, str], MemoryServiceAsyncStub]
     completions: Mapping[tuple[str, str], CompletionServiceAsyncStub]
     ledger: Ledger
@@ -308,6 +313,7 @@ async def _fits(store_id: str, schema_json: bytes, answer: str) -> str:
 
 
 _WORKER_OPTIONS = WorkerOptions()
+_FILE_LIMITS = FileLimits()
 _T = TypeVar("_T")
 
 
@@ -326,6 +332,7 @@ async def running(
     drain_seconds: float = 1.0,
     worker_options: WorkerOptions = _WORKER_OPTIONS,
     store_calls_per_minute: int = 0,
+    file_limits: FileLimits = _FILE_LIMITS,
     wrap_journal: Callable[[PostgresExecutionJournal], Any] = lambda journal: journal,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools. Several registries on one database are replicas."""
@@ -337,27 +344,27 @@ async def running(
         PythonRunner(threads_max=threads_max) as threads,
     ):
         await database.create_schema("tool_registry")
-        known_secrets = FileSecrets(secrets or {})
-        mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
+        sources, known = PostgresSourceRepository(database), FileSecrets(secrets or {})
+        mcp = (kinds := connectors(sources, known)).get("mcp")
         ports = Ports(
             database=database,
             instance_id=instance_id,
             journal=wrap_journal(_journal(database, instance_id, options)),
             ledger=(ledger := Ledger()),
             runner=(processes := ProcessRunner(threads, processes_max=processes_max)),
-            secrets=known_secrets,
+            secrets=known,
+            files=FileFolders(folder / "files", file_limits, clock.now),
             helper=(helpers := Helpers()),
             connectors=kinds,
             answer_problem=mcp.answer_problem if isinstance(mcp, McpConnector) else _fits,
-            observer=(observer := RegistryMetrics(metrics)),
+            observer=(seen := RegistryMetrics(metrics)),
             clock=clock,
             ids=ids,
             stopping=stop.wait,
             public_url=PUBLIC_URL,
         )
         limits = Limits(executor=options, workers=worker_options, store_calls_per_minute=store_calls_per_minute)
-        registry = wire(ports, limits)
-        _watch(observer, registry.executor, threads, processes)
+        _watch(seen, (registry := wire(ports, limits)).executor, threads, processes)
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
         async with helpers, processes, _serving(registry, server, tools) as channels:
             yield Registry(
@@ -368,6 +375,7 @@ async def running(
                 sources=channels.stubs(SourceServiceStub),
                 auditors=channels.stubs(AuditServiceStub),
                 documents=channels.stubs(DocumentServiceStub),
+                files=channels.stubs(FileServiceStub),
                 memories=channels.stubs(MemoryServiceStub),
                 completions=channels.stubs(CompletionServiceStub),
                 ledger=ledger,

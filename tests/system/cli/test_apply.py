@@ -34,6 +34,7 @@ def _listed(pawl: CommandLine) -> str:
 def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: CommandLine, tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     _write(shop, SHOP)
+    pawl.until(lambda agents: "greeter" in agents, "agents", "list")  # PAWL_APPLY is done.
     before = _listed(pawl)
     bad = shop / "schedules" / "bad.yaml"
     bad.write_text("name: bad\ntext: x\ncron: nonsense\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import shutil
@@ -22,6 +23,7 @@ from pawl.launcher.ports import free_port
 from pawl.launcher.suite import Suite
 from tests import npm
 from tests.keys import LOCAL_KEY
+from tests.poll import until
 from tests.system.console.conftest import PATIENCE_MS, address, background
 from tests.tidy.tree import ROOT
 
@@ -245,6 +247,28 @@ async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload
     await asked.filter(has_text="ann@example.com").get_by_role("button", name="Approve").click()
     await copilot.ends("Not now.")
     await expect(asked).to_have_count(0)
+
+
+async def test_copilotkit_shows_and_stops_background_work(copilot: Chat, suite: Suite, tmp_path: Path) -> None:
+    pages = tmp_path / "pages.txt"
+    await copilot.say(f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
+    job = copilot.page.get_by_role("group", name="Background job")
+    await expect(job).to_contain_text("scrape", timeout=ANSWER_MS)
+    await job.get_by_role("button", name="Stop").click()
+    await expect(job.get_by_role("button", name="Stop")).to_have_count(0)
+    headers = {"Authorization": f"Bearer {LOCAL_KEY}"}
+    async with httpx2.AsyncClient(base_url=address(suite), headers=headers) as gateway:
+
+        async def is_stopped() -> bool:
+            answer = await gateway.post("/rpc/pawl.agent.v1.JobService/ListJobs", json={})
+            newest = answer.json()["jobs"][0]
+            return (newest["definition"]["toolName"], newest["state"]) == ("scrape", "RUN_STATE_CANCELLED")
+
+        await until(is_stopped)
+    scraped = pages.read_text()
+    await copilot.say("what is 6 * 7")
+    await copilot.ends("42")
+    assert pages.read_text() == scraped, "the tool still runs"
 
 
 async def test_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:

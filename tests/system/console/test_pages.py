@@ -8,6 +8,11 @@ import re
 import pytest
 from playwright.async_api import Page, expect
 
+from pawl.agent.v1.agents_pb2 import UpdateAgentRequest
+from pawl.agent.v1.declaration_pb2 import Declaration, PutDeclarationRequest
+from pawl.client import AsyncClient
+from pawl.event.v1.agent_pb2 import AgentDefinition
+from pawl.launcher.suite import Suite
 from tests.system.console.conftest import NewPage, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -48,6 +53,18 @@ async def test_agent_is_created_changed_and_deleted(open_page: NewPage) -> None:
     await sure(page, "Delete")
     await expect(page.get_by_role("heading", name="Agents")).to_be_visible()
     await expect(page.get_by_role("link", name="clerk")).to_have_count(0)
+
+
+async def test_agent_of_a_set_is_read_only_and_names_the_set(open_page: NewPage, suite: Suite) -> None:
+    async with AsyncClient(data=suite.options.data) as target:
+        await target.agent_register.UpdateAgent(UpdateAgentRequest(definition=AgentDefinition(name="owned")))
+        declaration = Declaration(kind="agent", name="owned", set="shop")
+        await target.declarations.PutDeclaration(PutDeclarationRequest(declaration=declaration))
+    page = await open_page("/agents/owned")
+    await expect(page.get_by_text("Read-only: it belongs to the set shop.")).to_be_visible()
+    await expect(page.get_by_role("region", name="Versions")).to_be_visible()
+    for button in ("Edit agent", "Delete"):
+        await expect(page.get_by_role("button", name=button)).to_have_count(0)
 
 
 async def test_schedule_is_created_paused_run_and_deleted(open_page: NewPage) -> None:

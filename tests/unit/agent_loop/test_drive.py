@@ -238,7 +238,7 @@ async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: 
     await story.until(lambda: all(run.state in ENDED for run in story.runs), poll_seconds=30.0)
     used = 300 * len(model.requests)
     assert used < budget + 300 * max(at_once)
-    assert used > budget - 300, "the budget is used up to its end"
+    assert used > budget - 800, "too little is left for the first model call of an agent"
     assert story.world.ledger.row(key).shared_tokens_used == used
 
 

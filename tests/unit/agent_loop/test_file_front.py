@@ -94,7 +94,7 @@ def test_the_model_sees_exactly_the_actions_of_its_tools(names: set[str]) -> Non
     if had:
         front = json.loads(shown[TOOL].arguments_schema_json)
         assert front["properties"]["action"]["enum"] == had
-        assert front["properties"].keys() == {"action", "path", "own"}
+        assert front["properties"].keys() == {"action", "path", "file_path", "own"}
 
 
 def test_tools_of_the_client_are_not_file_tools() -> None:

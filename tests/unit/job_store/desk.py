@@ -48,6 +48,22 @@ class Desk(World):
         self.commit(run_id, calls=(detached,), delegations=(delegation(f"call_{name}", f"job_{name}", is_job=True),))
         return f"job_{name}"
 
+    def delegate(self, run_id: str) -> str:
+        """Delegate a call of a run, and return the delegated run, which a worker has started."""
+        name = f"{run_id}_{self.number()}"
+        delegated = change(f"call_{name}", CallState.DELEGATED, child_run_id=f"agent_{name}")
+        self.commit(run_id, calls=(delegated,), delegations=(delegation(f"call_{name}", f"agent_{name}"),))
+        return self.take(f"agent_{name}")
+
+    def answer(self, run_id: str, state: RunState = RunState.COMPLETED) -> None:
+        """End a delegated run, and settle the call that it carried out."""
+        self.end(run_id, state)
+        child = self.run(run_id)
+        if not self.run(child.parent_run_id).state.is_terminal:
+            settled = CallState.SUCCEEDED if state is RunState.COMPLETED else CallState.FAILED
+            call = change(child.parent_call_id, settled, child_run_id=run_id)
+            self.commit(child.parent_run_id, calls=(call,), consumed=self.unread(child.parent_run_id))
+
     def take(self, run_id: str) -> str:
         claim_at = self.run(run_id).claim_at
         assert claim_at is not None
@@ -65,7 +81,8 @@ class Desk(World):
         self.end(run_id)
 
     def enter(self, run_id: str) -> tuple[Entered, ...]:
-        waiting = self.background.pending_of(self.run(run_id).user_id)
+        run = self.run(run_id)
+        waiting = self.background.pending_of(run.user_id, run.receives_as)
         entered = tuple(Entered(run_id=each.run_id, occasion=each.occasion) for each in waiting)
         self.commit(run_id, entered=entered)
         return entered

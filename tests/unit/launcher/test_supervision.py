@@ -193,7 +193,7 @@ async def test_a_suite_with_a_deleted_data_folder_stops_with_a_clear_error(optio
     suite = Suite(options())
     ready = asyncio.Event()
 
-    async def note(_: SuiteOptions) -> None:
+    async def note(_: Suite) -> None:
         ready.set()
 
     running = asyncio.create_task(run_until_signal(suite, note))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis.ids import CommandId, ConversationId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import run_pb2
 from pawl.tool_registry.builtin.calculator import EXPRESSION_CHARACTERS_MAX, evaluate
@@ -255,15 +255,27 @@ class SomeJobs(LedgerReads):
         self.commands: list[CommandId] = []
 
     async def jobs(
-        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
+        self,
+        store_id: StoreId,
+        user_id: UserId,
+        conversation_id: ConversationId,
+        caller_run_id: RunId,
+        *,
+        ended_max: int,
     ) -> Sequence[run_pb2.Run]:
-        assert (store_id, user_id, conversation_id, ended_max) == ("local", "me", "conversation", 10)
+        assert (store_id, user_id, conversation_id, caller_run_id) == ("local", "me", "conversation", "run")
+        assert ended_max == 10
         return list(self.jobs_by_id.values())
 
     async def stop_job(
-        self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
+        self,
+        key: RunKey,
+        user_id: UserId,
+        conversation_id: ConversationId,
+        caller_run_id: RunId,
+        command_id: CommandId,
     ) -> tuple[run_pb2.Run, bool] | None:
-        assert (key.store_id, user_id, conversation_id) == ("local", "me", "conversation")
+        assert (key.store_id, user_id, conversation_id, caller_run_id) == ("local", "me", "conversation", "run")
         self.commands.append(command_id)
         job = self.jobs_by_id.get(key.run_id)
         return None if job is None else (job, job.state != run_pb2.RUN_STATE_COMPLETED)

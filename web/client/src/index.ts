@@ -25,6 +25,7 @@ export class Pawl extends Transport {
   readonly agent = this.service<typeof pb.AgentService>("pawl.agent.v1.AgentService");
   readonly agents = this.service<typeof pb.AgentRegistryService>("pawl.agent.v1.AgentRegistryService");
   readonly conversations = this.service<typeof pb.ConversationService>("pawl.agent.v1.ConversationService");
+  readonly declarations = this.service<typeof pb.DeclarationService>("pawl.agent.v1.DeclarationService");
   readonly jobs = this.service<typeof pb.JobService>("pawl.agent.v1.JobService");
   readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
   readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");

@@ -44,6 +44,7 @@ const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boo
 
 const agents: Resource<AgentVersionJson> = {
   path: "agents",
+  declared: ({ definition, draft }) => [draft ? "" : "agent", definition?.name ?? ""],
   empty: "No agents yet. Runs use the default agent. Create one here or with pawl apply.",
   list: async (pageToken, filters) => {
     const page = await pawl.agents.listAgents({ pageSize: 50, pageToken, drafts: !!filters["drafts"] });
@@ -184,6 +185,7 @@ const tools: Resource<ToolJson> = {
 
 const rules: Resource<RuleJson> = {
   path: "rules",
+  declared: ({ name, ruleId }) => ["rule", name || (ruleId ?? "")],
   empty: "No rules. The category of a tool decides whether it needs approval. Create a rule here or with an approval in the inbox.",
   list: async (pageToken, filters) => {
     const page = await pawl.rules.listRules({ pageSize: 100, pageToken, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] });
@@ -296,6 +298,7 @@ const fires: Column<ScheduleFireJson>[] = [
 
 const schedules: Resource<ScheduleJson> = {
   path: "schedules",
+  declared: ({ definition }) => ["schedule", definition?.name ?? ""],
   empty: "No schedules. Create one here or with pawl schedules create.",
   list: async () => ({ items: (await pawl.schedules.listSchedules({})).schedules ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
@@ -362,6 +365,7 @@ const schedules: Resource<ScheduleJson> = {
 
 const triggers: Resource<TriggerJson> = {
   path: "triggers",
+  declared: ({ definition }) => ["trigger", definition?.name ?? ""],
   empty: "No triggers. Create one here or with pawl triggers create.",
   list: async () => ({ items: (await pawl.triggers.listTriggers({})).triggers ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
@@ -587,6 +591,7 @@ const notifications: Resource<NotificationJson> = {
 
 const channels: Resource<ChannelJson> = {
   path: "channels",
+  declared: ({ name }) => ["channel", name ?? ""],
   empty: "No channels. Create one to receive notifications by webhook or e-mail.",
   list: async () => ({ items: (await pawl.channels.listChannels({})).channels ?? [] }),
   id: ({ channelId }) => channelId ?? "",
@@ -670,6 +675,7 @@ const channels: Resource<ChannelJson> = {
 
 const sources: Resource<SourceJson> = {
   path: "sources",
+  declared: ({ config }) => ["source", config?.name ?? ""],
   empty: "No sources. Add one with pawl sources add-mcp or add-http.",
   list: async () => ({ items: (await pawl.sources.listSources({})).sources ?? [] }),
   id: ({ config }) => config?.name ?? "",

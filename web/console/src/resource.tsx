@@ -8,7 +8,7 @@ import { type Action, Actions } from "./actions";
 import { Json } from "./cards";
 import { pack, parse, unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
-import { attempt, go, isAbsent, keep, kept, may, path, query } from "./state";
+import { attempt, go, isAbsent, keep, kept, may, path, pawl, query } from "./state";
 import { visible } from "./visible";
 
 export interface Column<T> {
@@ -49,6 +49,8 @@ export interface Resource<T> {
   actions?: Action<T>[];
   edit?: Editing<T>;
   make?: Editing<undefined>;
+  /** The kind and name by which files can declare an item. Items that a set of files owns are read-only. */
+  declared?: (item: T) => [string, string];
   above?: () => VNode | null;
   below?: (item: T) => ComponentChildren;
   /** Polls the first page. */
@@ -57,6 +59,7 @@ export interface Resource<T> {
 
 const PAGES_MAX = 20;
 const LIVE_MS = 3000;
+const DELETES = /\/(Delete|Remove|Revoke)/;
 
 export function List<T>({ of }: { of: Resource<T> }): VNode {
   const [items, setItems] = useState<T[]>();
@@ -111,10 +114,12 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
   const [item, setItem] = useState<T>();
   const [fault, setFault] = useState("");
   const [isGone, setGone] = useState(false);
+  const [set, setSet] = useState<string>();
   const load = async (): Promise<void> => {
     try {
       const found = of.get ? await of.get(id) : await search(of, id);
       if (found === undefined) throw new PawlError("not_found", "This item does not exist, or you have no access.");
+      setSet(of.declared && (await owner(...of.declared(found))));
       setItem(found);
       setFault("");
       setGone(false);
@@ -149,8 +154,9 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
               );
             })}
           </dl>
-          <Actions all={of.actions ?? []} item={item} onDone={load} gone={() => go(`/${of.path}`)} />
-          {of.edit && may(of.edit.method) && (of.edit.when?.(item) ?? true) && <Editor editing={of.edit} item={item} onSaved={() => void load()} />}
+          {set && <p class="quiet">Read-only: it belongs to the set {set}. Change its files and run pawl apply.</p>}
+          <Actions all={(of.actions ?? []).filter(({ method }) => !set || !DELETES.test(method))} item={item} onDone={load} gone={() => go(`/${of.path}`)} />
+          {!set && of.edit && may(of.edit.method) && (of.edit.when?.(item) ?? true) && <Editor editing={of.edit} item={item} onSaved={() => void load()} />}
           {of.below?.(item)}
           <details>
             <summary>As JSON</summary>
@@ -160,6 +166,11 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
       )}
     </section>
   );
+}
+
+async function owner(kind: string, name: string): Promise<string | undefined> {
+  const { declarations } = await pawl.declarations.listDeclarations({});
+  return declarations?.find((each) => each.kind === kind && each.name === name)?.set;
 }
 
 async function search<T>(of: Resource<T>, id: string): Promise<T | undefined> {

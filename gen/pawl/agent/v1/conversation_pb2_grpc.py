@@ -177,7 +177,7 @@ class ConversationServiceServicer(object):
         - the messages, as ListMessages returns them. Notices of another user's jobs are empty.
         - the caller's own runs in the conversation, with the runs that execute their calls, as GetRun returns
         them. `pending_calls` are the calls that are waiting for the caller; a call that is no longer listed is
-        no longer waiting.
+        no longer waiting. The messages of a run are sent before its end.
         - the caller's own jobs that report to the conversation, as GetJob returns them
 
         Without a cursor, the stream starts with the newest 500 messages and the open runs and jobs. With a

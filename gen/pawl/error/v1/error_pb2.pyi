@@ -96,6 +96,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. The caller has no such trigger."""
     ERROR_REASON_COMPLETION_NOT_FOUND: _ErrorReason.ValueType  # 35
     """NOT_FOUND. The token does not belong to any call in the store."""
+    ERROR_REASON_FILE_NOT_FOUND: _ErrorReason.ValueType  # 36
+    """NOT_FOUND. The store's folder has no such file or folder."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. The method does not exist."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -287,6 +289,8 @@ ERROR_REASON_TRIGGER_NOT_FOUND: ErrorReason.ValueType  # 34
 """NOT_FOUND. The caller has no such trigger."""
 ERROR_REASON_COMPLETION_NOT_FOUND: ErrorReason.ValueType  # 35
 """NOT_FOUND. The token does not belong to any call in the store."""
+ERROR_REASON_FILE_NOT_FOUND: ErrorReason.ValueType  # 36
+"""NOT_FOUND. The store's folder has no such file or folder."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. The method does not exist."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40

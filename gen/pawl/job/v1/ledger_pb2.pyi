@@ -1193,7 +1193,7 @@ class Delegation(_message.Message):
     @_builtins.property
     def job(self) -> _run_pb2.Job:
         """The job; only with a DETACHED call. A conversation can have 10 open jobs (more are an ILLEGAL_TRANSITION).
-        The run outlives its parent, and reports to its parent's conversation.
+        The run outlives its parent, and reports to the conversation of the root run above it.
         """
 
     def __init__(
@@ -1443,21 +1443,27 @@ class AgentEndedCommand(_message.Message):
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    JOB_IDS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run: its ID, state, usage, output text and failure."""
 
+    @_builtins.property
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """IDs of the open jobs that reported to the run."""
+
     def __init__(
         self,
         *,
         call_id: _builtins.str = ...,
         run: _run_pb2.Run | None = ...,
+        job_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "job_ids", b"job_ids", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1817,6 +1823,7 @@ class StopJobRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     COMMAND_ID_FIELD_NUMBER: _builtins.int
+    CALLER_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -1827,6 +1834,10 @@ class StopJobRequest(_message.Message):
     """Job ID."""
     command_id: _builtins.str
     """Command ID, unique in the job."""
+    caller_run_id: _builtins.str
+    """Run whose model stops the job; it may also be a job that this run started. Empty allows only jobs of the
+    conversation.
+    """
     def __init__(
         self,
         *,
@@ -1835,10 +1846,11 @@ class StopJobRequest(_message.Message):
         conversation_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
         command_id: _builtins.str = ...,
+        caller_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller_run_id", b"caller_run_id", "command_id", b"command_id", "conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,7 +69,7 @@ def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinit
     """
     if not tools:
         return []
-    from pawl.client.front_end import definition_of  # noqa: PLC0415  # imports half of the registry
+    from pawl.client.front_end import definition_of  # noqa: PLC0415  # imports pydantic, which few programs need
 
     return [definition_of(tool) for tool in tools]
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
     from pawl.tool.v1.completion_pb2_grpc import CompletionServiceAsyncStub
     from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
+    from pawl.tool.v1.file_pb2_grpc import FileServiceAsyncStub
     from pawl.tool.v1.memory_pb2_grpc import MemoryServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
@@ -127,6 +128,7 @@ class Target:
     auditor: cached_property[AuditServiceAsyncStub] = _stub("tool.v1.audit.AuditService", "tools")
     completions: cached_property[CompletionServiceAsyncStub] = _stub("tool.v1.completion.CompletionService", "tools")
     document_store: cached_property[DocumentServiceAsyncStub] = _stub("tool.v1.document.DocumentService", "tools")
+    files: cached_property[FileServiceAsyncStub] = _stub("tool.v1.file.FileService", "tools")
     memories: cached_property[MemoryServiceAsyncStub] = _stub("tool.v1.memory.MemoryService", "tools")
     sources: cached_property[SourceServiceAsyncStub] = _stub("tool.v1.source.SourceService", "tools")
     notifier: cached_property[NotifyServiceAsyncStub] = _stub("notify.v1.notify.NotifyService", "notifications")

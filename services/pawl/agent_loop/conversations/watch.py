@@ -35,6 +35,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, StoreId, check_id
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import PawlError, RunNotFound, SeqBeyondEnd
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
@@ -90,12 +91,15 @@ class ConversationWatches:
     async def follow(self, live: BusEvents) -> None:
         """Notify streams of changes that `live` reports, and of those that it missed. Never returns."""
         await live.subscribe_conversations(self._changed)
+        was_connected = False
         while True:
             await self.clock.sleep(VERSIONS_SECONDS)
+            connected = live.connected
             try:
-                await self._compare_versions()
+                await self._find_changes(reported=connected and was_connected)
             except PawlError as error:
                 _log.info("conversations.versions_unavailable", reason=error.reason)
+            was_connected = connected
 
     async def watch(
         self, caller: Principal, request: WatchConversationRequest
@@ -139,7 +143,12 @@ class ConversationWatches:
         for stream in self._streams.get((store_id, conversation_id), ()):
             stream.change()
 
-    async def _compare_versions(self) -> None:
+    async def _find_changes(self, *, reported: bool) -> None:
+        """Notify the streams whose conversations have another version; without reports, notify all streams."""
+        if not reported:
+            for key in list(self._watched):
+                self._changed(*key)
+            return
         keys, before = list(self._watched), self._versions
         self._versions = {key: version for key, version in before.items() if key in self._watched}
         for first in range(0, len(keys), VERSIONS_MAX):
@@ -239,27 +248,34 @@ class _Stream:
             raise SeqBeyondEnd(last_seq=last_number)
         # Before the runs are read, so that none of their later changes is missed.
         self._around.show(self, set(map(ConversationId, found.conversation_ids)))
-        page = found
+        async with aclosing(self._pages(found)) as pages:
+            async for response in pages:
+                yield response
+        read = [await self._run(RunId(run_id), is_active=run_id == found.active_run_id) for run_id in found.run_ids]
+        items = [item for item in read if item is not None]
+        if any((item.run.state or item.job.state) in ENDED for item in items):
+            # The client gets the messages of a run before its end.
+            async with aclosing(self._pages(await self._read(is_first=False))) as pages:
+                async for response in pages:
+                    yield response
+        self._sent = {
+            run_id: sent for run_id, sent in self._sent.items() if sent.state not in ENDED or run_id in found.run_ids
+        }
+        parts = list(in_parts(items, ConversationItem.ByteSize, size_max=_PART_BYTES_MAX))
+        for part in parts[:-1]:
+            yield self._response(items=part)
+        self._cursor = replace(self._cursor, microseconds=found.time.ToMicroseconds())
+        for part in parts[-1:]:
+            yield self._response(items=part)
+
+    async def _pages(self, page: ListChangesResponse) -> AsyncGenerator[WatchConversationResponse, None]:
+        """Yield the conversation, if it has changed, and its new messages, of which `page` has the first."""
         while True:
             if (response := self._messages(page)) is not None:
                 yield response
             if not page.has_more:
-                break
+                return
             page = await self._read(is_first=False)
-        items: list[ConversationItem] = []
-        for run_id in map(RunId, found.run_ids):
-            if (item := await self._run(run_id, is_active=run_id == found.active_run_id)) is None:
-                continue
-            if items and sum(map(ConversationItem.ByteSize, items)) + item.ByteSize() > _PART_BYTES_MAX:
-                yield self._response(items=items)
-                items = []
-            items.append(item)
-        self._sent = {
-            run_id: sent for run_id, sent in self._sent.items() if sent.state not in ENDED or run_id in found.run_ids
-        }
-        self._cursor = replace(self._cursor, microseconds=found.time.ToMicroseconds())
-        if items:
-            yield self._response(items=items)
 
     async def _read(self, *, is_first: bool) -> ListChangesResponse:
         request = ListChangesRequest(

@@ -180,25 +180,31 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return run
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
-        """Return the open jobs that the run started, newest first."""
-        wanted = pb.ListJobsRequest(parent_run_id=run.run_id, states=_OPEN)
-        return (await self._ledger.list_jobs(caller, wanted)).runs
+        """Return the open jobs that the run and the runs delegated below it started, newest first."""
+        wanted = pb.ListJobsRequest(reports_to_conversation_id=_reported_to(run), states=_OPEN)
+        return [job for job in (await self._ledger.list_jobs(caller, wanted)).runs if _is_above(run, job)]
 
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
     ) -> Sequence[run_pb2.Run]:
-        """Stop the open jobs that the run started, as StopJobs does. Return the stopped jobs.
+        """Stop the open jobs that `of_run` returns, as StopJobs does. Return the stopped jobs.
 
         Raises:
             RequestIdReused, TooLarge, InvalidField
         """
         if not run.conversation_id:
             return ()
-        wanted = pb.ListJobsRequest(parent_run_id=run.run_id, reports_to_conversation_id=run.conversation_id)
-        return await self._stop(caller, request_id, wanted, reason)
+        wanted = pb.ListJobsRequest(reports_to_conversation_id=_reported_to(run))
+        return await self._stop(caller, request_id, wanted, reason, below=run)
 
     async def _stop(
-        self, caller: Principal, request_id: RequestId, wanted: pb.ListJobsRequest, reason: str
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        wanted: pb.ListJobsRequest,
+        reason: str,
+        *,
+        below: run_pb2.Run | None = None,
     ) -> Sequence[run_pb2.Run]:
         stopped: list[run_pb2.Run] = []
         request_id = request_id or RequestId(self._ids.new("req"))
@@ -207,6 +213,8 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         while True:
             found = await self._ledger.list_jobs(caller, wanted)
             for job in found.runs:
+                if below is not None and not _is_above(below, job):
+                    continue
                 reply = await self._inbox.cancel(caller, request_id, RunId(job.run_id), reason)
                 if not is_taken(reply):
                     continue  # The job has ended.
@@ -216,3 +224,13 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
             wanted.page_token = found.next_page_token
             if not wanted.page_token:
                 return stopped
+
+
+def _reported_to(run: run_pb2.Run) -> str:
+    """Return the conversation that the jobs of a run report to: that of the root run above it."""
+    root = run.above[0].conversation_id if run.above else ""
+    return root or run.reports_to_conversation_id or run.conversation_id
+
+
+def _is_above(run: run_pb2.Run, job: run_pb2.Run) -> bool:
+    return run.run_id in {job.parent_run_id, *(each.run_id for each in job.above)}

@@ -389,8 +389,10 @@ class Drive:
         return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
 
     async def _wait(self, until: float) -> None:
-        due = (self._tasks.output_due_at(), self._tasks.progress_due_at())
-        wait = min(until, *(time for time in due if time is not None), math.inf) - self._dependencies.clock.monotonic()
+        due = self._tasks.output_due_at()
+        if (progress_due := self._tasks.progress_due_at()) is not None:
+            until = min(until, progress_due)
+        wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
         await within(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait), self._signal.wait())
 
     def _planning_base(self, taken: int) -> State:

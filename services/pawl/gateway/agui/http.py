@@ -148,8 +148,7 @@ class _Thread:
             yield event
         if not plan.run:
             yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
-            success = await self._with_jobs(plan, self._success())
-            for each in (*await self._activities(), success):
+            for each in await self._success_with_jobs(plan):
                 yield each
             return
         run_id, watch = plan.run["runId"], PUBLIC[WATCH_RUN]
@@ -197,9 +196,8 @@ class _Thread:
             yield event
         results = {call_id: message["id"] for call_id, message in found.results.items()}
         yield {"type": "MESSAGES_SNAPSHOT", "messages": await self._before("", found.user_ids, results)}
-        end = await self._with_jobs(plan, self._success())
-        for event in (*await self._activities(), end):
-            yield event
+        for each in await self._success_with_jobs(plan):
+            yield each
         async with contextlib.aclosing(turns(self._services, self._metadata, self._conversation_id)) as runs:
             async for run in runs:
                 asked = msgspec.structs.replace(found, run_id=run["runId"])
@@ -278,6 +276,10 @@ class _Thread:
             return end
         own = end.get("outcome", {}).get("interrupts", [])
         return end | {"outcome": {"type": "interrupt", "interrupts": [*own, *asked]}}
+
+    async def _success_with_jobs(self, plan: _Plan) -> list[Json]:
+        success = await self._with_jobs(plan, self._success())
+        return [*await self._activities(), success]
 
     async def _answer(self, run: Json | None, given: list[Json], message: Json | None) -> _Plan:
         found, plan = self._found, _Plan(run) if run else await self._reload(None)
@@ -393,8 +395,6 @@ class _Thread:
 
     async def _activities(self) -> list[Json]:
         """Return the activities of the thread's open jobs and of those that the client still shows."""
-        if self._found.is_legacy:
-            return []
         is_open = {job["jobId"] for job in self._open_jobs}
         shown = [each["id"] for each in self._found.messages if each.get("activityType") == agui.JOB_ACTIVITY]
         ended = [await self._job(job_id) for job_id in shown[-_ENDED_JOBS_MAX:] if job_id not in is_open]

@@ -27,19 +27,19 @@ JobId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the job_i
 def job_tools(jobs: LedgerReads, clock: Clock) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, background=False)
     async def list_jobs(context: ToolContext) -> list[dict[str, Any]]:
-        """List the jobs of this conversation: calls that run in the background. You are notified when a job ends."""
+        """List your jobs: calls that run in the background. You are notified when a job ends."""
         store_id, user_id, conversation_id = _ids(context)
-        found = await jobs.jobs(store_id, user_id, conversation_id, ended_max=ENDED_MAX)
+        found = await jobs.jobs(store_id, user_id, conversation_id, RunId(context.run_id), ended_max=ENDED_MAX)
         return [_shown(run, clock.now()) for run in found]
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, background=False)
     async def stop_job(context: ToolContext, job_id: JobId) -> dict[str, Any]:
-        """Stop a job of this conversation."""
+        """Stop one of your jobs."""
         store_id, user_id, conversation_id = _ids(context)
-        command_id = CommandId(context.idempotency_key)
-        stopped = await jobs.stop_job(RunKey(store_id, RunId(job_id)), user_id, conversation_id, command_id)
+        command_id, caller = CommandId(context.idempotency_key), RunId(context.run_id)
+        stopped = await jobs.stop_job(RunKey(store_id, RunId(job_id)), user_id, conversation_id, caller, command_id)
         if stopped is None:
-            raise ToolError(f"this conversation has no job {job_id!r}; list_jobs returns its jobs")
+            raise ToolError(f"you have no job {job_id!r}; list_jobs returns your jobs")
         run, was_open = stopped
         if not was_open:
             return {**_shown(run, clock.now()), "note": "It had already ended; nothing was stopped."}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pawl.chassis.ids import CallId, CallKey, ConversationId, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId, UserId
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tools.sdk.context import ToolContext, ToolError
@@ -29,6 +29,7 @@ def result_tools(results: LedgerReads) -> list[Tool[..., Any]]:
             CallKey(StoreId(context.store_id), CallId(call_id)),
             UserId(context.user_id),
             ConversationId(context.conversation_id),
+            RunId(context.run_id),
         )
         if content is None:
             raise ToolError(f"this conversation has no stored result for call {call_id!r}")

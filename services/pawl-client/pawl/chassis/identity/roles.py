@@ -137,6 +137,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         ): "ResolveTools CheckOwnTools CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions RecordResults"
         " ExecuteTool CancelExecution",
     },
+    "pawl.tool.v1.FileService": {READERS: "GetFile ListFiles", _MEMBERS: "PutFile"},
     "pawl.tool.v1.MemoryService": {
         READERS: "ListMemories",
         _MEMBERS: "EraseMemories",

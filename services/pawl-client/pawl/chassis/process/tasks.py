@@ -61,6 +61,17 @@ async def shield(work: Awaitable[T]) -> T:
         del work, future  # An exception keeps this frame, which must not keep the exception.
 
 
+async def uncancelled(ended: asyncio.Future[T]) -> T:
+    """Wait for work that cannot be stopped. If this is cancelled, it raises only after the work has ended."""
+    while not ended.done():
+        try:
+            await asyncio.wait({ended})
+        except asyncio.CancelledError:
+            await asyncio.wait({ended})
+            raise
+    return ended.result()
+
+
 def _retrieve(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()

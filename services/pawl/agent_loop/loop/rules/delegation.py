@@ -27,6 +27,7 @@ from pawl.values import CallState, RunState
 
 # Text of this size always fits into a call's result.
 OUTPUT_BYTES_MAX: Final = 128 * 1024
+CANNOT_DELEGATE: Final = "This agent cannot start other agents. Use the other tools."
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +80,9 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
         return state
     note, run = state.loop.notes.get(call.call_id, ""), command.run
     if run.state is RunState.COMPLETED:
-        call = settle.settled(call, CallState.SUCCEEDED, _answer(run), now, note)
+        call = settle.settled(call, CallState.SUCCEEDED, _answer(run, command.job_ids), now, note)
     else:
-        result = settle.error(f"AGENT_{run.state.name}", _why(run))
+        result = settle.error(f"AGENT_{run.state.name}", " ".join(filter(None, (_why(run), _left(command.job_ids)))))
         call = settle.settled(call, CallState.FAILED, result, now, note)
     loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + run.usage.total_tokens)
     run = replace(state.run, usage=state.run.usage + run.usage)
@@ -91,7 +92,7 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
 def _delegation(state: State, call: Call) -> Delegation:
     run = state.run
     if not may_delegate(run):
-        raise _Refused("NOT_ALLOWED", "This agent cannot start other agents. Use the other tools.")
+        raise _Refused("NOT_ALLOWED", CANNOT_DELEGATE)
     try:
         task = msgspec.json.decode(call.arguments_json, type=Task)
     except msgspec.DecodeError:
@@ -165,14 +166,23 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
     )
 
 
-def _answer(run: Run) -> CallResult:
-    output = run.output_text
+def _answer(run: Run, job_ids: tuple[RunId, ...]) -> CallResult:
+    output, note = run.output_text, ""
     size_bytes = len(output.encode())
-    if size_bytes <= OUTPUT_BYTES_MAX:
-        return CallResult(content_json=strict_json.dumps_canonical({"answer": output}))
-    note = f"The answer is {size_bytes} bytes long; this is the first part."
-    cut = text.cut_bytes(output.encode(), OUTPUT_BYTES_MAX)
-    return CallResult(content_json=strict_json.dumps_canonical({"answer": cut}), note=note)
+    if size_bytes > OUTPUT_BYTES_MAX:
+        note = f"The answer is {size_bytes} bytes long; this is the first part."
+        output = text.cut_bytes(output.encode(), OUTPUT_BYTES_MAX)
+    content: dict[str, strict_json.JsonValue] = {"answer": output}
+    if job_ids:
+        content["open_jobs"] = list(job_ids)
+    note = " ".join(filter(None, (note, _left(job_ids))))
+    return CallResult(content_json=strict_json.dumps_canonical(content), note=note)
+
+
+def _left(job_ids: tuple[RunId, ...]) -> str:
+    if not job_ids:
+        return ""
+    return f"It left background jobs running: {', '.join(job_ids)}. Do not wait for them: their reports come to you."
 
 
 def _why(run: Run) -> str:

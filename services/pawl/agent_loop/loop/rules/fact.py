@@ -16,7 +16,7 @@ from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunFailure
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, Stopped, Verdict
 from pawl.agent_loop.model.request import Problem
 from pawl.agent_loop.undo.rules import UndoPlan
-from pawl.chassis.ids import CallId, CommandId
+from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
 
@@ -257,8 +257,11 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that carried out a call has ended. `job_ids` are the open jobs that reported to it."""
+
     call_id: CallId
     run: Run
+    job_ids: tuple[RunId, ...] = ()
 
 
 CommandKind: TypeAlias = (

@@ -31,6 +31,7 @@ ACTIONS: Final = {
 }
 _PATHS: Final = ("path", "new_path", "output_path")
 _PATH: Final = {"type": "string", "description": "relative to the store's folder: notes/plan.md"}
+_ALIAS: Final = {"type": "string", "description": "another name for path"}
 
 
 class Resolved(NamedTuple):
@@ -89,7 +90,7 @@ def offered(tools: Sequence[Tool]) -> list[Tool]:
 @lru_cache(maxsize=64)
 def _narrowed(front: Tool, used: tuple[Tool, ...]) -> Tool:
     actions = list(_actions({tool.name for tool in used}))
-    properties: dict[str, Any] = {"action": {"type": "string", "enum": actions}, "path": _PATH}
+    properties: dict[str, Any] = {"action": {"type": "string", "enum": actions}, "path": _PATH, "file_path": _ALIAS}
     for tool in used:
         schema = msgspec.json.decode(tool.arguments_schema_json or b"{}")
         properties = {**schema.get("properties", {}), **properties}

@@ -61,11 +61,7 @@ WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND
 
 def background_denial(run: Run) -> str:
     """Return why the run may not start background calls; empty if it may."""
-    if run.options.without_background:
-        return "background calls are switched off"
-    if run.depth or run.job is not None:
-        return "a child run or job cannot start jobs"
-    return ""
+    return "background calls are switched off" if run.options.without_background else ""
 
 
 def extract_terms(
@@ -297,6 +293,8 @@ def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict
     """Start a job: make the call DETACHED and add its job, or make it FAILED if it cannot run in the background."""
     if call.context not in IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
+    if call.context is ExecutionContext.AGENT and not delegation.may_delegate(state.run):
+        return state.with_calls([_refused(call, "NOT_ALLOWED", delegation.CANNOT_DELEGATE, now)])
     if state.open_jobs >= OPEN_MAX:
         message = f"This conversation has {OPEN_MAX} open jobs, which is the maximum. Stop one or wait until one ends."
         return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
@@ -330,6 +328,8 @@ def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict
         handle["estimated_minutes"] = terms.estimated_minutes
     notified = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
     shown = f"It continues in the background, and you {notified} its results. Do not wait for it, and do not repeat it."
+    if run.depth and job.reports is not JobReports.NONE:
+        shown += " After your answer, the agent that you work for is notified instead."
     note = f"{state.loop.notes.get(call.call_id, '')} {shown}".strip()
     bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
     result = CallResult(content_json=strict_json.dumps_canonical(handle))

@@ -107,7 +107,7 @@ _RUN: Final = _WIRE.struct(
             ),
             *("steer_bytes_waiting", "idle_receipts", "people", "steered_by", "update_time", "state_time"),
             *("imported", "own_tools", "agent_name", "reports_to", "in_background", "silent"),
-            *("trimmed_log_seq", "mark_round", "mark_seq", "grant"),
+            *("trimmed_log_seq", "mark_round", "mark_seq", "grant", "root_conversation_id", "agents_above"),
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
@@ -208,6 +208,8 @@ def run(row: RunRow) -> run_pb2.Run:
     message = _RUN.write(row)
     # In protobuf, concatenated encodings merge into one message.
     message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
+    if (own := row.own_tools) is not None:
+        message.own_tools.CopyFrom(run_pb2.OwnTools(names=own.names, client_id=own.client_id))
     put_grant(message, row)
     return message
 
@@ -413,6 +415,7 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
     ending = stop.read_ending(row.payload)
     entry = ledger_pb2.Command()
     entry.agent_ended.call_id = row.call_id
+    entry.agent_ended.job_ids.extend(ending.job_ids)
     # In protobuf, concatenated encodings merge into one message.
     entry.agent_ended.run.MergeFromString(ending.usage + ending.failure + ending.output)
     entry.agent_ended.run.run_id = ending.run_id

@@ -76,7 +76,6 @@ _OWNER_EVENTS: Final = {
     "tool_progress": "tool.progress",
     "warning": "warning",
 }
-_OUTPUT: Final = ("output_text", "output_json", "missed_iterations", "job_progress")
 _EVENT_HEADER: Final = ("store_id", "conversation_id", "run_id", "seq", "time", "attempt", "event_id", "type")
 _MESSAGE_HEADER: Final = (
     *("message_id", "conversation_id", "run_id", "number", "summarised_to_number", "create_time"),
@@ -131,7 +130,6 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
             user_roles=request.user_roles,
             undo=undo,
             agent=agent,
-            own_tools=None if own is None else run_pb2.OwnTools(names=own.names, client_id=own.client_id),
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
@@ -194,7 +192,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         usage=_run_part(request, "usage", "tokens_needed") if has("usage") else None,
         tokens_used=request.tokens_used,
         budget_run_id=RunId(check_id(request.budget_run_id, "budget_run_id", optional=True)),
-        output=_run_part(request, *_OUTPUT) if has("output_text") else None,
+        output=_output(request) if has("output_text") else None,
         active_seconds=request.active_seconds if has("active_seconds") else None,
         tools=_run_part(request, "tools") if request.tools else None,
         loop_state=request.loop_state if has("loop_state") else None,
@@ -214,10 +212,14 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
     )
 
 
+def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
+    progress = ("job_progress",) if request.HasField("job_progress") else ()
+    return _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
+
+
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
     """Return the named fields, which CommitRunRequest and Run have in common, as an encoded Run."""
-    given = {field.name: value for field, value in request.ListFields() if field.name in fields}
-    return run_pb2.Run(**given).SerializeToString()
+    return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pawl.agent.v1 import agent_pb2, operator_pb2
 from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import ConversationId, RunKey, StoreId, UserId, check_id
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEnd
@@ -158,7 +158,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             command=pb.Command(command_id=request.command_id, cancel=cancel),
         )
         conversation_id = check_id(request.conversation_id, "conversation_id")
-        operation = replace(operations.send(sent, self._ledger.limits), reports_to=conversation_id)
+        started_by = RunId(check_id(request.caller_run_id, "caller_run_id", optional=True))
+        operation = operations.send(sent, self._ledger.limits)
+        operation = replace(operation, reports_to=conversation_id, started_by=started_by)
         receipt = await self._write(operation, sent.ByteSize(), sent.store_id)
         if receipt.run is None:
             raise RunNotFound

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -12,23 +12,37 @@ from msgspec.structs import replace
 from pawl.chassis.ids import RunId, UserId
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
+class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Names a job, its user, and the runs above it to which it reports.
+
+    `above` is empty for a job that a delegated run did not start. Otherwise it lists, nearest first, the delegated runs
+    above the job that have not ended, followed by the root run.
+    """
+
+    run_id: RunId
+    user_id: UserId
+    above: tuple[RunId, ...] = ()
+
+    @property
+    def receiver(self) -> RunId:
+        """The delegated run whose next model call receives the notices; empty for a run of the root conversation."""
+        return self.above[0] if len(self.above) > 1 else RunId("")
+
+
+class Notice(_OfJob, frozen=True, kw_only=True):
     """A reference to a report of the job `run_id`, about the iteration `occasion` or, if that is 0, the job's end.
 
     `user_id` is the user who started the job. `entered_by` is the run of that user whose model received the notice and
     has not answered yet; empty if there is none. `tries` counts the failed turns that contained the notice.
     """
 
-    run_id: RunId
-    user_id: UserId
     occasion: int
     entered_by: RunId = RunId("")
     tries: int = 0
 
 
-class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
-    run_id: RunId
-    user_id: UserId
+class OpenJob(_OfJob, frozen=True, kw_only=True):
+    pass
 
 
 class TurnTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +70,33 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     def open_jobs_of(self, user_id: UserId) -> int:
         return sum(each.user_id == user_id for each in self.open_jobs)
 
-    def pending_of(self, user_id: UserId) -> tuple[Notice, ...]:
-        """Return the notices that a run of this user passes to its model."""
-        return tuple(each for each in self.notices if each.user_id == user_id and not each.entered_by)
+    def pending_of(self, user_id: UserId, receiver: RunId = RunId("")) -> tuple[Notice, ...]:
+        """Return the notices that a run of this user passes to its model: `receiver`, or a run of this conversation."""
+        waiting = (each for each in self.notices if each.receiver == receiver)
+        return tuple(each for each in waiting if each.user_id == user_id and not each.entered_by)
+
+    def opened_below(self, receiver: RunId) -> tuple[RunId, ...]:
+        """Return the open jobs that report to a delegated run."""
+        return tuple(each.run_id for each in self.open_jobs if each.receiver == receiver)
+
+    def passed_on(self, ended: Container[str], answered_by: RunId = RunId("")) -> Background:
+        """Return the state after delegated runs have ended: the next runs above them receive their notices.
+
+        The notices that `answered_by` received are removed. No model reads the conversation of another ended run, so
+        the next run receives its notices again, except iterations of which the job has reported more since.
+        """
+        notices: list[Notice] = []
+        # A job that reported its end is no longer open.
+        outdated = {each.run_id for each in self.notices} - {each.run_id for each in self.open_jobs}
+        for each in reversed(self.notices):
+            is_again = each.entered_by in ended
+            is_outdated = is_again and each.occasion > 0 and each.run_id in outdated
+            if not (is_outdated or (answered_by and each.entered_by == answered_by)):
+                entered_by = RunId("") if is_again else each.entered_by
+                outdated |= {each.run_id} if each.occasion and not entered_by else set()
+                notices.append(_passed_on(replace(each, entered_by=entered_by), ended))
+        open_jobs = tuple(_passed_on(each, ended) for each in self.open_jobs)
+        return replace(self, open_jobs=open_jobs, notices=tuple(reversed(notices)))
 
     def without(self, run_ids: Container[str]) -> Background:
         return replace(self, notices=tuple(each for each in self.notices if each.run_id not in run_ids))
@@ -67,6 +105,14 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     def entered(self) -> int:
         """Number of notices that a model has received but not answered."""
         return len(self.notices) - self.pending
+
+
+J = TypeVar("J", bound=_OfJob)
+
+
+def _passed_on(each: J, ended: Container[str]) -> J:
+    open_runs = tuple(run_id for run_id in each.above[:-1] if run_id not in ended)
+    return replace(each, above=(*open_runs, *each.above[-1:]))
 
 
 NO_BACKGROUND: Final = Background()

@@ -17,6 +17,7 @@ from pawl.chassis.ids import (
     CallKey,
     ClientId,
     ConversationId,
+    RunId,
     RunKey,
     SessionId,
     UserId,
@@ -116,7 +117,7 @@ class Send(Decider, frozen=True, kw_only=True):
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
     DecisionRight.STORE, a decision may also concern another user's call, if that call needs approval. If `session_id`
     is set, reports about a front-end call count only if that session holds it. If `reports_to` is set, the run must be
-    a job of that conversation.
+    a job of that conversation, or of the run `started_by`.
     """
 
     run: RunKey
@@ -127,6 +128,7 @@ class Send(Decider, frozen=True, kw_only=True):
     session_id: SessionId = SessionId("")
     inbox_limits: inbox.Limits = inbox.LIMITS
     reports_to: ConversationId = ConversationId("")
+    started_by: RunId = RunId("")
 
     @property
     def row_keys(self) -> RowKeys:
@@ -156,7 +158,8 @@ class Send(Decider, frozen=True, kw_only=True):
         run = unit.runs.get(self.run)
         if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):
             return _unknown(RunNotFound())
-        if self.reports_to not in ("", run.reports_to):
+        is_own_job = run.reports_to != "" and self.started_by != "" and run.parent_run_id == self.started_by
+        if self.reports_to not in ("", run.reports_to) and not is_own_job:
             return _unknown(RunNotFound())
         earlier = unit.commands.get(CommandKey(run.store_id, run.run_id, self.command_id))
         if earlier is not None:

@@ -25,7 +25,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     `message` and `options` are opaque.
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
-    the parent run ends and reports to the parent's conversation. If `is_silent`, it reports nothing, not even its end.
+    the parent run ends and reports to the root conversation. If `is_silent`, it reports nothing, not even its end.
     """
 
     call_id: CallId
@@ -46,12 +46,16 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     Workers may claim it immediately.
 
     Raises:
-        IllegalTransition: The run already exists, or the user has too many open jobs.
+        IllegalTransition: The run already exists, the user has too many open jobs, or the conversation to report to was
+            removed.
     """
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} already exists")
     if delegation.is_job:
-        jobs.add_open_job(unit, unit.conversation_of(parent), delegation.run_id, parent.user_id)
+        reported_to = unit.conversations.get(ConversationKey(parent.store_id, parent.jobs_conversation_id))
+        if reported_to is None:
+            raise IllegalTransition(f"conversation {parent.jobs_conversation_id} was removed")
+        jobs.add_open_job(unit, reported_to, delegation.run_id, parent.user_id, agents_above=parent.agents_down_to)
     conversation = own_conversation(
         unit,
         ConversationKey(parent.store_id, parent.conversation_id),
@@ -71,7 +75,9 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         delegate_user_id=parent.delegate_user_id,
         people=parent.people,
         steered_by=parent.steered_by,
-        reports_to=parent.conversation_id if delegation.is_job else ConversationId(""),
+        reports_to=parent.jobs_conversation_id if delegation.is_job else ConversationId(""),
+        root_conversation_id=ConversationId("") if delegation.is_job else parent.jobs_conversation_id,
+        agents_above=parent.agents_down_to,
         generation=parent.generation if delegation.is_job else 0,
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,

@@ -7,6 +7,9 @@ A notice belongs to the user who started the job and enters only that user's run
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
 without a message, with the notices as its only new input. A message from the same user takes precedence over a turn
 that has not started. A user who may no longer write to the conversation gets no notices; each job keeps its result.
+
+Jobs below a delegated run report to the root conversation too, but their notices enter the nearest delegated run above
+them that has not ended. Each delegated run that ends passes its notices on (`agent_ended`).
 """
 
 from __future__ import annotations
@@ -50,7 +53,14 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     occasion: int
 
 
-def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, user_id: UserId) -> ConversationRow:
+def add_open_job(
+    unit: UnitOfWork,
+    conversation: ConversationRow,
+    run_id: RunId,
+    user_id: UserId,
+    *,
+    agents_above: tuple[RunId, ...] = (),
+) -> ConversationRow:
     """Add a new job that reports to `conversation`; return the conversation.
 
     Raises:
@@ -59,7 +69,7 @@ def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId,
     background = conversation.background
     if background.open_jobs_of(user_id) >= OPEN_MAX:
         raise IllegalTransition(f"this user already has {OPEN_MAX} open jobs in the conversation")
-    job = OpenJob(run_id=run_id, user_id=user_id)
+    job = OpenJob(run_id=run_id, user_id=user_id, above=agents_above if len(agents_above) > 1 else ())
     background = replace(background, open_jobs=(*background.open_jobs, job))
     return unit.put_conversation(replace(conversation, background=background))
 
@@ -81,18 +91,26 @@ def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion < first or each.entered_by)
     is_known = is_end and job.state is RunState.CANCELLED and job.stop_cause is StopCause.MODEL
     is_notified = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
+    above = next((each.above for each in background.open_jobs if each.run_id == job.run_id), ())
+    notice = Notice(run_id=job.run_id, user_id=job.user_id, occasion=occasion, above=above)
     if is_notified:
-        notices = (*notices, Notice(run_id=job.run_id, user_id=job.user_id, occasion=occasion))
+        notices = (*notices, notice)
     still_open = tuple(each for each in background.open_jobs if not is_end or each.run_id != job.run_id)
     background = replace(background, notices=notices, open_jobs=still_open)
     conversation = unit.put_conversation(replace(conversation, background=background))
     if not is_notified:
         return
-    active = unit.runs.get(RunKey(job.store_id, conversation.active_run_id or RunId("")))
-    if conversation.active_run_id is None:
+    receiver = notice.receiver or conversation.active_run_id
+    if receiver is None:
         _start_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
-    elif active is not None and active.worker_id is not None and active.user_id == job.user_id:
-        unit.wakeups.add([Wakeup(worker_id=active.worker_id, run=active.key)])
+    else:
+        _wake(unit, RunKey(job.store_id, receiver), job.user_id)
+
+
+def _wake(unit: UnitOfWork, key: RunKey, user_id: UserId) -> None:
+    run = unit.runs.get(key)
+    if run is not None and run.worker_id is not None and run.user_id == user_id:
+        unit.wakeups.add([Wakeup(worker_id=run.worker_id, run=run.key)])
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
@@ -103,9 +121,12 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
     named = {(each.run_id, each.occasion) for each in entered}
     if not named:
         return run
-    conversation = unit.conversation_of(run)
+    conversation = _reported_to(unit, run)
+    if conversation is None:
+        return run
     background = conversation.background
-    taken = [each for each in background.pending_of(run.user_id) if (each.run_id, each.occasion) in named]
+    waiting = background.pending_of(run.user_id, run.receives_as)
+    taken = [each for each in waiting if (each.run_id, each.occasion) in named]
     notices = tuple(replace(each, entered_by=run.run_id) if each in taken else each for each in background.notices)
     unit.put_conversation(replace(conversation, background=replace(background, notices=notices)))
     jobs = (unit.runs.get(RunKey(run.store_id, each.run_id)) for each in taken)
@@ -137,8 +158,36 @@ def run_ended(unit: UnitOfWork, run: RunRow) -> None:
     unit.put_conversation(conversation)
     if conversation.active_run_id is not None or not conversation.user_id:
         return
+    _start_turn_for(unit, conversation)
+
+
+def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
+    """Pass on the notices of a delegated run that has ended; return the open jobs that reported to it."""
+    conversation = _reported_to(unit, run) if run.root_conversation_id else None
+    if conversation is None:
+        return ()
+    background = conversation.background
+    above = {run_id for each in (*background.notices, *background.open_jobs) for run_id in each.above[:-1]}
+    # Runs above may have ended before the job was added, if they did not wait for this run to be cancelled.
+    rows = ((run_id, unit.runs.get(RunKey(run.store_id, run_id))) for run_id in above)
+    ended = {run_id for run_id, row in rows if row is not None and row.state.is_terminal}
+    answered_by = run.run_id if run.state is RunState.COMPLETED else RunId("")
+    passed = background.passed_on({run.run_id, *ended}, answered_by)
+    if passed == background:
+        return ()
+    conversation = unit.put_conversation(replace(conversation, background=passed))
+    if conversation.active_run_id is not None:
+        _wake(unit, RunKey(run.store_id, conversation.active_run_id), run.user_id)
+    elif conversation.user_id:
+        _start_turn_for(unit, conversation)
+    return background.opened_below(run.run_id)
+
+
+def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
+    """Start a turn for the notices that no active run receives, if there are any."""
+    notices = (each for each in conversation.background.notices if not each.receiver)
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
-    jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
+    jobs = ((each.occasion > 0, unit.runs.get(RunKey(conversation.store_id, each.run_id))) for each in waiting)
     # Job ends come before iterations. Jobs that may start no more turns are skipped.
     candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
     candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
@@ -148,7 +197,14 @@ def run_ended(unit: UnitOfWork, run: RunRow) -> None:
 
 
 def has_notices(unit: UnitOfWork, run: RunRow) -> bool:
-    return bool(unit.conversation_of(run).background.pending_of(run.user_id))
+    conversation = _reported_to(unit, run)
+    return conversation is not None and bool(conversation.background.pending_of(run.user_id, run.receives_as))
+
+
+def _reported_to(unit: UnitOfWork, run: RunRow) -> ConversationRow | None:
+    """Return the conversation with the notices for `run`; None if it was removed."""
+    conversation_id = run.root_conversation_id or run.conversation_id
+    return unit.conversations.get(ConversationKey(run.store_id, conversation_id))
 
 
 def has_started(run: RunRow) -> bool:
@@ -156,13 +212,17 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that are left after `run` in their conversation has ended. Other users' notices are kept."""
-    entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
+    """Return the notices that are left after `run` in their conversation has ended.
+
+    The notices of other users and of delegated runs are kept.
+    """
+    own = [each for each in notices if each.user_id == run.user_id and not each.receiver]
+    entered = [each for each in own if each.entered_by]
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)
     if run.is_turn and run.state is RunState.CANCELLED and run.stop_cause is StopCause.USER:
         # The user stopped the turn and so dismissed its notices.
-        dismissed = entered or [each for each in notices if each.user_id == run.user_id]
+        dismissed = entered or own
         return tuple(each for each in notices if each not in dismissed)
     if run.is_turn and run.state is RunState.FAILED:
         return tuple(replace(each, tries=each.tries + 1) if each in entered else each for each in notices)
@@ -175,8 +235,11 @@ def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
 
 
 def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
+    # The root run's agent reports on jobs below delegated runs. Without the root run, the notice waits for a message.
+    is_delegated = len(job.agents_above) > 1
+    root = unit.runs.get(RunKey(job.store_id, job.agents_above[-1])) if is_delegated else job
     background, generation = conversation.background, job.generation + 1
-    if turn.budget_below(job) in background.used_up_budgets:
+    if root is None or turn.budget_below(root) in background.used_up_budgets:
         return
     recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)
     if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
@@ -191,16 +254,16 @@ def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
         conversation,
         RunId(unit.ids.new("run")),
         b"",
-        job.options,
-        (job.token_budget - job.topped_up_tokens, job.token_ceiling),
+        root.options,
+        (root.token_budget - root.topped_up_tokens, root.token_ceiling),
         now=unit.now,
     )
     run = replace(
         run,
         user_id=job.user_id,
         generation=generation,
-        budget_run_id=turn.budget_below(job),
-        agent_name=job.agent_name,
+        budget_run_id=turn.budget_below(root),
+        agent_name=root.agent_name,
         credential_id=job.credential_id,
         delegate_user_id=job.delegate_user_id,
         people=job.people,

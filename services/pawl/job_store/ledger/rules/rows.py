@@ -137,11 +137,13 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The active run and the jobs with notices; empty if the conversation has no background state."""
+        """The active run, the jobs with notices, and the runs that delegated jobs report to; empty without jobs."""
         if self.background == NO_BACKGROUND:
             return ()
-        notified = (each.run_id for each in self.background.notices)
-        return tuple(run_id for run_id in (self.active_run_id, *notified) if run_id)
+        notices, open_jobs = self.background.notices, self.background.open_jobs
+        above = (run_id for each in (*notices, *open_jobs) for run_id in each.above)
+        notified = (self.active_run_id, *(each.run_id for each in notices), *above)
+        return tuple(dict.fromkeys(run_id for run_id in notified if run_id))
 
     @property
     def client_key(self) -> ClientKey | None:
@@ -210,6 +212,10 @@ class RunRow(Actor, frozen=True, kw_only=True):
     `budget_run_id` is the root of the tree of runs that shares a token budget; empty if this run is the root or has no
     budget. `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself. `grant` is
     the approval of a series of a job's calls.
+
+    `root_conversation_id` is set for delegated runs: the conversation that people read and that the jobs below report
+    to. `agents_above` lists the runs above this run that are not jobs, nearest first. The last is the root run, which
+    may be a job.
     """
 
     store_id: StoreId
@@ -260,6 +266,8 @@ class RunRow(Actor, frozen=True, kw_only=True):
     generation: int = 0
     in_background: bool = False
     silent: bool = False
+    root_conversation_id: ConversationId = ConversationId("")
+    agents_above: tuple[RunId, ...] = ()
     trimmed_rounds: int = 0
     trimmed_failures: int = 0
     trimmed_log_seq: int = 0
@@ -271,6 +279,22 @@ class RunRow(Actor, frozen=True, kw_only=True):
     def is_turn(self) -> bool:
         """True if job notices, rather than a message, started the run."""
         return self.generation > 0 and not self.reports_to
+
+    @property
+    def jobs_conversation_id(self) -> ConversationId:
+        """The conversation that the jobs of this run report to."""
+        return self.root_conversation_id or self.reports_to or self.conversation_id
+
+    @property
+    def agents_down_to(self) -> tuple[RunId, ...]:
+        """The `agents_above` of runs that this run starts."""
+        is_job_below = self.reports_to and self.agents_above
+        return self.agents_above if is_job_below else (self.run_id, *self.agents_above)
+
+    @property
+    def receives_as(self) -> RunId:
+        """See `Notice.receiver`: the run's id if it is delegated, otherwise empty."""
+        return self.run_id if self.root_conversation_id else RunId("")
 
     @property
     def key(self) -> RunKey:

@@ -21,6 +21,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     usage: bytes
     failure: bytes
     output: bytes
+    job_ids: tuple[RunId, ...] = ()
 
 
 read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
@@ -93,12 +94,12 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
     if ended.reports_to:
         jobs.notify(unit, ended, 0)
     else:
-        _report(unit, ended)
+        _report(unit, ended, jobs.agent_ended(unit, ended))
     return ended, superseded
 
 
-def _report(unit: UnitOfWork, run: RunRow) -> None:
-    """Report the end of a child run to its parent in the same transaction.
+def _report(unit: UnitOfWork, run: RunRow, job_ids: tuple[RunId, ...]) -> None:
+    """Report the end of a child run, and the jobs that it leaves open, to its parent in the same transaction.
 
     Apart from this, only a cancellation settles the call. Has no effect if the call was cancelled or the parent no
     longer exists.
@@ -107,7 +108,14 @@ def _report(unit: UnitOfWork, run: RunRow) -> None:
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))
     if parent is None or call is None or call.state is not CallState.DELEGATED:
         return
-    ending = Ending(run_id=run.run_id, state=run.state, usage=run.usage, failure=run.failure, output=run.output)
+    ending = Ending(
+        run_id=run.run_id,
+        state=run.state,
+        usage=run.usage,
+        failure=run.failure,
+        output=run.output,
+        job_ids=job_ids,
+    )
     payload = msgspec.msgpack.encode(ending)
     incoming = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)
     unit.put_call(replace(call, reserved_by=incoming.command_id))

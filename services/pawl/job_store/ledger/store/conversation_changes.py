@@ -21,8 +21,9 @@ _NEWEST: Final = "ORDER BY create_time DESC, run_id DESC LIMIT"
 _RUNS: Final = f"""
 WITH RECURSIVE found ({_COLUMNS}) AS (
     (
-        SELECT {_COLUMNS} FROM job_store.runs
-        WHERE store_id = $1 AND run_id = ANY ($4::text[]) AND user_id = $2 AND state < 10
+        SELECT {_COLUMNS} FROM unnest($4::text[]) AS k (id) CROSS JOIN LATERAL (
+            SELECT {_COLUMNS}, user_id FROM job_store.runs WHERE store_id = $1 AND run_id = k.id OFFSET 0
+        ) AS known WHERE user_id = $2 AND state < 10
         UNION
         SELECT {_COLUMNS} FROM (
             SELECT {_COLUMNS}, user_id, imported FROM job_store.runs
@@ -42,10 +43,11 @@ WITH RECURSIVE found ({_COLUMNS}) AS (
     ) AS below
 )
 SELECT now() AS time, found.run_id, found.conversation_id, found.state < 10 AS is_open,
-    $6 OR update_time >= $5 OR EXISTS (
-        SELECT FROM job_store.calls AS c
+    $6 OR update_time >= $5 OR coalesce((
+        SELECT true FROM job_store.calls AS c
         WHERE c.store_id = $1 AND c.run_id = found.run_id AND c.state = {CallState.DELEGATED.value} AND c.state < 10
-    ) AS has_changed
+        LIMIT 1
+    ), false) AS has_changed
 FROM (SELECT) AS one LEFT JOIN found ON true ORDER BY found.create_time, found.run_id LIMIT 1000
 """
 # The version of a row, xmin, differs after each change.

@@ -54,13 +54,14 @@ JOIN job_store.conversations AS c USING (store_id, user_id, key_hash)
 """
 
 # Named by id, or by one of their runs, whose conversation never changes. A job also names the conversation that it
-# reports to.
+# reports to, and a delegated run the one that its jobs report to.
 _CONVERSATIONS: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
 JOIN (
     SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS conversation_id
     UNION
-    SELECT r.store_id, unnest(ARRAY[r.conversation_id, r.reports_to]) FROM job_store.runs AS r
+    SELECT r.store_id, unnest(ARRAY[r.conversation_id, r.reports_to, r.root_conversation_id])
+    FROM job_store.runs AS r
     JOIN (SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS run_id) AS k USING (store_id, run_id)
 ) AS k USING (store_id, conversation_id)
 ORDER BY store_id, conversation_id

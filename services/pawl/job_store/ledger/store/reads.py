@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asyncpg import Record
 
-from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.reading import (
@@ -80,10 +80,11 @@ SELECT r.*, c.* FROM (
 ) AS c ON true
 """
 _CONVERSATION_FROM: Final = tables.RUNS.length + 4
+# A delegated run receives notices from the root conversation.
 _BACKGROUND: Final = """
-SELECT r.user_id, (
-    SELECT c.background FROM job_store.conversations AS c
-    WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+SELECT r.user_id, CASE WHEN r.root_conversation_id <> '' THEN r.run_id ELSE '' END AS receiver, (
+    SELECT c.background FROM job_store.conversations AS c WHERE c.store_id = r.store_id
+        AND c.conversation_id = coalesce(nullif(r.root_conversation_id, ''), r.conversation_id)
 ) AS background FROM job_store.runs AS r WHERE r.store_id = $1 AND r.run_id = $2
 """
 _RUNS: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[])"
@@ -181,8 +182,11 @@ class PostgresReads(DatabaseAdapter):
             history = await histories.load(connection, run, view, known)
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.COMMANDS.read(record) for record in records]
-            background = conversation.background if conversation else NO_BACKGROUND
-            pending_notices = await _pending_notices(connection, key.store_id, run.user_id, background)
+            if run.root_conversation_id:
+                pending_notices = await _fetch_notices(connection, key)
+            else:
+                background = conversation.background if conversation else NO_BACKGROUND
+                pending_notices = await _pending_notices(connection, run.store_id, run.user_id, background)
             top: RunRow | None = run
             if run.budget_run_id:
                 record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
@@ -203,11 +207,7 @@ class PostgresReads(DatabaseAdapter):
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         async with self._database.snapshot() as connection:
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
-            record = await connection.fetchrow(_BACKGROUND, key.store_id, key.run_id)
-            if record is None:
-                raise RunNotFound
-            background = tables.BACKGROUND.read(record["background"])
-            pending_notices = await _pending_notices(connection, key.store_id, record["user_id"], background)
+            pending_notices = await _fetch_notices(connection, key)
         return [tables.COMMANDS.read(record) for record in records], pending_notices
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
@@ -303,10 +303,22 @@ def _owned(record: Record) -> tuple[RunRow, ConversationRow | None, bytes, datet
     return run, conversation, loop_state, time, (version, server_start)
 
 
+async def _fetch_notices(connection: Connection, key: RunKey) -> PendingNotices:
+    record = await connection.fetchrow(_BACKGROUND, key.store_id, key.run_id)
+    if record is None:
+        raise RunNotFound
+    background = tables.BACKGROUND.read(record["background"])
+    return await _pending_notices(connection, key.store_id, record["user_id"], background, record["receiver"])
+
+
 async def _pending_notices(
-    connection: Connection, store_id: StoreId, user_id: UserId, background: Background
+    connection: Connection,
+    store_id: StoreId,
+    user_id: UserId,
+    background: Background,
+    receiver: RunId = RunId(""),
 ) -> PendingNotices:
-    waiting = background.pending_of(user_id)[:NOTICES_MAX]
+    waiting = background.pending_of(user_id, receiver)[:NOTICES_MAX]
     if not waiting:
         return PendingNotices(open_jobs=background.open_jobs_of(user_id))
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))

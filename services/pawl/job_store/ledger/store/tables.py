@@ -150,6 +150,8 @@ RUNS: Final[Columns[RunRow]] = Columns(
     [
         *_fixed("text", "store_id", "run_id", "conversation_id", "user_id", "parent_run_id", "parent_call_id"),
         *_fixed("text", "credential_id", "delegate_user_id", "agent_name", "reports_to", "budget_run_id"),
+        *_fixed("text", "root_conversation_id"),
+        *_joined("agents_above", fixed=True),
         *_fixed("integer", "generation"),
         _labels(fixed=True),
         *_same("text", "worker_id"),

@@ -47,6 +47,8 @@ def as_tool_errors(path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ToolError(f"{path!r} is a link; links are not followed") from None
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise OverLimit("the disk is full; delete files first") from None
         raise ToolError(f"{path!r}: {os.strerror(error.errno or 0)}") from None
 
 

@@ -11,14 +11,14 @@ from dataclasses import fields
 from typing import Any, Final, Self
 
 from pawl.chassis.process import logs
-from pawl.chassis.process.tasks import shield
+from pawl.chassis.process.tasks import shield, uncancelled
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry import outcome
 from pawl.tool_registry.sources.process.call import CallProcess
 from pawl.tool_registry.sources.process.messages import Answer, Call, GarbledMessage, Raised, Returned
 from pawl.tool_registry.sources.python.modules import folder_of
-from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork, uncancelled
+from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork
 from pawl.tools.rules.definition import RESULT_BYTES_MAX, ToolDefinition
 from pawl.tools.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tools.sdk.inverse import Inverse, Reversible

@@ -172,17 +172,6 @@ class PythonRunner:
         return ended.result()
 
 
-async def uncancelled(ended: asyncio.Future[T]) -> T:
-    """Wait for work that cannot be stopped. If this is cancelled, it raises only after the work has ended."""
-    while not ended.done():
-        try:
-            await asyncio.wait({ended})
-        except asyncio.CancelledError:
-            await asyncio.wait({ended})
-            raise
-    return ended.result()
-
-
 class PythonWork:
     """A running tool. `task` ends together with the tool, and is cancelled if the tool ended with CancelledError."""
 

@@ -1,0 +1,163 @@
+"""Implements `pawl init` and `pawl dev`: the folder of a small product, and a suite that follows its changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pawl.chassis.process.start import StartError
+from pawl.cli import wording
+from pawl.cli.command import Flags, fail
+from pawl.cli.declared.commands import apply_at_start
+from pawl.cli.declared.files import SET_FILE
+from pawl.cli.declared.rules import KINDS
+from pawl.cli.failure import CommandError
+from pawl.launcher.options import ApplyOptions, read_options
+from pawl.launcher.suite import Suite
+from pawl.launcher.up import up as run_suite
+
+_POLL_SECONDS: Final = 0.25
+_TOOLS: Final = "tools"
+_PRODUCT: Final[Mapping[str, str]] = {
+    SET_FILE: "name: {name}\n",
+    "agents/assistant.yaml": """\
+name: assistant
+options:
+  instructions: You help the customers of a small shop.
+tools:
+  names: [check_stock]
+""",
+    "tools/stock.py": '''\
+from typing import Annotated
+
+from pawl.tools import Category, EffectClass, ToolError, tool
+
+STOCK = {{"mug": 12, "teapot": 3}}
+
+
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+def check_stock(item: Annotated[str, "singular, for example mug"]) -> dict[str, int]:
+    """Look up how many items are in stock."""
+    if item not in STOCK:
+        raise ToolError(f"There is no item {{item}}. Known items: {{', '.join(STOCK)}}.")
+    return {{"in_stock": STOCK[item]}}
+''',
+    ".gitignore": ".pawl/\n__pycache__/\n",
+}
+
+Folder = Annotated[Path, typer.Argument(help="Folder of the product.", show_default="the current folder")]
+
+
+def init(folder: Folder = Path()) -> None:
+    """Create the folder of a small product: an agent and a tool.
+
+    Existing files are never changed.
+    """
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.absolute().name)[:64] or "product"
+    try:
+        if taken := [path for path in _PRODUCT if (folder / path).exists()]:
+            raise CommandError(f"{folder / taken[0]} already exists. Choose another folder.")
+        for path, text in _PRODUCT.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text.format(name=name), encoding="utf-8")
+            print(folder / path)
+    except OSError as error:
+        raise typer.Exit(fail(CommandError(f"{error.filename} cannot be written: {error.strerror}."), [])) from None
+    except CommandError as error:
+        raise typer.Exit(fail(error, [])) from None
+    print(f"Start it with `pawl dev{'' if folder == Path() else f' {folder}'}`.")
+
+
+def dev(
+    context: typer.Context,
+    folder: Folder = Path(),
+    *,
+    port: Annotated[list[str] | None, typer.Option(help="name=number, as in `pawl up`. Repeatable.")] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the console.")] = False,
+) -> None:
+    """Start the suite with a product's folder, and follow its changes.
+
+    The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
+    Python tools in the subfolder tools. When a file changes, its tools or
+    resources are reloaded, and errors are printed.
+    """
+    given: Flags = context.obj
+    try:
+        if not (folder / SET_FILE).is_file():
+            raise CommandError(f"{folder} has no {SET_FILE}. Create a product with `pawl init`.")
+        tools = {"PAWL_TOOLS": str((folder / _TOOLS).resolve())} if (folder / _TOOLS).is_dir() else {}
+        read = read_options({**os.environ, **tools}, data=given["data"], ports=port or ())
+    except (CommandError, StartError) as error:
+        raise typer.Exit(fail(error, [])) from None
+    options = replace(read, apply=ApplyOptions(folder=folder))
+
+    async def follow(suite: Suite) -> None:
+        if not no_open:
+            _open_console(suite)
+        await _follow(suite, folder)
+
+    raise typer.Exit(run_suite(options, follow))
+
+
+async def _follow(suite: Suite, folder: Path) -> None:
+    """Reload tools and apply resources after each change of their files."""
+    seen = await asyncio.to_thread(_changes, folder)
+    applying = asyncio.create_task(apply_at_start(suite.options))
+    try:
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            found = await asyncio.to_thread(_changes, folder)
+            if found == seen:
+                continue
+            applying.cancel()
+            await asyncio.wait([applying])
+            if found[0] != seen[0]:
+                await _reload_tools(suite)
+            # Also after a change of tools, because a resource may name a new one.
+            applying = asyncio.create_task(apply_at_start(suite.options))
+            seen = found
+    finally:
+        applying.cancel()
+
+
+async def _reload_tools(suite: Suite) -> None:
+    await suite.stop_process("tool-registry")
+    try:
+        await suite.start_process("tool-registry")
+    except StartError as error:
+        print(error, file=sys.stderr, flush=True)
+    else:
+        print("Reloaded the tools.", flush=True)
+    for line in suite.broken_tools:
+        print(f"PAWL_TOOLS: {wording.clean(line)}", flush=True)
+
+
+def _changes(folder: Path) -> tuple[Mapping[Path, int], Mapping[Path, int]]:
+    """Return the change times of the files with tools, and of those with resources."""
+    tools = list((folder / _TOOLS).rglob("*.py"))
+    resources = [folder / SET_FILE, *(file for kind in KINDS for file in (folder / f"{kind}s").glob("*"))]
+    return _times(tools), _times(resources)
+
+
+def _times(files: list[Path]) -> Mapping[Path, int]:
+    found: dict[Path, int] = {}
+    for file in files:
+        try:
+            found[file] = file.stat().st_mtime_ns
+        except OSError:
+            continue  # An editor is replacing it.
+    return found
+
+
+def _open_console(suite: Suite) -> None:
+    command = (sys.executable, "-m", "pawl.cli", "--data", str(suite.options.data), "console")
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
