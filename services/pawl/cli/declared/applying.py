@@ -17,7 +17,7 @@ from pawl.cli.declared.kinds import DRAFTS, KINDS, Kind, Saved, State, reference
 from pawl.cli.declared.rules import Action, Key, Owner, Step
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
-from pawl.errors import NotFound, PawlError, Unavailable
+from pawl.errors import Conflict, NotFound, PawlError, PermissionDenied, Unavailable
 
 WARNING: Final = "  warning: "
 _DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELETE: "deleted", Action.FORGET: "deleted"}
@@ -202,7 +202,7 @@ def _text(error: PawlError) -> str:
 
 
 def _may_pass(error: PawlError) -> bool:
-    return isinstance(error, NotFound | Unavailable)
+    return isinstance(error, NotFound | Unavailable | Conflict)
 
 
 async def export(
@@ -211,7 +211,12 @@ async def export(
     """Write every resource that the caller sees as a file of a new set, and yield lines about them."""
     write(folder / files.SET_FILE, f"name: {name}\n")
     for kind, each in KINDS.items():
-        for resource, state in sorted((await each.current(target)).items()):
+        try:
+            found = await each.current(target)
+        except PermissionDenied as error:
+            yield f"{WARNING}no {kind}s are exported: {_text(error)}"
+            continue
+        for resource, state in sorted(found.items()):
             secrets = files.without_secrets(resource, state.definition)
             text = files.to_yaml(kind, state.definition)
             file = folder / f"{kind}s" / f"{_file_name(resource)}.yaml"

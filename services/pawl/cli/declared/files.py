@@ -27,7 +27,6 @@ from pawl.errors import PawlError
 SET_FILE: Final = "pawl.yaml"
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _FILE_BYTES_MAX: Final = 1024 * 1024
-_ERROR_CHARACTERS_MAX: Final = 300
 # Default values of agents' options, which are left out of the output.
 _DEFAULTS: Final = frozenset(
     {
@@ -149,10 +148,12 @@ def _documents(file: Path, types: Mapping[str, type[Any]], problems: list[str]) 
                 try:
                     asked = _asked(file, document, lines, types)
                 except (ParseError, PawlError, RecursionError) as error:
-                    text = wording.one_line(str(error).partition(" Available Fields")[0], _ERROR_CHARACTERS_MAX)
+                    text = _short(str(error).partition(" Available Fields")[0])
                     problems.append(f"{file}:{_line(lines, text)}: {text}")
                 else:
-                    problems += [f"{file}:{_at(lines, place)}: {problem}" for place, problem in _secrets(document, ())]
+                    problems += [
+                        f"{file}:{lines.get(place, lines[()])}: {problem}" for place, problem in _secrets(document, ())
+                    ]
                     yield asked
     finally:
         loader.dispose()
@@ -267,20 +268,14 @@ def _lines(node: yaml.Node, place: _Path, seen: set[int]) -> Iterator[tuple[_Pat
             yield from _lines(value, (*place, index), seen)
 
 
-def _at(lines: Mapping[_Path, int], place: _Path) -> int:
-    while place not in lines:
-        place = place[:-1]
-    return lines[place]
-
-
 def _line(lines: Mapping[_Path, int], text: str) -> int:
     words = set(re.findall(r"\w+", text))
     names = [place for place in lines if place and str(place[-1]) in words]
     return lines[max(names, key=lambda place: (len(words & {str(each) for each in place}), len(place)), default=())]
 
 
-def _short(error: Exception) -> str:
-    return wording.one_line(str(error), _ERROR_CHARACTERS_MAX)
+def _short(error: object) -> str:
+    return wording.one_line(str(error), 300)
 
 
 class _Loader(yaml.SafeLoader):
