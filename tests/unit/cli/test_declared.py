@@ -60,7 +60,7 @@ class Store:
         self.writes.append(what)
 
     async def ListAgents(self, request: Any) -> Any:
-        agents = [AgentVersion(definition=each, version=1) for each in self.agents.values()]
+        agents = [AgentVersion(definition=each, version=1, tool_names=["add"]) for each in self.agents.values()]
         return agents_pb2.ListAgentsResponse(agents=agents)
 
     async def UpdateAgent(self, request: Any) -> Any:
@@ -70,7 +70,8 @@ class Store:
         if not request.validate_only:
             self._write(f"agent {request.definition.name}")
             self.agents[request.definition.name] = request.definition
-        return agents_pb2.UpdateAgentResponse(agent=AgentVersion(definition=request.definition, version=1))
+        saved = AgentVersion(definition=request.definition, version=1, tool_names=["add"])
+        return agents_pb2.UpdateAgentResponse(agent=saved)
 
     async def DeleteAgent(self, request: Any) -> Any:
         self._write(f"-agent {request.name}")
@@ -212,6 +213,14 @@ async def test_resources_are_created_in_order_and_deleted_only_with_prune(tmp_pa
     assert set(store.agents) == {"clerk", "counter"}
     await applied(store, tmp_path, prune=True)
     assert (set(store.agents), store.schedules, len(store.owners)) == ({"counter"}, {}, 1)
+
+
+async def test_a_plan_shows_only_changes_of_the_files(tmp_path: Path) -> None:
+    store = Store()
+    await applied(store, written(tmp_path, {"agents/clerk.yaml": "name: clerk\n"}))
+    planned = await applied(store, written(tmp_path, CLERK), dry_run=True)
+    assert "  +- counter" in planned
+    assert "  -# tool: add" not in planned, "clerk cannot be validated with its new delegate yet"
 
 
 async def test_nothing_changes_if_any_file_is_invalid(tmp_path: Path) -> None:

@@ -149,7 +149,10 @@ async def _validated(
         except PawlError as error:
             problems[asked.problem(_text(error), error.metadata.get("field", ""))] = _may_pass(error)
         else:
-            valid[key] = Saved(State(asked.definition), saved.outcome) if needs else saved
+            if needs:  # What they offer is unknown, so save it again after them.
+                comments = current[key].comments if exists else ()
+                saved = Saved(State(asked.definition, comments, is_partial=True), saved.outcome)
+            valid[key] = saved
             if key.kind == "source" and saved.state != current.get(key):
                 later.add(key)  # It may add tools.
     if problems:
