@@ -106,13 +106,14 @@ async def test_declarations_of_a_user_do_not_use_up_the_limit_of_others(
 
 
 async def test_a_set_is_leased_to_one_holder(replica: Replica) -> None:
-    async def lease(holder_id: str, seconds: int) -> None:
-        await ask(replica, ADMIN, "LeaseSet", set="shop", holder_id=holder_id, lease_seconds=seconds)
+    async def lease(holder_id: str, seconds: int, caller: Principal = ADMIN) -> None:
+        await ask(replica, caller, "LeaseSet", set="shop", holder_id=holder_id, lease_seconds=seconds)
 
     await lease("one", 60)
     await lease("one", 60)
     with pytest.raises(Conflict, match="applying the set 'shop'"):
         await lease("two", 60)
+    await lease("two", 60, user("bob", "member"))  # Private, like a member's resources.
     await lease("one", 0)
     await lease("two", 60)
     with pytest.raises(InvalidField, match="at most 60, got 61"):

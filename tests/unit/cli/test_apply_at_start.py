@@ -73,6 +73,19 @@ async def test_a_warning_that_cannot_pass_is_not_retried(
     await commands.apply_at_start(options)
 
 
+async def test_two_processes_cannot_apply_a_set_at_once(monkeypatch: pytest.MonkeyPatch, options: SuiteOptions) -> None:
+    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
+        yield "clerk: unchanged"
+
+    monkeypatch.setattr(applying, "apply", apply)
+    monkeypatch.setattr(commands, "ask", AsyncMock(side_effect=Conflict("another process is applying the set")))
+    target: Any = None
+    with pytest.raises(Conflict):
+        _ = [line async for line in commands._leased(target, applying.read([options.data]))]
+    for wanted in (applying.read([options.data], dry_run=True), applying.read([options.data / "agents"])):
+        assert [line async for line in commands._leased(target, wanted)] == ["clerk: unchanged"], "it needs no lease"
+
+
 async def test_an_unexpected_error_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
 ) -> None:

@@ -103,8 +103,8 @@ class DeclarationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseSet(self, request, context):
-        """Leases a set to one holder, so that only one of several replicas applies it. The holder renews its lease by
-        repeating the request. Requires the admin role.
+        """Leases a set to one holder, so that only one of the caller's processes applies it. The holder renews its lease
+        by repeating the request. Leases are private to the caller.
 
         Errors:
         - ABORTED / CONFLICT: Another holder has the lease.

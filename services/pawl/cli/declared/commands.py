@@ -59,7 +59,7 @@ async def apply(
     Nothing changes if any file is invalid.
     """
     wanted = applying.read(file, adopt=adopt, prune=prune, dry_run=dry_run, drafts=draft)
-    async for line in applying.apply(target, wanted):
+    async for line in _leased(target, wanted):
         say(console, wording.clean(line))
 
 
@@ -96,7 +96,7 @@ async def apply_at_start(options: SuiteOptions, *, prefix: str = "PAWL_APPLY: ")
 
 async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIterator[str]:
     """Apply a set, and yield the lines to print. Retries while the suite lacks what the files name."""
-    clock, holder_id = asyncio.get_running_loop().time, secrets.token_hex(8)
+    clock = asyncio.get_running_loop().time
     end = clock() + WAIT_SECONDS
     while True:
         problem, may_pass = "", False
@@ -105,7 +105,7 @@ async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIte
             if not wanted.name:
                 raise CommandError(f"{asked.folder} has no pawl.yaml")
             async with AsyncClient(data=options.data, store=asked.store, user=asked.user) as target:
-                async for line in _leased(target, wanted, holder_id):
+                async for line in _leased(target, wanted):
                     yield line
                     may_pass = may_pass or line.endswith(NO_TOOL)
         except ApplyError as error:
@@ -122,12 +122,13 @@ async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIte
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _leased(target: AsyncClient, wanted: FileSet, holder_id: str) -> AsyncIterator[str]:
-    """Apply a set while this process has its lease.
+async def _leased(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
+    """Apply files while this process has the lease of their set, which they need only to change resources.
 
     Raises:
         Conflict: Another process has the lease.
     """
+    holder_id = secrets.token_hex(8)
 
     async def lease(seconds: int) -> None:
         await ask(target, declaration_pb2.LeaseSetRequest(set=wanted.name, holder_id=holder_id, lease_seconds=seconds))
@@ -138,6 +139,10 @@ async def _leased(target: AsyncClient, wanted: FileSet, holder_id: str) -> Async
             with suppress(PawlError):
                 await lease(_LEASE_SECONDS)
 
+    if not wanted.name or wanted.dry_run:
+        async for line in applying.apply(target, wanted):
+            yield line
+        return
     await lease(_LEASE_SECONDS)
     renewing = asyncio.create_task(renew())
     try:
