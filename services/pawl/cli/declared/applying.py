@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError
 from itertools import chain, count
 from pathlib import Path
 from typing import Final
@@ -75,8 +76,9 @@ def read(
     asked = {each.key: each for each in found}
     try:
         order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
-    except rules.DelegationCycle as error:
-        raise CommandError(f"The agents {error} delegate to each other in a cycle. Remove one delegation.") from None
+    except CycleError as error:
+        names = ", ".join(each.name for each in error.args[1])
+        raise CommandError(f"The agents {names} delegate to each other in a cycle. Remove one delegation.") from None
     return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
 
 
@@ -212,7 +214,8 @@ def _may_pass(error: PawlError) -> bool:
 
 async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[str]:
     """Write every resource that the caller sees as a file of a new set, and yield lines about them."""
-    _write(folder / files.SET_FILE, f"name: {name}\n")
+    file = _write(folder / files.SET_FILE, f"name: {name}\n")
+    yield f"set {name}: {file}"
     for kind, each in KINDS.items():
         try:
             found = await each.current(target)

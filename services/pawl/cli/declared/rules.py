@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from typing import Final, NamedTuple
 
 # In dependency order: an agent may use a source's tools, a rule may name an agent, and so on.
@@ -48,23 +48,15 @@ class Step:
     claims: bool
 
 
-class DelegationCycle(Exception):
-    """Resources refer to each other in a cycle."""
-
-
 def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
     """Sort resources so that each follows those that it refers to.
 
     Raises:
-        DelegationCycle: There is no such order. The argument lists the names in the cycle.
+        graphlib.CycleError: Agents delegate to each other in a cycle, which is the second argument.
     """
     keys = sorted(references, key=lambda key: KINDS.index(key.kind))
-    try:
-        return list(
-            TopologicalSorter({key: [each for each in keys if each in references[key]] for key in keys}).static_order()
-        )
-    except CycleError as error:
-        raise DelegationCycle(", ".join(each.name for each in error.args[1])) from None
+    graph = {key: [each for each in keys if each in references[key]] for key in keys}
+    return list(TopologicalSorter(graph).static_order())
 
 
 def refusal(key: Key, owner: Owner | None, set_name: str, *, exists: bool, adopts: bool) -> str:
