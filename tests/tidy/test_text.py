@@ -48,6 +48,13 @@ def test_links_of_every_page_resolve() -> None:
     assert [f"{tree.name(page)}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
+def test_documents_link_to_no_source_file() -> None:
+    """Such links are dead on the site, and `make docs` refuses them."""
+    pages = [page for page in tree.files(".md") if page.is_relative_to(tree.ROOT / "docs")]
+    links = [(page, link) for page in pages for link in LINK.findall(page.read_text(encoding="utf-8"))]
+    assert [f"{tree.name(page)}: {link}" for page, link in links if link.endswith(".py")] == []
+
+
 MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 

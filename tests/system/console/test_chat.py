@@ -47,6 +47,7 @@ async def test_refused_edit_is_reported_next_to_its_field_and_can_be_corrected(o
     await field.fill("bob@example.com")
     await card.get_by_role("button", name="Approve with edits").click()
     await done(page)
+    await page.locator(".card.good summary").click()
     await expect(page.locator(".card.good")).to_contain_text("bob@")
 
 
@@ -156,6 +157,24 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
         await expect(each.get_by_role("status").filter(has_text="hold_once")).to_have_count(0)
     assert {*calls} <= {"stream", "GetRun"}, "GetRun marks a run as seen"
     await expect(page.get_by_label("Your message")).to_have_value("half a sent")
+
+
+async def test_turns_of_jobs_appear_once_although_services_crash(
+    open_page: NewPage, suite: Suite, tmp_path: Path
+) -> None:
+    page = await open_page(user="survivor")
+    for number, service in enumerate(("gateway", "agent-loop"), 1):
+        await say(page, background(tmp_path / service))
+        await done(page, 2 * number - 1)
+        suite.kill(service)
+        (tmp_path / f"{service}.go").touch()
+        await done(page, 2 * number)
+        await suite.wait_ready(service)
+    reports = page.locator(".turn", has_text="has ended, completed: finished.")
+    await expect(reports).to_have_count(2)
+    await page.reload()
+    await done(page, 4)
+    await expect(reports).to_have_count(2)
 
 
 async def test_approval_of_a_job_is_decided_in_its_conversation(open_page: NewPage) -> None:
