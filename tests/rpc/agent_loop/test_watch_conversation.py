@@ -16,7 +16,9 @@ from pawl.agent.v1 import agent_pb2, jobs_pb2
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent_loop.api.feed import BEHIND_EVENTS_MAX
 from pawl.agent_loop.conversations import watch
+from pawl.agent_loop.conversations.cursor import Cursor
 from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.ids import ConversationId, RunId
 from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
@@ -204,6 +206,37 @@ async def test_reconnected_stream_continues_after_its_cursor(
         of_run = [seq for run_id, seq in again.seen.events if run_id == "run_1"]
         assert of_run == list(range(1, 8))
         assert again.seen.numbers == [1]
+
+
+async def test_run_that_starts_and_ends_between_two_streams_is_streamed_too(
+    follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, clock: ManualClock
+) -> None:
+    await ledger.finish()
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+    await clock.advance(1)
+    started = await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text="Hello"), metadata=ME)
+    run_id = started.run.run_id
+    await ledger.finish(run_id)
+    await clock.advance(1)
+    async with follow(after=stream.seen) as again:
+        await again.until(lambda seen: run_id in seen.runs)
+        last_seq = again.seen.runs[run_id].last_seq
+        await again.until(lambda seen: seen.events[-1:] == [(run_id, last_seq)] or seen.heartbeats)
+        assert [seq for of, seq in again.seen.events if of == run_id] == list(range(1, last_seq + 1))
+
+
+async def test_events_of_a_run_continue_long_after_its_end(
+    follow: Any, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    await ledger.append(count=3)
+    await ledger.finish()
+    await clock.advance(60)
+    now = Cursor(microseconds=int(clock.now() * 1e6), run_id=RunId("run_1"), seq=2)
+    async with follow(cursor=now.encode(CALLER, ConversationId("conv_1"))) as stream:
+        last_seq = ledger.last_seq()
+        await stream.until(lambda seen: seen.events[-1:] == [("run_1", last_seq)] or seen.heartbeats)
+        assert stream.seen.events == [("run_1", seq) for seq in range(3, last_seq + 1)]
 
 
 async def test_run_that_rests_is_followed_again_when_it_continues(follow: Any, ledger: PlayedLedger) -> None:

@@ -90,11 +90,17 @@ export class Pawl extends Transport {
       leaves = [];
       for (const each of all) each();
     };
-    // The stream has no events of runs that ended before it saw them.
+    // The stream may have no events of a run that had ended when it first saw it. Both may also have them.
     const readLogs = (runs: pb.RunJson[]): void => {
       for (const run of runs.filter((each) => isEnded(each) && !each.parentRunId && !view.logs[each.runId ?? ""])) {
         view = { ...view, logs: withLog(view.logs, emptyView(run)) };
-        leaves.push(this.watchRun(run.runId ?? "", (log, events) => onChange((view = { ...view, logs: withLog(view.logs, log) }), events)));
+        const read = (log: RunView, events: pb.RunEventJson[]): void => {
+          const { seq } = view.logs[run.runId ?? ""] ?? log;
+          if (log.seq <= seq) return;
+          view = { ...view, logs: withLog(view.logs, log) };
+          onChange(view, events.filter((event) => Number(event.seq) > seq));
+        };
+        leaves.push(this.watchRun(run.runId ?? "", read));
       }
     };
     const readPast = async (before: unknown): Promise<void> => {

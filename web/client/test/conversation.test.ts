@@ -58,6 +58,21 @@ it("reads the logs of runs that ended before", async () => {
   expect(asked[3].subscriptions.s1.request).toEqual({ runId: "r1", afterSeq: "0" });
 });
 
+it("passes each event once if the stream has those of a run that ended before, too", async () => {
+  const run = { runId: "r1", state: "RUN_STATE_COMPLETED" as const };
+  const events = ["a", "b", "c"].map((text, index) => ({ runId: "r1", seq: String(index + 1), outputDelta: { round: 1, text } }));
+  const log = [1, 3].map((count) => RESPONSE({ events: events.slice(count - 1, count) }, "s1")).join("");
+  const { pawl } = client(RESPONSE({ cursor: "1", items: [{ run }] }) + RESPONSE({ cursor: "2", events: events.slice(0, 2) }), log, OPEN());
+  const [passed, texts] = [[] as (string | undefined)[], [] as (string | undefined)[]];
+  pawl.follow("c", (view, fresh) => {
+    passed.push(...fresh.map(({ seq }) => seq));
+    texts.push(view.logs["r1"]?.rounds[0]?.text);
+  });
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(passed).toEqual(["1", "2", "3"]);
+  expect(texts.filter(Boolean)[0]).toBe("ab");
+});
+
 it.each([1, 2])("asks for nothing and changes nothing once it was left, at change %s", async (at) => {
   const run = { runId: "r", state: "RUN_STATE_FAILED" as const };
   const { pawl, asked } = client(RESPONSE({ cursor: "1", caughtUp: true }), { runs: [run] }, {}, OPEN());

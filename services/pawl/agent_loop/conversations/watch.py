@@ -181,7 +181,7 @@ class _Stream:
         self._woken = asyncio.Event()
         self._has_changed = False
         self._read_at = 0.0
-        # Time of the first read, by the database's clock.
+        # Time of the cursor or else of the first read, by the database's clock.
         self._start_microseconds = 0
         self._conversation = 0
         self._sent: dict[RunId, _Sent] = {}
@@ -248,7 +248,10 @@ class _Stream:
         last_number = found.conversation.last_message_number
         if is_first and last_number < self._cursor.number:
             raise SeqBeyondEnd(last_seq=last_number)
-        self._start_microseconds = self._start_microseconds or found.time.ToMicroseconds()
+        self._start_microseconds = self._start_microseconds or self._cursor.microseconds or found.time.ToMicroseconds()
+        if is_first and self._cursor.run_id and self._cursor.run_id not in found.run_ids:
+            # It may have ended long ago, before the client had all its events.
+            found.run_ids.insert(0, self._cursor.run_id)
         # Before the runs are read, so that none of their later changes is missed.
         self._around.show(self, set(map(ConversationId, found.conversation_ids)))
         async with aclosing(self._pages(found)) as pages:
@@ -338,7 +341,8 @@ class _Stream:
         if run.conversation_id != self._conversation_id or RunState(run.state) is RunState.QUEUED:
             return False
         if sent is None:
-            return run.create_time.ToMicroseconds() > self._start_microseconds
+            began = run.start_time if run.HasField("start_time") else run.create_time
+            return began.ToMicroseconds() > self._start_microseconds
         return sent.state == RunState.QUEUED
 
     def _follow(self, run_id: RunId, run: Run) -> None:
