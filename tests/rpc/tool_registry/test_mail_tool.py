@@ -121,6 +121,9 @@ async def test_invalid_mail_is_refused_and_nothing_is_sent(office: Office) -> No
         ({"attachments": ["reprt.csv"]}, "there is no document 'reprt.csv'; did you mean 'report.csv'?"),
         ({"attachments": large}, f"over the limit of {ATTACHMENTS_BYTES_MAX} bytes; nothing was sent"),
         ({"attachments": [hostile]}, "its name must not contain =?"),
+        ({"subject": "a\u2028Bcc: eve@example.com"}, "the subject must be one line"),
+        ({"subject": "a\x85Bcc: eve@example.com"}, "the subject must be one line"),
+        ({"to": ["a@example.com%0aeve@example.com"]}, "is not an e-mail address"),
     ]:
         assert error in (await office.send(**changes))["error"]
     unfit: list[dict[str, Any]] = [{"to": many}, {"attachments": ["report.csv"] * 11}, {"html": "x" * 200_001}]
