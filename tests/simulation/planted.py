@@ -264,7 +264,7 @@ OF_JOBS = (
         text="and grant.uses < grant.series.iterations_max",
         instead="",
         checker="series_stay_within_their_grant",
-        seed=23,
+        seed=21,
         also=(
             (
                 "pawl.agent_loop.loop.rules.job_program",
@@ -452,7 +452,7 @@ OF_JOBS = (
         text="fired_time=now, is_armed=False",
         instead="fired_time=now, is_armed=True",
         checker="monitors_fire_on_edges",
-        seed=23,
+        seed=25,
     ),
     Mutant(
         name="monitors_forget_their_pause",

@@ -184,7 +184,7 @@ OF_RUNS = (
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker="one_front_end_result",
-        seed=13,
+        seed=26,
         seeds=400,
     ),
     Mutant(

@@ -126,7 +126,7 @@ OF_OUTAGES = (
         text="        return self._dependencies.clock.monotonic() - self._active_from\n",
         instead="        return self._now() - self._active_from\n",
         checker="time_limits_use_real_time",
-        seed=13,
+        seed=140,
         also=(
             (
                 _DRIVE,

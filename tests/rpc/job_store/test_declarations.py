@@ -51,7 +51,7 @@ async def test_of_two_concurrent_changes_one_gets_a_conflict_with_the_name(repli
     (refused,) = (each for each in done if isinstance(each, BaseException))
     (kept,) = (each for each in done if not isinstance(each, BaseException))
     assert isinstance(refused, Conflict)
-    assert f"the agent 'clerk' was changed by {kept.update_user_id} since you read version 1" in refused.message
+    assert f"the agent 'clerk' was changed by {kept.update_user_id}, so version 1 is outdated" in refused.message
     assert await listed(replica, ADMIN) == [("agent", "clerk", kept.set, 2)]
     for version in (0, 1, 3):
         with pytest.raises(Conflict):

@@ -173,6 +173,8 @@ class JobVerbs(Target):
 
         Raises:
             ConversationNotFound, ConversationErased, Unauthenticated: Also later, if you may no longer read it.
+            SeqBeyondEnd: Pawl was restored from a backup. Discard what you have, and start without `after`.
+            InvalidField: `after` is not a cursor of this conversation and user.
         """
 
         def open_stream() -> Any:

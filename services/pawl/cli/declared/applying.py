@@ -113,7 +113,7 @@ async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
         for line in _lines(step, saved, current.get(step.key), DRAFT if wanted.drafts else ""):
             yield line
     if of_set and not wanted.prunes:
-        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; --prune deletes them"
+        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; use --prune to delete"
 
 
 async def read_owners(target: AsyncClient) -> Mapping[Key, Owner]:

@@ -80,9 +80,9 @@ class PostgresDeclarations(DatabaseAdapter):
 
     async def _conflict(self, store_id: StoreId, owner_id: str, asked: Declaration) -> Conflict:
         found = await self._database.fetchrow(_GET, store_id, owner_id, asked.kind, asked.name)
-        state = "has no declaration any more" if found is None else f"was changed by {found['update_user_id']}"
+        state = "has no declaration" if found is None else f"was changed by {found['update_user_id']}"
         return Conflict(
-            f"the {asked.kind} {asked.name!r} {state} since you read version {asked.version}: read it again",
+            f"the {asked.kind} {asked.name!r} {state}, so version {asked.version} is outdated: read it again",
             kind=asked.kind,
             name=asked.name,
         )
