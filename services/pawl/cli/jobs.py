@@ -68,10 +68,14 @@ def state_text(job: jobs_pb2.BackgroundJob) -> str:
     if job.waiting.reason == waiting_pb2.WAIT_REASON_PAUSED:
         return "paused"
     by_user = " by its user" if job.stop_cause == run_pb2.STOP_CAUSE_USER else ""
-    return f"{wording.state_name(job.state)}{by_user or wording.STOPPED_BY.get(job.stop_cause, '')}"
+    is_stopping = job.state == run_pb2.RUN_STATE_CANCELLING
+    state = "being stopped" if is_stopping else wording.state_name(job.state)
+    return f"{state}{by_user or wording.STOPPED_BY.get(job.stop_cause, '')}"
 
 
 def progress_text(job: jobs_pb2.BackgroundJob) -> str:
+    if job.definition.iterations_max == 1:
+        return wording.progress_text(job.progress)
     failed = f" ({job.failures} failed)" if job.failures else ""
     missed = f", {job.missed_iterations} missed" if job.missed_iterations else ""
     shown = f": {wording.progress_text(job.progress)}" if job.HasField("progress") else ""
@@ -82,7 +86,7 @@ COLUMNS: Final[Columns] = {
     "job": "job_id",
     "state": state_text,
     "tool": "definition.tool_name",
-    "done": progress_text,
+    "progress": progress_text,
     "next": "next_time",
     "expected end": "expected_end_time",
     "last result": lambda job: wording.one_line(job.last_result, 60),
@@ -211,7 +215,7 @@ async def resume(target: AsyncClient, console: Console, job_ids: JobIds) -> None
 def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
     return [
         f"{job.job_id}: {state_text(job)}",
-        f"done: {progress_text(job)}",
+        *([f"progress: {progress}"] if (progress := progress_text(job)) else []),
         *wording.described(job, only=_SHOWN),
         *(
             f"decide with: pawl approve {call.run_id} {call.call_id}"
@@ -224,5 +228,5 @@ def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
 def paused_text(job: jobs_pb2.BackgroundJob, *, resumed: bool = False) -> str:
     now = "continues" if resumed else f"is paused. Resume it with: pawl jobs resume {job.job_id}"
     if not (resumed or job.definition.interval_seconds):
-        now = f"runs only once, and finishes if it has started. Stop it with: pawl jobs stop {job.job_id}"
+        now = f"is a single call, which is not paused once it has started. Stop it with: pawl jobs stop {job.job_id}"
     return f"{wording.job_name(job)} {now}"

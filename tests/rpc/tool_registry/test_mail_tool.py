@@ -116,12 +116,16 @@ async def test_invalid_mail_is_refused_and_nothing_is_sent(office: Office) -> No
     await office.put(hostile, "x")
     await office.put("report.csv", "x")
     large = [f"large{number}" for number in range(ATTACHMENTS_BYTES_MAX // whole + 1)]
-    for changes, error in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"to": many[:1], "cc": many[1:]}, f"at most {RECIPIENTS_MAX} recipients, got {RECIPIENTS_MAX + 1}"),
         ({"attachments": ["reprt.csv"]}, "there is no document 'reprt.csv'; did you mean 'report.csv'?"),
         ({"attachments": large}, f"over the limit of {ATTACHMENTS_BYTES_MAX} bytes; nothing was sent"),
         ({"attachments": [hostile]}, "its name must not contain =?"),
-    ]:
+        ({"subject": "a\u2028Bcc: eve@example.com"}, "the subject must be one line"),
+        ({"subject": "a\x85Bcc: eve@example.com"}, "the subject must be one line"),
+        ({"to": ["a@example.com%0aeve@example.com"]}, "is not an e-mail address"),
+    ]
+    for changes, error in refused:
         assert error in (await office.send(**changes))["error"]
     unfit: list[dict[str, Any]] = [{"to": many}, {"attachments": ["report.csv"] * 11}, {"html": "x" * 200_001}]
     for each in unfit:

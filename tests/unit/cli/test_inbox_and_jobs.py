@@ -213,7 +213,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
     output = "\n".join(job_lines(job))
     for part in (
         "run_2: waiting",
-        "done: 3 of 5 (1 failed)",
+        "progress: 3 of 5 (1 failed)",
         "interval seconds: 60",
         "It is waiting for an approval of probe.",
         "parent run id: run_1",
@@ -227,7 +227,11 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
     assert "run_2: paused" in job_lines(job)
     assert paused_text(job) == "run_2 (probe) is paused. Resume it with: pawl jobs resume run_2"
     once = jobs_pb2.BackgroundJob(job_id="run_3")
-    assert "runs only once" in paused_text(once)
+    once.definition.iterations_max = once.iterations = once.failures = 1
+    assert "is a single call" in paused_text(once)
+    once.progress.CopyFrom(run_pb2.JobProgress(fraction=0.996, message="page 9"))
+    once.state, once.stop_cause = run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_USER
+    assert job_lines(once)[:2] == ["run_3: being stopped by its user", "progress: 99% page 9"]
     assert not any("last result" in line for line in job_lines(once))
     job.ClearField("waiting")
     job.state, job.stop_cause = run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_USER

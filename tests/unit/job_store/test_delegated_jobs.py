@@ -178,6 +178,24 @@ def test_a_run_that_ended_before_its_agent_receives_nothing() -> None:
     assert [each.run_id for each in desk.enter(root)] == [job]
 
 
+@pytest.mark.parametrize("is_below_job", [True, False])
+def test_a_job_that_starts_below_a_cancelled_run_is_cancelled_and_reports_nothing(*, is_below_job: bool) -> None:
+    """I12: the cancellation reaches the runs below only with the next step of each run above."""
+    desk = Desk()
+    root = desk.start_run()
+    stopped = desk.take(desk.start_job(root)) if is_below_job else root
+    low = desk.delegate(stopped) if is_below_job else desk.delegate(desk.delegate(stopped))
+    early = desk.start_job(low)
+    desk.cancel(stopped)
+    late = desk.start_job(low)
+    assert (desk.run(late).state, desk.run(late).stop_cause) == (RunState.CANCELLED, StopCause.PARENT)
+    assert desk.run(early).state is RunState.QUEUED
+    assert ([each.run_id for each in desk.background.open_jobs if each.run_id == late], desk.background.notices) == (
+        [],
+        (),
+    )
+
+
 def test_the_end_of_a_delegated_run_names_its_open_jobs() -> None:
     desk = Desk()
     root = desk.start_run()

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pawl.chassis.process.tasks import kept
 from pawl.tool_registry.builtin.files import processing, tally
 from pawl.tool_registry.builtin.files.processing import Lines
+from pawl.tool_registry.builtin.files.staging import StagedFile
 from pawl.tool_registry.builtin.files.tally import Query, Tally
 from pawl.tools import ToolCancelled, ToolContext, ToolError
 from pawl.tools.sdk.context import Superseded
@@ -32,7 +33,8 @@ from tests.unit.tool_registry.test_file_folders import Desk
 SALES = 'region,amount,note\nnorth,10.10,"a, b"\nsouth,2,\nnorth,0.2,"two\nlines"\neast,none,x\n\nnorth\n'
 _CELLS = st.one_of(
     st.sampled_from(["", "a", "b", "ü", '"', "x,y", "two\nlines", " 5 ", "-1.5", "1e3", "1e400", "nan", "_1", "0.1"]),
-    st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=3),
+    st.just("a\rb"),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3),
 )
 _ROWS = st.lists(st.lists(_CELLS, min_size=3, max_size=3), max_size=12)
 _COLUMNS = st.lists(st.sampled_from(["one", "two", "three"]), max_size=3)
@@ -65,7 +67,7 @@ def staged(desk: Desk) -> list[str]:
 
 def as_csv(rows: Sequence[Sequence[str]]) -> str:
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text).writerows(rows)
     return text.getvalue()
 
 
@@ -166,8 +168,39 @@ def killed_at_each_checkpoint(desk: Desk, name: str, arguments: dict[str, Any]) 
             returned = desk.tools[name].bind(arguments, context)()
             return getattr(returned, "value", returned)
         except Superseded:
-            assert len(saved) < 3 or saved[-1]["offset"] > saved[-2]["offset"]
+            assert None in saved[-2:] or saved[-1]["offset"] > saved[-2]["offset"]
     raise AssertionError("the call never ended")
+
+
+def test_a_call_that_dies_after_its_groups_are_written_starts_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 600)
+    rows = (f"g{number % 7},{number % 10},{number % 3},{number % 4},{number % 6}\n" for number in range(100))
+    put(desk, "in.csv", "g,a,b,c,d\n" + "".join(rows))
+    arguments: dict[str, Any] = {
+        "path": "in.csv",
+        "group_by": ["g"],
+        "measures": ["a", "b", "c", "d"],
+        "output_path": "out.csv",
+    }
+    expected = desk("process_file", **arguments | {"output_path": "same.csv"}).value
+    real, deaths = StagedFile.sha256, iter([Superseded("the process has died")])
+
+    def sha256(file: StagedFile) -> str:
+        for death in deaths:
+            raise death
+        return real(file)
+
+    monkeypatch.setattr(StagedFile, "sha256", sha256)
+    assert killed_at_each_checkpoint(desk, "process_file", arguments) == expected | {"output_path": "out.csv"}
+
+
+def test_a_header_may_have_line_breaks_and_separators_in_quotes(desk: Desk) -> None:
+    put(desk, "in.csv", '"a, b, c";"full\nname";age\ny;x;1\n' + f";{'z' * 200_000};2\n")
+    found = desk("process_file", path="in.csv", columns=["age", "a, b, c"], output_path="out.csv").value
+    assert (found["rows"], found["sample"]) == (2, ["1,y", "2,"])
+    assert (desk.folder / "acme/out.csv").read_bytes() == b"age;a, b, c\n1;y\n2;\n"
 
 
 def test_a_csv_file_is_summarised(desk: Desk) -> None:
@@ -220,7 +253,8 @@ def test_a_repeated_call_returns_the_first_outcome(desk: Desk) -> None:
         ({"path": "in.csv", "pattern": "a{1000}{1000}"}, "too large"),
         ({"path": "binary"}, "not UTF-8 text: see byte 2"),
         ({"path": "long"}, "longer than"),
-        ({"path": "quote.csv", "columns": ["a"]}, "cannot be read: field larger"),
+        ({"path": "quote.csv", "columns": ["a"]}, "longer than"),
+        ({"path": "break.csv", "columns": ["a"]}, "the CSV row after row 1 cannot be read: new-line character"),
         ({"path": "row.csv", "columns": ["a"]}, "longer than"),
         ({"path": "empty", "columns": ["a"]}, "no column 'a'"),
         ({"path": "many.csv", "group_by": ["a"]}, "more than 3 groups"),
@@ -236,7 +270,8 @@ def test_bad_input_is_refused_with_a_reason_and_leaves_nothing(
     put(desk, "empty", "")
     put(desk, "binary", b"a\n\xff\n")
     put(desk, "long", b"a" * 400_000)
-    put(desk, "quote.csv", 'a,b\n"' + "x\n" * 100_000)
+    put(desk, "quote.csv", 'a,b\n"' + "x\n" * 200_000)
+    put(desk, "break.csv", "a,b\n1,2\n3,x\ry\n")
     put(desk, "row.csv", "a,b\n" + ('"x","' + "y\n" * 50_000) + ('","' + "y\n" * 50_000) * 5)
     put(desk, "many.csv", "a\n1\n2\n3\n4\n")
     before = sorted(path for path in desk.folder.rglob("*") if ".state" not in str(path))

@@ -112,12 +112,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         notified = (RunKey(store_id, each.run_id) for each in self.entered)
         shared = (RunKey(store_id, self.budget_run_id),) if self.budget_run_id else ()
         needs_others = self.consumed or self.entered or started or cancelled or shared
+        starts_job = (self.run,) if any(each.is_job for each in self.delegations) else ()
         is_alone = self.lease is LeaseAction.KEEP and not (needs_others or self.tells_iteration)
         return RowKeys(
             step=self.run if is_alone else None,
             runs=(self.run, *shared, *started, *cancelled, *notified),
-            conversations_of=(self.run,) if self.messages or any(each.is_job for each in self.delegations) else (),
-            ends=(self.run, *cancelled) if may_end or self.tells_iteration else cancelled,
+            conversations_of=(self.run,) if self.messages or starts_job else (),
+            ends=(self.run, *cancelled) if may_end or self.tells_iteration or starts_job else cancelled,
             calls_of=(self.run,) if may_end else (),
             calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
             commands_of=(self.run, *cancelled),

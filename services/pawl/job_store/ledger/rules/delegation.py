@@ -16,7 +16,7 @@ from pawl.job_store.ledger.rules import jobs, stop, turn
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
-from pawl.values import CallState, StopCause
+from pawl.values import CallState, RunState, StopCause
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     """Create the child run for the parent's user, with the parent's credential, in a conversation of its own.
 
-    Workers may claim it immediately.
+    Workers may claim it immediately. A job is CANCELLED at its start if a run above `parent` is being stopped, whose
+    cancellation has not reached `parent` yet.
 
     Raises:
         IllegalTransition: The run already exists, the user has too many open jobs, or the conversation to report to was
@@ -82,7 +83,12 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
     )
-    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
+    above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
+    is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)
+    run = replace(run, silent=run.silent or is_late)
+    run = turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
+    if is_late:
+        stop.request(unit, run, StopCause.PARENT)
 
 
 def own_conversation(

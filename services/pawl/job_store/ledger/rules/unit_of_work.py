@@ -121,8 +121,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
       have notices for it, and the runs that its delegated jobs report to.
     - A run that `conversations_of` or `ends` names comes also with the conversation that it, or its jobs, report to.
     - A request that created a conversation comes with that conversation.
-    - `ends` names runs that may end. They come with their conversation, the next queued run, the call that they
-      execute, and the run that made this call.
+    - `ends` names runs that may end or start a job. They come with their conversation, the next queued run, the call
+      that they execute, and all runs above them.
     - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
       runs.
     - `stopped` adds all queued runs of conversations that `conversations` also names, if they belong to the given user.

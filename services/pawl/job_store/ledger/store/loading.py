@@ -75,17 +75,17 @@ ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
 
-# Includes some of the runs' parents.
+# Includes all runs above some of the runs.
 _RUNS_AND_CALLERS: Final = f"""
 SELECT {tables.RUNS.names} FROM job_store.runs AS r
 JOIN (
     SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id
     UNION
     SELECT c.* FROM unnest($3::text[], $4::text[]) AS k (store_id, run_id) CROSS JOIN LATERAL (
-        SELECT store_id, parent_run_id FROM job_store.runs
+        SELECT store_id, unnest(parent_run_id || string_to_array(agents_above, ',')) AS run_id FROM job_store.runs
         WHERE store_id = k.store_id AND run_id = k.run_id OFFSET 0
     ) AS c
-    WHERE c.parent_run_id <> ''
+    WHERE c.run_id <> ''
 ) AS k USING (store_id, run_id)
 ORDER BY store_id, run_id
 FOR UPDATE OF r

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -22,8 +25,11 @@ GROUPS_SHOWN: Final = 50
 COLUMNS_SHOWN: Final = 100
 COLUMNS_MAX: Final = 1000
 _SEPARATORS: Final = ",;\t|"
+_QUOTED: Final = re.compile('"[^"]*"?')
 # Between pieces, other threads of the process get the interpreter.
 _PAUSE_SECONDS: Final = 0.001
+
+csv.field_size_limit(ROW_BYTES_MAX)
 
 
 class Lines:
@@ -103,7 +109,9 @@ class Processing:
         """
         offset = self._resume()
         lines = Lines(self._source, offset, self._on_piece)
-        writer = csv.writer(self._buffer, delimiter=self._separator, lineterminator="\n")
+        # With "\n" as its line terminator, csv does not quote cells that contain "\r".
+        target: Any = SimpleNamespace(write=lambda row: self._buffer.write(row[:-2] + "\n"))
+        writer = csv.writer(target, delimiter=self._separator)
         if self._writes_rows and self._query.is_csv and offset == self._data_offset:
             writer.writerow(self.tally.columns)
         try:
@@ -120,15 +128,25 @@ class Processing:
                 if lines.is_at_edge and lines.offset - self._saved_offset >= CHECKPOINT_BYTES:
                     self._checkpoint(lines.offset)
         except csv.Error as error:
-            raise ToolError(f"a CSV row after byte {lines.offset} cannot be read: {error}") from None
+            raise ToolError(f"the CSV row after row {self.tally.rows} cannot be read: {error}") from None
         return self._summary(writer)
 
     def _header(self) -> list[str]:
-        first = next(iter(Lines(self._source, 0, lambda _: None)), "")
-        self._data_offset = len(first.encode())
-        first = first.removeprefix("\ufeff").rstrip("\r\n")
-        self._separator = max(_SEPARATORS, key=first.count)
-        header = next(csv.reader([first], delimiter=self._separator), [])
+        lines = iter(Lines(self._source, 0, lambda _: None))
+        first = next(lines, "")
+        self._separator = max(_SEPARATORS, key=_QUOTED.sub("", first).count)
+        used: list[str] = []
+
+        def read() -> Iterator[str]:
+            for line in chain([first], lines):
+                used.append(line)
+                yield line.removeprefix("\ufeff")
+
+        try:
+            header = next(csv.reader(read(), delimiter=self._separator), [])
+        except csv.Error as error:
+            raise ToolError(f"the CSV header cannot be read: {error}") from None
+        self._data_offset = sum(len(line.encode()) for line in used)
         if len(header) > COLUMNS_MAX:
             raise ToolError(f"the file has {len(header)} columns, over the limit of {COLUMNS_MAX}")
         return header
@@ -193,6 +211,9 @@ class Processing:
                 "groups": [_short(group) for group in groups[:GROUPS_SHOWN]],
             }
             if self._staged is not None:
+                if self._saved_offset:
+                    # From here on, the staged file no longer contains the groups of the last checkpoint.
+                    self._context.checkpoint(None)
                 self._staged.truncate(0)
                 writer.writerow(columns)
                 writer.writerows(groups)

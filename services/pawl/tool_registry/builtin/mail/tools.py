@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import mimetypes
 import os
+import unicodedata
 from datetime import UTC, datetime
+from email.errors import MessageError
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import format_datetime
@@ -115,7 +117,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
     message["To"] = [_address(text) for text in to]
     if cc:
         message["Cc"] = [_address(text) for text in cc]
-    if any(ord(character) < ord(" ") or character == "\x7f" for character in subject):
+    if any(unicodedata.category(character) in {"Cc", "Zl", "Zp"} for character in subject):
         raise ToolError("the subject must be one line without control characters")
     if ENCODED in subject:
         raise ToolError(f"the subject must not contain {ENCODED}, which mail programs decode")
@@ -155,7 +157,7 @@ def _address(text: str) -> Address:
         raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com")
     try:
         return Address(addr_spec=plain)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, MessageError):
         raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com") from None
 
 
