@@ -74,6 +74,8 @@ def notice_text(notice: Mapping[str, Any]) -> str:
     outcome = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
     if "iteration" in notice:
         return f"{job}, iteration {notice['iteration']}: {outcome}."
+    if notice.get("state") == "CANCELLED":
+        return f"{job} has ended, stopped."
     return f"{job} has ended, {str(notice.get('state')).lower()}: {outcome}."
 
 
