@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -231,7 +232,7 @@ def _one(field: FieldDescriptor, value: Any) -> str:
 
 def progress_text(progress: event_pb2.ToolProgress | run_pb2.JobProgress) -> str:
     """Return a tool's progress: `40% two of five pages`."""
-    percent = f"{progress.fraction:.0%} " if progress.HasField("fraction") else ""
+    percent = f"{math.floor(progress.fraction * 100)}% " if progress.HasField("fraction") else ""
     return f"{percent}{one_line(progress.message)}".rstrip()
 
 

@@ -227,7 +227,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
     assert "run_2: paused" in job_lines(job)
     assert paused_text(job) == "run_2 (probe) is paused. Resume it with: pawl jobs resume run_2"
     once = jobs_pb2.BackgroundJob(job_id="run_3")
-    assert "runs only once" in paused_text(once)
+    assert "is a single call" in paused_text(once)
     assert not any("last result" in line for line in job_lines(once))
     job.ClearField("waiting")
     job.state, job.stop_cause = run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_USER
@@ -244,6 +244,8 @@ def test_stopped_job_with_one_call_shows_only_the_calls_progress() -> None:
     assert progress_text(job) == ""
     job.progress.fraction, job.progress.message = 0.01, "shelf 53 of 3600"
     assert progress_text(job) == "1% shelf 53 of 3600"
+    job.progress.fraction = 0.996
+    assert progress_text(job).startswith("99% "), "100% means that the call has ended"
 
 
 def test_reports_are_given_as_a_word_or_json_or_refused() -> None:
