@@ -22,7 +22,18 @@ from pawl.cli.failure import CommandError, explain
 from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of
 from pawl.cli.transcript import ENDED, Transcript, is_visible
 from pawl.client import AsyncClient
-from pawl.errors import ConversationNotFound, InvalidArguments, InvalidJson, PawlError
+from pawl.errors import (
+    ConversationNotFound,
+    FailedPrecondition,
+    InvalidArgument,
+    InvalidArguments,
+    InvalidJson,
+    NotFound,
+    PawlError,
+    PermissionDenied,
+    SeqBeyondEnd,
+    Unauthenticated,
+)
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.tools import Category, EffectClass, Tool, tool
 
@@ -174,7 +185,7 @@ class Chat:
 
     async def _follow(self) -> None:
         while True:
-            with suppress(PawlError):  # The session reports errors.
+            try:
                 async with aclosing(self._target.follow(self._conversation_id, self._cursor)) as changes:
                     async for change in changes:
                         self._cursor = change.cursor
@@ -185,6 +196,12 @@ class Chat:
                                 self._unattached.append(run.run_id)
                                 self._silent_turns[run.run_id] = []
                                 self._changed.set()
+            except SeqBeyondEnd:  # The suite was restored from a backup.
+                self._cursor = ""
+            except (FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unauthenticated):
+                return
+            except PawlError:
+                pass  # The session reports errors.
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _resume(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def init(folder: Folder = Path()) -> None:
 
     Existing files are never changed.
     """
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.absolute().name)[:64] or "product"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name).strip("-")[:64] or "product"
     try:
         if taken := [path for path in _PRODUCT if (folder / path).exists()]:
             raise CommandError(f"{folder / taken[0]} already exists. Choose another folder.")
@@ -74,7 +75,7 @@ def init(folder: Folder = Path()) -> None:
         raise typer.Exit(fail(CommandError(f"{error.filename} cannot be written: {error.strerror}."), [])) from None
     except CommandError as error:
         raise typer.Exit(fail(error, [])) from None
-    print(f"Start it with `pawl dev{'' if folder == Path() else f' {folder}'}`.")
+    print(f"Start it with `{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}pawl dev`.")
 
 
 def dev(
@@ -88,14 +89,20 @@ def dev(
 
     The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
     Python tools in the subfolder tools. When a file changes, its tools or
-    resources are reloaded, and errors are printed.
+    resources are reloaded, and errors are printed. Data is in the subfolder
+    .pawl, unless --data or PAWL_DATA names another folder.
     """
     given: Flags = context.obj
+    product = folder.resolve()
     try:
-        if not (folder / SET_FILE).is_file():
-            raise CommandError(f"{folder} has no {SET_FILE}. Create a product with `pawl init`.")
-        tools = {"PAWL_TOOLS": str((folder / _TOOLS).resolve())} if (folder / _TOOLS).is_dir() else {}
-        read = read_options({**os.environ, **tools}, data=given["data"], ports=port or ())
+        if not (product / SET_FILE).is_file():
+            create = "pawl init" if folder == Path() else f"pawl init {shlex.quote(str(folder))}"
+            raise CommandError(f"{product} has no {SET_FILE}. Create a product with `{create}`.")
+        (product / _TOOLS).mkdir(exist_ok=True)
+        environment = {"PAWL_DATA": str(product / ".pawl"), **os.environ, "PAWL_TOOLS": str(product / _TOOLS)}
+        read = read_options(environment, data=given["data"], ports=port or ())
+    except OSError as error:
+        raise typer.Exit(fail(CommandError(f"{error.filename} cannot be created: {error.strerror}."), [])) from None
     except (CommandError, StartError) as error:
         raise typer.Exit(fail(error, [])) from None
     options = replace(read, apply=ApplyOptions(folder=folder))
@@ -111,7 +118,7 @@ def dev(
 async def _follow(suite: Suite, folder: Path) -> None:
     """Reload tools and apply resources after each change of their files."""
     seen = await asyncio.to_thread(_changes, folder)
-    applying = asyncio.create_task(apply_at_start(suite.options))
+    applying = asyncio.create_task(apply_at_start(suite.options, prefix=""))
     try:
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -123,22 +130,24 @@ async def _follow(suite: Suite, folder: Path) -> None:
             if found[0] != seen[0]:
                 await _reload_tools(suite)
             # Also after a change of tools, because a resource may name a new one.
-            applying = asyncio.create_task(apply_at_start(suite.options))
+            applying = asyncio.create_task(apply_at_start(suite.options, prefix=""))
             seen = found
     finally:
         applying.cancel()
 
 
 async def _reload_tools(suite: Suite) -> None:
+    print("Reloading the tools; running calls are interrupted ...", flush=True)
     await suite.stop_process("tool-registry")
     try:
         await suite.start_process("tool-registry")
     except StartError as error:
         print(error, file=sys.stderr, flush=True)
-    else:
-        print("Reloaded the tools.", flush=True)
-    for line in suite.broken_tools:
-        print(f"PAWL_TOOLS: {wording.clean(line)}", flush=True)
+        return
+    broken = suite.broken_tools
+    print("Reloaded the tools, except:" if broken else "Reloaded the tools.", flush=True)
+    for line in broken:
+        print(f"  {wording.clean(line)}", flush=True)
 
 
 def _changes(folder: Path) -> tuple[Mapping[Path, int], Mapping[Path, int]]:

@@ -539,10 +539,11 @@ CREATE TABLE declarations (
 -- Which process applies a set, and until when.
 CREATE TABLE set_leases (
     store_id text COLLATE "C" NOT NULL,
+    user_id text COLLATE "C" NOT NULL,
     set_name text COLLATE "C" NOT NULL,
     holder_id text NOT NULL,
     expire_time timestamptz NOT NULL,
-    PRIMARY KEY (store_id, set_name)
+    PRIMARY KEY (store_id, user_id, set_name)
 );
 
 -- Schedules. The definition and the last fires are packed. `claim_at` is when a worker may claim the schedule: its due

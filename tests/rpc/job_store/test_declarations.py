@@ -11,9 +11,10 @@ from pawl.agent.v1.declaration_pb2 import Declaration
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
-from pawl.errors import Conflict, InvalidField, PawlError, PermissionDenied, ScheduleNotFound
+from pawl.errors import Conflict, InvalidField, PawlError, PermissionDenied, ScheduleNotFound, TooLarge
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition, WebhookSource
+from pawl.job_store.declarations import store
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import forwarded
 
@@ -51,7 +52,7 @@ async def test_of_two_concurrent_changes_one_gets_a_conflict_with_the_name(repli
     (refused,) = (each for each in done if isinstance(each, BaseException))
     (kept,) = (each for each in done if not isinstance(each, BaseException))
     assert isinstance(refused, Conflict)
-    assert f"the agent 'clerk' was changed by {kept.update_user_id} since you read version 1" in refused.message
+    assert f"the agent 'clerk' was changed by {kept.update_user_id}, so version 1 is outdated" in refused.message
     assert await listed(replica, ADMIN) == [("agent", "clerk", kept.set, 2)]
     for version in (0, 1, 3):
         with pytest.raises(Conflict):
@@ -92,14 +93,27 @@ async def test_invalid_declarations_are_refused(
         await put(replica, **fields)
 
 
+async def test_declarations_of_a_user_do_not_use_up_the_limit_of_others(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "DECLARATIONS_MAX", 1)
+    bob = user("bob")
+    await put(replica, bob, kind="channel")
+    with pytest.raises(TooLarge):
+        await put(replica, bob, kind="trigger")
+    await put(replica)
+    await put(replica, kind="channel")
+
+
 async def test_a_set_is_leased_to_one_holder(replica: Replica) -> None:
-    async def lease(holder_id: str, seconds: int) -> None:
-        await ask(replica, ADMIN, "LeaseSet", set="shop", holder_id=holder_id, lease_seconds=seconds)
+    async def lease(holder_id: str, seconds: int, caller: Principal = ADMIN) -> None:
+        await ask(replica, caller, "LeaseSet", set="shop", holder_id=holder_id, lease_seconds=seconds)
 
     await lease("one", 60)
     await lease("one", 60)
     with pytest.raises(Conflict, match="applying the set 'shop'"):
         await lease("two", 60)
+    await lease("two", 60, user("bob", "member"))  # Private, like a member's resources.
     await lease("one", 0)
     await lease("two", 60)
     with pytest.raises(InvalidField, match="at most 60, got 61"):

@@ -70,7 +70,7 @@ def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: Command
 
     for kind in ("agents", "rules", "schedules", "triggers", "channels", "sources"):
         shutil.rmtree(out / kind)
-    assert "--prune deletes them" in pawl.succeed("apply", "-f", str(out))
+    assert "use --prune to delete" in pawl.succeed("apply", "-f", str(out))
     pruned = pawl.succeed("apply", "-f", str(out), "--prune")
     assert pruned.count(": deleted") == 7, pruned
     assert _listed(pawl) == before

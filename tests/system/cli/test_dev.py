@@ -47,16 +47,16 @@ def test_init_creates_a_product_and_dev_follows_its_changes(product: Path) -> No
             stdin=subprocess.DEVNULL,
         )
     try:
-        _until(screen, "PAWL_APPLY: assistant: version 1")
+        _until(screen, "\nassistant: version 1")
         assert "12" in line.succeed("run", "--agent", "assistant", 'call check_stock with {"item": "mug"}')
         agent, tools = product / "agents" / "assistant.yaml", product / "tools" / "stock.py"
         agent.write_text(agent.read_text().replace("check_stock", "count_stock"))
         _until(screen, "assistant.yaml:5: tools.names: there is no tool 'count_stock'")
         tools.write_text(tools.read_text().replace("check_stock", "count_stock").replace("12", "13"))
-        _until(screen, "PAWL_APPLY: assistant: version 2")
+        _until(screen, "\nassistant: version 2")
         assert "13" in line.succeed("run", "--agent", "assistant", 'call count_stock with {"item": "mug"}')
         tools.write_text("def broken(\n")
-        _until(screen, "PAWL_TOOLS: tools.stock: error:")
+        _until(screen, "except:\n  tools.stock: error:")
     finally:
         suite.send_signal(signal.SIGINT)
         assert suite.wait(120) == 0

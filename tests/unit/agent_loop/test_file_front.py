@@ -137,4 +137,4 @@ async def test_the_registry_only_sees_the_resolved_call() -> None:
     assert front["parameters"]["properties"]["action"]["enum"] == ["read"]
     shown = second.messages[2]["tool_calls"][0]["function"]
     assert (shown["name"], json.loads(shown["arguments"])["file_path"]) == (TOOL, "/notes/plan.md")
-    assert "must be one of read; it got" in second.messages[4]["content"]
+    assert "must be one of read, got" in second.messages[4]["content"]

@@ -1,15 +1,19 @@
-"""PAWL_APPLY: the set of files that a suite applies when it starts."""
+"""PAWL_APPLY, `pawl init` and `pawl dev`: the set of files that a suite applies when it starts."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+import typer
 
 from pawl.chassis.process.start import StartError
+from pawl.cli import dev
 from pawl.cli.declared import applying, commands
 from pawl.cli.declared.applying import ApplyError, FileSet
 from pawl.cli.declared.rules import Key
@@ -17,8 +21,20 @@ from pawl.errors import Conflict
 from pawl.launcher.options import ApplyOptions, SuiteOptions, read_options
 
 
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SuiteOptions:
+    """Options with a set of one agent. No client connects, and retries do not wait."""
+    monkeypatch.setattr(commands, "AsyncClient", lambda **given: nullcontext())
+    monkeypatch.setattr(commands, "ask", AsyncMock())
+    monkeypatch.setattr(commands, "_RETRY_SECONDS", 0.0)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "pawl.yaml").write_text("name: shop\n")
+    (tmp_path / "agents" / "clerk.yaml").write_text("name: clerk\n")
+    return SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path))
+
+
 async def test_the_set_is_reapplied_until_what_it_names_exists(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
 ) -> None:
     tries = iter(["refused", "taken", "warned", "saved"])
 
@@ -33,13 +49,7 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
             yield "  warning: late_* matches no available tool"
 
     monkeypatch.setattr(applying, "apply", apply)
-    monkeypatch.setattr(commands, "AsyncClient", lambda **given: nullcontext())
-    monkeypatch.setattr(commands, "ask", AsyncMock())
-    monkeypatch.setattr(commands, "_RETRY_SECONDS", 0.0)
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "pawl.yaml").write_text("name: shop\n")
-    (tmp_path / "agents" / "clerk.yaml").write_text("name: clerk\n")
-    await commands.apply_at_start(SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path)))
+    await commands.apply_at_start(options)
     lines = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("PAWL_APPLY: ").split("'")[0] for line in lines] == [
         "There is no tool ",
@@ -50,9 +60,54 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
     ]
 
 
+async def test_a_warning_that_cannot_pass_is_not_retried(
+    monkeypatch: pytest.MonkeyPatch, options: SuiteOptions
+) -> None:
+    tries = iter(["once"])
+
+    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
+        yield f"clerk: applied {next(tries)}"
+        yield "  warning: no file declares agent old; --prune deletes them"
+
+    monkeypatch.setattr(applying, "apply", apply)
+    await commands.apply_at_start(options)
+
+
+async def test_two_processes_cannot_apply_a_set_at_once(monkeypatch: pytest.MonkeyPatch, options: SuiteOptions) -> None:
+    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
+        yield "clerk: unchanged"
+
+    monkeypatch.setattr(applying, "apply", apply)
+    monkeypatch.setattr(commands, "ask", AsyncMock(side_effect=Conflict("another process is applying the set")))
+    target: Any = None
+    with pytest.raises(Conflict):
+        _ = [line async for line in commands._leased(target, applying.read([options.data]))]
+    for wanted in (applying.read([options.data], dry_run=True), applying.read([options.data / "agents"])):
+        assert [line async for line in commands._leased(target, wanted)] == ["clerk: unchanged"], "it needs no lease"
+
+
+async def test_an_unexpected_error_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
+) -> None:
+    monkeypatch.setattr(applying, "read", lambda _: 1 / 0)
+    await commands.apply_at_start(options)
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
 async def test_invalid_files_are_reported_once_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     await commands.apply_at_start(SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path / "none")))
     assert "cannot be read" in capsys.readouterr().out
+
+
+async def test_dev_does_not_name_a_setting_that_it_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
+) -> None:
+    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
+        yield "clerk: version 1"
+
+    monkeypatch.setattr(applying, "apply", apply)
+    await commands.apply_at_start(options, prefix="")
+    assert capsys.readouterr().out == "clerk: version 1\n"
 
 
 @pytest.mark.parametrize("text", [",store=a", "f,stor=a", "f,user="])
@@ -65,3 +120,48 @@ def test_pawl_apply_names_folder_store_and_user() -> None:
     assert read_options({"PAWL_APPLY": "shop,store=acme,user=ann"}).apply == ApplyOptions(
         folder=Path("shop"), store="acme", user="ann"
     )
+
+
+def test_init_prints_a_command_that_the_shell_can_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "a b" / "c!"
+    dev.init(folder)
+    assert f"`cd '{folder}' && pawl dev`" in capsys.readouterr().out
+    assert (folder / "pawl.yaml").read_text() == "name: c\n"
+
+
+def test_dev_names_the_folder_that_has_no_product(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: Any = SimpleNamespace(obj={"data": None})
+    for folder, hint in ((Path("a b"), "`pawl init 'a b'`"), (Path(), "`pawl init`")):
+        with pytest.raises(typer.Exit):
+            dev.dev(given, folder)
+        assert f"{tmp_path / folder} has no pawl.yaml. Create a product with {hint}." in capsys.readouterr().err
+
+
+def test_dev_keeps_data_and_tools_in_the_folder_of_the_product(
+    monkeypatch: pytest.MonkeyPatch, options: SuiteOptions
+) -> None:
+    assert options.apply is not None
+    folder, started = options.apply.folder, list[SuiteOptions]()
+    monkeypatch.delenv("PAWL_DATA", raising=False)
+    monkeypatch.setattr(dev, "run_suite", lambda options, _: started.append(options))
+    given: Any = SimpleNamespace(obj={"data": None})
+    with pytest.raises(typer.Exit):
+        dev.dev(given, folder)
+    assert started[0].data == folder / ".pawl"
+    assert started[0].environment["PAWL_TOOLS"] == str(folder / "tools")
+    assert (folder / "tools").is_dir(), "tools that are added later are loaded"
+
+
+async def test_dev_says_that_it_reloads_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    async def stop(_name: str) -> None:
+        assert capsys.readouterr().out == "Reloading the tools; running calls are interrupted ...\n"
+
+    suite: Any = SimpleNamespace(stop_process=stop, start_process=AsyncMock(), broken_tools=[])
+    await dev._reload_tools(suite)
+    assert capsys.readouterr().out == "Reloaded the tools.\n"
+    suite.broken_tools = ["tools.bad: error: x"]
+    await dev._reload_tools(suite)
+    assert capsys.readouterr().out == "Reloaded the tools, except:\n  tools.bad: error: x\n"

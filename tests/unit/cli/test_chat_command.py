@@ -13,12 +13,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, conversation_pb2, jobs_pb2, session_pb2
+from pawl.cli import chat
 from pawl.cli.chat import Chat
 from pawl.cli.conversations import call_lines
 from pawl.cli.transcript import Transcript
 from pawl.cli.wording import stopped_text
 from pawl.client import AsyncClient
-from pawl.errors import InvalidArguments
+from pawl.errors import ConversationErased, InvalidArguments, SeqBeyondEnd, Unavailable
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.event.v1.conversation_pb2 import Conversation, Erasure, LeftCall
 from tests.unit.cli.test_commands import invoke
@@ -364,3 +365,24 @@ async def test_stop_stops_the_named_or_newest_job(
 def test_a_stopped_job_is_described(fields: dict[str, Any], text: str) -> None:
     job = jobs_pb2.BackgroundJob(job_id="run_1", definition=run_pb2.Job(tool_name="scrape"), **fields)
     assert stopped_text(job) == text
+
+
+async def test_following_starts_over_when_the_position_is_lost_and_ends_with_the_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cursors = list[str]()
+    outcomes = [SeqBeyondEnd(last_seq=1), ConversationErased()]
+
+    async def follow(_: object, __: str, after: str = "") -> AsyncGenerator[conversation_pb2.WatchConversationResponse]:
+        cursors.append(after)
+        if after:
+            raise outcomes.pop(0)
+        yield conversation_pb2.WatchConversationResponse(cursor="1")
+        raise Unavailable
+
+    monkeypatch.setattr(AsyncClient, "follow", follow)
+    monkeypatch.setattr(chat, "_RETRY_SECONDS", 0.0)
+    talk, _, _ = talking(conversation_id="conv_1")
+    async with asyncio.timeout(60):
+        await talk._follow()
+    assert cursors == ["", "1", "", "1"]

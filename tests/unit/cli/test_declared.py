@@ -60,7 +60,7 @@ class Store:
         self.writes.append(what)
 
     async def ListAgents(self, request: Any) -> Any:
-        agents = [AgentVersion(definition=each, version=1) for each in self.agents.values()]
+        agents = [AgentVersion(definition=each, version=1, tool_names=["add"]) for each in self.agents.values()]
         return agents_pb2.ListAgentsResponse(agents=agents)
 
     async def UpdateAgent(self, request: Any) -> Any:
@@ -70,7 +70,8 @@ class Store:
         if not request.validate_only:
             self._write(f"agent {request.definition.name}")
             self.agents[request.definition.name] = request.definition
-        return agents_pb2.UpdateAgentResponse(agent=AgentVersion(definition=request.definition, version=1))
+        saved = AgentVersion(definition=request.definition, version=1, tool_names=["add"])
+        return agents_pb2.UpdateAgentResponse(agent=saved)
 
     async def DeleteAgent(self, request: Any) -> Any:
         self._write(f"-agent {request.name}")
@@ -205,13 +206,21 @@ async def test_resources_are_created_in_order_and_deleted_only_with_prune(tmp_pa
     assert [each for each in store.writes if "owner" not in each] == ["agent counter", "agent clerk", "schedule daily"]
     written(tmp_path, {"agents/counter.yaml": CLERK["agents/counter.yaml"]})
     lines = await applied(store, tmp_path)
-    assert lines[-1] == "  warning: no file declares schedule daily, clerk; --prune deletes them"
+    assert lines[-1] == "  warning: no file declares schedule daily, clerk; use --prune to delete"
     planned = await applied(store, tmp_path, prune=True, dry_run=True)
     assert "schedule daily: deleted" in planned
     assert "  -text: report" in planned
     assert set(store.agents) == {"clerk", "counter"}
     await applied(store, tmp_path, prune=True)
     assert (set(store.agents), store.schedules, len(store.owners)) == ({"counter"}, {}, 1)
+
+
+async def test_a_plan_shows_only_changes_of_the_files(tmp_path: Path) -> None:
+    store = Store()
+    await applied(store, written(tmp_path, {"agents/clerk.yaml": "name: clerk\n"}))
+    planned = await applied(store, written(tmp_path, CLERK), dry_run=True)
+    assert "  +- counter" in planned
+    assert "  -# tool: add" not in planned, "clerk cannot be validated with its new delegate yet"
 
 
 async def test_nothing_changes_if_any_file_is_invalid(tmp_path: Path) -> None:
@@ -286,8 +295,28 @@ def test_every_problem_is_reported_with_its_file_and_line(tmp_path: Path) -> Non
         "agents/a.yaml:4",
         "rules/b.yaml:2",
         "schedules/c.yaml:1",
-        "triggers/d.yaml:1",
+        "triggers/d.yaml:2",
     ]
+
+
+BOMB = "name: a\nlabels: {a: &a [b], b: [*a]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name: a\ntext: 2020-13-45\n", "1: invalid value: month must be in 1..12"),
+        ("name: a\ntext: !!bool maybe\n", "1: invalid value: 'maybe'"),
+        ("name: a\nx: {y: 1, ? [b] : c}\n", "2: a.yaml is not YAML: a key must be text"),
+        ("kind: [agent]\nname: a\n", "1: kind must be one of "),
+        (BOMB, "2: a.yaml is not YAML: aliases are not supported"),
+        (f"name: a\nlabels: {'[' * 200}{']' * 200}\n", "2: a.yaml is not YAML: nested more than 100 levels deep"),
+        ("name: a\ncolour: red\n", '2: there is no field named "colour"'),
+    ],
+)
+def test_an_invalid_value_is_reported_with_its_file_and_line(text: str, problem: str, tmp_path: Path) -> None:
+    (reported,) = read(tmp_path, {"agents/a.yaml": text})[1]
+    assert problem in reported.removeprefix("agents/a.yaml:"), reported
 
 
 def test_values_of_secrets_are_refused(tmp_path: Path) -> None:
@@ -302,7 +331,7 @@ def test_values_of_secrets_are_refused(tmp_path: Path) -> None:
     assert [problem.partition("; ")[0] for problem in problems] == [
         "sources/shop.yaml:3: url looks like a secret's value",
         "sources/shop.yaml:6: X-Api-Key looks like a secret's value",
-        'channels/hook.yaml:3: Message type "pawl.notify.v1.Channel" has no field named "secret" at "Channel".',
+        'channels/hook.yaml:3: there is no field named "secret"',
     ]
 
 
@@ -343,6 +372,18 @@ def test_secrets_are_exported_as_names() -> None:
     assert files.without_secrets("shop", source) == ["shop-authorization"]
     assert dict(source.mcp_http.headers) == {"accept": "y"}
     assert dict(source.mcp_http.secret_headers) == {"Authorization": "shop-authorization"}
+
+
+async def test_every_resource_is_exported_to_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(applying, "KINDS", {"agent": KINDS["agent"]})
+    found: Any = Store()
+    names = ("a b", "a/b", "a_b", "ü" * 200)
+    found.agents = {name: AgentDefinition(name=name) for name in names}
+    async for _ in applying.export(found, tmp_path, "mine"):
+        pass
+    read, problems = files.read([tmp_path], TYPES)
+    assert problems == []
+    assert sorted(each.key.name for each in read) == sorted(names)
 
 
 def test_a_set_is_one_folder_with_a_name(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.event.v1 import conversation_pb2 as event_conversation_pb2
 from pawl.gateway.agui import input as agui_input
 from pawl.gateway.agui.events import Fold, message_of
+from pawl.gateway.agui.follow import turns
 from pawl.gateway.agui.http import _Plan, _Thread
 from pawl.gateway.services import Services
 from tests.golden import GAP, LOG, TOLD
@@ -354,6 +355,21 @@ async def test_follow_streams_each_turn_of_a_job_once_as_a_run_of_its_own() -> N
         ("b", True, ["Started.", "Done."]),
     ]
     assert services.cursors == ["", "2", "3"]
+
+
+async def test_follow_streams_a_turn_again_that_waited_and_continues() -> None:
+    services = FollowedThread(
+        changed("1", run_of("a", "WAITING", last_seq=3), run_of("b", "WAITING", last_seq=3)),
+        changed("2", run_of("a", "WAITING", last_seq=3)),
+        changed("3", run_of("a", "RUNNING", last_seq=4)),
+        changed("4", run_of("a", "COMPLETED", last_seq=4, output_text="Paid."), run_of("b", "CANCELLED", last_seq=4)),
+    )
+    shown, states = dict[str, int](), list[tuple[str, str]]()
+    with pytest.raises(ConversationErased):
+        async for run in turns(cast("Services", services), (), "c", shown):
+            shown[run["runId"]] = int(run["lastSeq"])
+            states.append((run["runId"], run["state"].removeprefix("RUN_STATE_")))
+    assert states == [("a", "WAITING"), ("b", "WAITING"), ("a", "RUNNING"), ("b", "CANCELLED")]
 
 
 async def test_follow_is_refused_with_a_message_and_for_a_thread_without_messages() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import time
+import threading
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -172,22 +172,41 @@ async def test_a_dead_connection_ends_within_40_seconds(listener: Listener) -> N
             assert (idle + interval * count, sent) == (40, 40_000)
 
 
-@pytest.mark.parametrize("listener", ["https"], indirect=True)
 async def test_a_slow_client_gets_the_whole_response(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_TAKE_SECONDS", 1.0)
-    size = 16_000_000
+    """The client reads 0.5 MiB between two checks. The kernel accepts more data only after a larger part was read."""
+    monkeypatch.setattr(server, "_TAKE_SECONDS", 0.001)
+    size, step, count = 16_000_000, 512 * 1024, 0
+    steps = threading.Semaphore(0)
+    check_later, check = server._Protocol._check_later, server._Protocol._check
+
+    def check_after_step(protocol: Any) -> None:
+        check_later(protocol)
+        protocol.due = count + step
+        steps.release()
+
+    def check_when_due(protocol: Any, left: int) -> None:
+        if count < protocol.due:
+            protocol._stuck = protocol.loop.call_later(0.001, protocol._check, left)
+        else:
+            check(protocol, left)
+
+    monkeypatch.setattr(server._Protocol, "_check_later", check_after_step)
+    monkeypatch.setattr(server._Protocol, "_check", check_when_due)
 
     async def app(_: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(size)})
+        steps.release(size // step + 1)
 
-    def read(address: str) -> int:
-        count = 0
+    def read(address: str) -> None:
+        nonlocal count
         with contextlib.closing(reader(address, REQUEST, listener.trusting, buffer_bytes=65536)) as found:
-            while count < size and (data := found.recv(16384)):
-                count += len(data)
-                time.sleep(0.002)  # sending everything takes twice as long as one part may take
-        return count
+            data = b" "
+            while count < size and data and steps.acquire(timeout=60):
+                end = min(count + step, size)
+                while count < end and (data := found.recv(16384)):
+                    count += len(data)
 
     async with listener.serve(app) as found:
-        assert await asyncio.to_thread(read, found.address) >= size
+        await asyncio.to_thread(read, found.address)
+    assert count >= size

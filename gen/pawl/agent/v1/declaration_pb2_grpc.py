@@ -82,7 +82,7 @@ class DeclarationServiceServicer(object):
         - ABORTED / CONFLICT: `version` is not the current version.
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
         - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -103,8 +103,8 @@ class DeclarationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseSet(self, request, context):
-        """Leases a set to one holder, so that only one of several replicas applies it. The holder renews its lease by
-        repeating the request. Requires the admin role.
+        """Leases a set to one holder, so that only one of the caller's processes applies it. The holder renews its lease
+        by repeating the request. Leases are private to the caller.
 
         Errors:
         - ABORTED / CONFLICT: Another holder has the lease.

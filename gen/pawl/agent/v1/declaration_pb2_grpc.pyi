@@ -49,7 +49,7 @@ class DeclarationServiceStub:
     - ABORTED / CONFLICT: `version` is not the current version.
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
     - PERMISSION_DENIED
     """
     DeleteDeclaration: _grpc.UnaryUnaryMultiCallable[_declaration_pb2.DeleteDeclarationRequest, _declaration_pb2.DeleteDeclarationResponse]
@@ -62,8 +62,8 @@ class DeclarationServiceStub:
     - PERMISSION_DENIED
     """
     LeaseSet: _grpc.UnaryUnaryMultiCallable[_declaration_pb2.LeaseSetRequest, _declaration_pb2.LeaseSetResponse]
-    """Leases a set to one holder, so that only one of several replicas applies it. The holder renews its lease by
-    repeating the request. Requires the admin role.
+    """Leases a set to one holder, so that only one of the caller's processes applies it. The holder renews its lease
+    by repeating the request. Leases are private to the caller.
 
     Errors:
     - ABORTED / CONFLICT: Another holder has the lease.
@@ -93,7 +93,7 @@ class DeclarationServiceAsyncStub(DeclarationServiceStub):
     - ABORTED / CONFLICT: `version` is not the current version.
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
     - PERMISSION_DENIED
     """
     DeleteDeclaration: _aio.UnaryUnaryMultiCallable[_declaration_pb2.DeleteDeclarationRequest, _declaration_pb2.DeleteDeclarationResponse]  # type: ignore[assignment]
@@ -106,8 +106,8 @@ class DeclarationServiceAsyncStub(DeclarationServiceStub):
     - PERMISSION_DENIED
     """
     LeaseSet: _aio.UnaryUnaryMultiCallable[_declaration_pb2.LeaseSetRequest, _declaration_pb2.LeaseSetResponse]  # type: ignore[assignment]
-    """Leases a set to one holder, so that only one of several replicas applies it. The holder renews its lease by
-    repeating the request. Requires the admin role.
+    """Leases a set to one holder, so that only one of the caller's processes applies it. The holder renews its lease
+    by repeating the request. Leases are private to the caller.
 
     Errors:
     - ABORTED / CONFLICT: Another holder has the lease.
@@ -146,7 +146,7 @@ class DeclarationServiceServicer(metaclass=_abc_1.ABCMeta):
         - ABORTED / CONFLICT: `version` is not the current version.
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 5000 declarations, or the caller has 5000 of their own.
         - PERMISSION_DENIED
         """
 
@@ -171,8 +171,8 @@ class DeclarationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _declaration_pb2.LeaseSetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_declaration_pb2.LeaseSetResponse, _abc.Awaitable[_declaration_pb2.LeaseSetResponse]]:
-        """Leases a set to one holder, so that only one of several replicas applies it. The holder renews its lease by
-        repeating the request. Requires the admin role.
+        """Leases a set to one holder, so that only one of the caller's processes applies it. The holder renews its lease
+        by repeating the request. Leases are private to the caller.
 
         Errors:
         - ABORTED / CONFLICT: Another holder has the lease.

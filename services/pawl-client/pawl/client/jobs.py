@@ -173,6 +173,9 @@ class JobVerbs(Target):
 
         Raises:
             ConversationNotFound, ConversationErased, Unauthenticated: Also later, if you may no longer read it.
+            InvalidField: `after` is not a cursor of this conversation and user.
+            SeqBeyondEnd: The position no longer exists, as after Pawl was restored from a backup. Discard what you
+                have, and call this again without `after`.
         """
 
         def open_stream() -> Any:

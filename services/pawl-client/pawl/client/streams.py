@@ -18,8 +18,8 @@ _PAUSE_SECONDS: Final = 0.5
 async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
     """Yield a stream's responses, reopening it if it is lost and, unless `ends` is set, also if the server ends it.
 
-    Survives a replica that stops, a stream that is silent for too long (servers send a heartbeat every 15 s), and a
-    consumer that is too slow.
+    Survives a replica that stops, a stream that is silent for too long (servers send a heartbeat every 15 or 30 s), and
+    a consumer that is too slow.
 
     Raises:
         PawlError: Any other error, or no replica has answered for `retry_seconds` (NoAnswer if the stream was silent).

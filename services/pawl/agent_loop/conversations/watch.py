@@ -5,7 +5,7 @@ caller's identity and through the methods that serve GetConversation, ListMessag
 nothing that these would not return. It sends the items that differ from those it has sent.
 
 All streams share one subscription, and one periodic read of versions that finds changes that NATS did not report. An
-idle stream reads nothing.
+idle stream reads nothing while NATS is available.
 """
 
 from __future__ import annotations

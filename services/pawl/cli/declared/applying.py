@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
@@ -113,7 +115,7 @@ async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
         for line in _lines(step, saved, current.get(step.key), DRAFT if wanted.drafts else ""):
             yield line
     if of_set and not wanted.prunes:
-        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; --prune deletes them"
+        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; use --prune to delete"
 
 
 async def read_owners(target: AsyncClient) -> Mapping[Key, Owner]:
@@ -147,7 +149,10 @@ async def _validated(
         except PawlError as error:
             problems[asked.problem(_text(error), error.metadata.get("field", ""))] = _may_pass(error)
         else:
-            valid[key] = Saved(State(asked.definition), saved.outcome) if needs else saved
+            if needs:  # What they offer is unknown, so save it again after them.
+                comments = current[key].comments if exists else ()
+                saved = Saved(State(asked.definition, comments, is_partial=True), saved.outcome)
+            valid[key] = saved
             if key.kind == "source" and saved.state != current.get(key):
                 later.add(key)  # It may add tools.
     if problems:
@@ -205,11 +210,9 @@ def _may_pass(error: PawlError) -> bool:
     return isinstance(error, NotFound | Unavailable | Conflict)
 
 
-async def export(
-    target: AsyncClient, folder: Path, name: str, write: Callable[[Path, str], None]
-) -> AsyncIterator[str]:
+async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[str]:
     """Write every resource that the caller sees as a file of a new set, and yield lines about them."""
-    write(folder / files.SET_FILE, f"name: {name}\n")
+    _write(folder / files.SET_FILE, f"name: {name}\n")
     for kind, each in KINDS.items():
         try:
             found = await each.current(target)
@@ -218,13 +221,17 @@ async def export(
             continue
         for resource, state in sorted(found.items()):
             secrets = files.without_secrets(resource, state.definition)
-            text = files.to_yaml(kind, state.definition)
-            file = folder / f"{kind}s" / f"{_file_name(resource)}.yaml"
-            write(file, text)
+            stem = re.sub(r"[^\w.-]", "_", resource)[:60]
+            file = _write(folder / f"{kind}s" / f"{stem}.yaml", files.to_yaml(kind, state.definition))
             yield f"{kind} {resource}: {file}"
             for secret in secrets:
                 yield f"{WARNING}its value of the secret {secret} is left out; add it to the deployment's secrets"
 
 
-def _file_name(name: str) -> str:
-    return "".join(each if each.isalnum() or each in "-_." else "_" for each in name)
+def _write(file: Path, text: str) -> Path:
+    """Write a new file, with a number in its name if the name is taken."""
+    named = (file.with_stem(f"{file.stem}-{number}") for number in count(2))
+    new = next(each for each in chain([file], named) if not each.exists())
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text(text, encoding="utf-8")
+    return new

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from pawl.agent.v1 import declaration_pb2
 from pawl.chassis.ids import is_id
-from pawl.chassis.process.start import StartError
 from pawl.cli import wording
 from pawl.cli.command import command, say
 from pawl.cli.contract import ask
 from pawl.cli.declared import applying
-from pawl.cli.declared.applying import WARNING, ApplyError, FileSet
+from pawl.cli.declared.applying import ApplyError, FileSet
+from pawl.cli.declared.kinds import NO_TOOL
 from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient
 from pawl.errors import Conflict, PawlError, Unavailable
@@ -59,7 +59,7 @@ async def apply(
     Nothing changes if any file is invalid.
     """
     wanted = applying.read(file, adopt=adopt, prune=prune, dry_run=dry_run, drafts=draft)
-    async for line in applying.apply(target, wanted):
+    async for line in _leased(target, wanted):
         say(console, wording.clean(line))
 
 
@@ -80,42 +80,37 @@ async def export(
         raise CommandError(f"{name!r} must have 1 to 64 letters, digits, _ and -, and nothing else.", parameter="name")
     if folder.exists() and any(folder.iterdir()):
         raise CommandError(f"{folder} is not empty. Choose a new folder.", parameter="folder")
-
-    def write(file: Path, text: str) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-    async for line in applying.export(target, folder, name, write):
+    async for line in applying.export(target, folder, name):
         say(console, wording.clean(line))
 
 
-async def apply_at_start(options: SuiteOptions) -> None:
+async def apply_at_start(options: SuiteOptions, *, prefix: str = "PAWL_APPLY: ") -> None:
     """Apply the set in PAWL_APPLY to a suite that has just started, and print the changes and errors."""
     if options.apply is not None:
         printed = set[str]()
         async for line in _until_applied(options, options.apply):
             if not line.endswith(": unchanged") and line not in printed:
-                print(f"PAWL_APPLY: {wording.clean(line)}", flush=True)
+                print(f"{prefix}{wording.clean(line)}", flush=True)
             printed.add(line)
 
 
 async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIterator[str]:
     """Apply a set, and yield the lines to print. Retries while the suite lacks what the files name."""
-    clock, holder_id = asyncio.get_running_loop().time, secrets.token_hex(8)
+    clock = asyncio.get_running_loop().time
     end = clock() + WAIT_SECONDS
     while True:
         problem, may_pass = "", False
         try:
-            wanted = applying.read([asked.folder])
+            wanted = await asyncio.to_thread(applying.read, [asked.folder])
             if not wanted.name:
                 raise CommandError(f"{asked.folder} has no pawl.yaml")
             async with AsyncClient(data=options.data, store=asked.store, user=asked.user) as target:
-                async for line in _leased(target, wanted, holder_id):
+                async for line in _leased(target, wanted):
                     yield line
-                    may_pass = may_pass or line.startswith(WARNING)
+                    may_pass = may_pass or line.endswith(NO_TOOL)
         except ApplyError as error:
             problem, may_pass = str(error), error.may_pass
-        except (CommandError, StartError, PawlError) as error:
+        except Exception as error:  # noqa: BLE001  # users see a message, never a traceback
             problem, may_pass = explain(error, []), isinstance(error, Conflict | Unavailable)
         if problem:
             yield problem
@@ -127,12 +122,13 @@ async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIte
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _leased(target: AsyncClient, wanted: FileSet, holder_id: str) -> AsyncIterator[str]:
-    """Apply a set while this process has its lease.
+async def _leased(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
+    """Apply files while this process has the lease of their set, which they need only to change resources.
 
     Raises:
         Conflict: Another process has the lease.
     """
+    holder_id = secrets.token_hex(8)
 
     async def lease(seconds: int) -> None:
         await ask(target, declaration_pb2.LeaseSetRequest(set=wanted.name, holder_id=holder_id, lease_seconds=seconds))
@@ -143,6 +139,10 @@ async def _leased(target: AsyncClient, wanted: FileSet, holder_id: str) -> Async
             with suppress(PawlError):
                 await lease(_LEASE_SECONDS)
 
+    if not wanted.name or wanted.dry_run:
+        async for line in applying.apply(target, wanted):
+            yield line
+        return
     await lease(_LEASE_SECONDS)
     renewing = asyncio.create_task(renew())
     try:

@@ -34,6 +34,8 @@ _DEFAULTS: Final = frozenset(
         *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
     }
 )
+_DEPTH_MAX: Final = 100
+_UNKNOWN_FIELD: Final = re.compile(r'Message type "\S+" has (no field named "[^"]*").*', re.DOTALL)
 _INTEGERS: Final = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64)
 # Maps of values by name, each next to a map of secrets' names.
 _VALUE_MAPS: Final = {"headers": "secret_headers", "environment": "secret_environment"}
@@ -71,7 +73,7 @@ def read_set(folder: Path) -> str:
         return ""
     try:
         found = yaml.load(read_file(file, _FILE_BYTES_MAX), _Loader)  # noqa: S506  # a safe loader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise CommandError(f"{file} is not YAML: {_short(error)}.") from None
     name = found.get("name") if isinstance(found, dict) and set(found) == {"name"} else None
     if not isinstance(name, str) or not is_id(name):
@@ -142,27 +144,35 @@ def _documents(file: Path, types: Mapping[str, type[Any]], problems: list[str]) 
     try:
         while loader.check_node():
             node: Any = loader.get_node()
-            lines = dict(_lines(node, (), set()))
-            document = loader.construct_document(node)
-            if document is not None:
-                try:
-                    asked = _asked(file, document, lines, types)
-                except (ParseError, PawlError, RecursionError) as error:
-                    text = _short(str(error).partition(" Available Fields")[0])
-                    problems.append(f"{file}:{_line(lines, text)}: {text}")
-                else:
-                    problems += [
-                        f"{file}:{lines.get(place, lines[()])}: {problem}" for place, problem in _secrets(document, ())
-                    ]
-                    yield asked
+            lines = dict(_lines(node, ()))
+            try:
+                document = loader.construct_document(node)
+                if document is None:
+                    continue
+                asked = _asked(file, document, lines, types)
+            except yaml.YAMLError:
+                raise
+            except Exception as error:  # noqa: BLE001  # PyYAML raises many types for invalid values.
+                text = _refusal(error)
+                problems.append(f"{file}:{_line(lines, text)}: {text}")
+            else:
+                problems += [
+                    f"{file}:{lines.get(place, lines[()])}: {problem}" for place, problem in _secrets(document, ())
+                ]
+                yield asked
     finally:
         loader.dispose()
+
+
+def _refusal(error: Exception) -> str:
+    text = str(error) if isinstance(error, ParseError | PawlError) else f"invalid value: {error}"
+    return _short(_UNKNOWN_FIELD.sub(r"there is \1", text))
 
 
 def _asked(file: Path, document: Any, lines: Mapping[_Path, int], types: Mapping[str, type[Any]]) -> Asked:
     folder = file.absolute().parent.name.removesuffix("s")
     kind = document.get("kind", folder if folder in types else "agent") if isinstance(document, dict) else "agent"
-    if kind not in types:
+    if kind not in tuple(types):
         raise ParseError(f"kind must be one of {', '.join(types)}, not {kind!r}")
     if not isinstance(document, dict) or not isinstance(document.get("name"), str) or not document["name"]:
         raise ParseError(
@@ -252,20 +262,17 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(value) and bool(_SECRET_NAME.search(name) or _SECRET_VALUE.fullmatch(value))
 
 
-def _lines(node: yaml.Node, place: _Path, seen: set[int]) -> Iterator[tuple[_Path, int]]:
-    """Yield the line of each place in a document. Aliases are not followed, so this takes linear time."""
+def _lines(node: yaml.Node, place: _Path) -> Iterator[tuple[_Path, int]]:
+    """Yield the line of each place in a document."""
     yield place, node.start_mark.line + 1
-    if id(node) in seen:
-        return
-    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*place, key.value)
-            yield from _lines(value, inner, seen)
+            yield from _lines(value, inner)
             yield inner, key.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _lines(value, (*place, index), seen)
+            yield from _lines(value, (*place, index))
 
 
 def _line(lines: Mapping[_Path, int], text: str) -> int:
@@ -279,14 +286,34 @@ def _short(error: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys in a mapping, because YAML would silently keep the last one."""
+    """Rejects duplicate keys, of which YAML would keep the last, and aliases, whose expansion is exponential."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise self._error("aliases are not supported", event)
+        if self._depth == _DEPTH_MAX:
+            raise self._error(f"nested more than {_DEPTH_MAX} levels deep", event)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        keys = [key.value for key, _ in node.value]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.composer.ComposerError(None, None, f"{twice[0]!r} is defined twice", node.start_mark)
+        seen = set[str]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error("a key must be text", key)
+            if key.value in seen:
+                raise self._error(f"{key.value!r} is defined twice", key)
+            seen.add(key.value)
         return node
+
+    def _error(self, problem: str, at: Any) -> yaml.YAMLError:
+        return yaml.composer.ComposerError(None, None, problem, at.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -16,6 +16,8 @@ from pawl.event.v1.trigger_pb2 import TriggerDefinition
 from pawl.notify.v1 import channel_pb2, notify_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2
 
+# A warning that passes when a worker or source offers the tool.
+NO_TOOL: Final = "matches no available tool"
 _EMAIL_AFTER_SECONDS: Final = 600
 _SCOPES: Final = (rule_pb2.RULE_SCOPE_USER, rule_pb2.RULE_SCOPE_STORE, rule_pb2.RULE_SCOPE_AGENT)
 # Fields of a rule that its author does not set.
@@ -67,7 +69,7 @@ class _Agents:
     async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
         request = agents_pb2.UpdateDraftRequest if self._drafts else agents_pb2.UpdateAgentRequest
         saved = await ask(target, request(definition=asked, validate_only=validate_only))
-        notes = tuple(f"{pattern} matches no available tool" for pattern in saved.unmatched)
+        notes = tuple(f"{pattern} {NO_TOOL}" for pattern in saved.unmatched)
         return Saved(_of_agent(saved.agent), f"version {saved.agent.version}", notes)
 
     async def delete(self, target: AsyncClient, name: str) -> None:

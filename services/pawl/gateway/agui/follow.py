@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 from pawl.errors import Unavailable
@@ -16,29 +16,33 @@ _WATCH: Final = "pawl.agent.v1.ConversationService/WatchConversation"
 _EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRED})
 
 
-async def turns(services: Services, metadata: Metadata, conversation_id: str) -> AsyncGenerator[Json, None]:
+async def turns(
+    services: Services, metadata: Metadata, conversation_id: str, shown: Mapping[str, int]
+) -> AsyncGenerator[Json, None]:
     """Yield each run of a conversation that no AG-UI request started, once it has the turn.
 
-    The watch is closed while the caller streams a run, and continues after it at the same position.
+    The watch is closed while the caller streams a run, and continues after it at the same position. The caller keeps
+    the last seq of each run that it has streamed in `shown`. A run that waited is yielded again when it continues.
 
     Raises:
         PawlError: The watch failed, for example because the conversation was erased.
     """
-    watch, cursor, seen = PUBLIC[_WATCH], "", set[str]()
+    watch, cursor = PUBLIC[_WATCH], ""
     while True:
         asked = watch.read({"conversationId": conversation_id, "after": cursor})
         async with contextlib.aclosing(services.watch(watch.name, asked, metadata)) as responses:
-            cursor, fresh = await _next(responses, cursor, seen)
+            cursor, fresh = await _next(responses, cursor, shown)
         for run in fresh:
-            seen.add(run.run_id)
             yield write(run)
 
 
-async def _next(responses: AsyncGenerator[Any, None], cursor: str, seen: set[str]) -> tuple[str, list[run_pb2.Run]]:
+async def _next(
+    responses: AsyncGenerator[Any, None], cursor: str, shown: Mapping[str, int]
+) -> tuple[str, list[run_pb2.Run]]:
     async for response in responses:
         cursor = response.cursor or cursor
         runs = [item.run for item in response.items if item.HasField("run")]
-        if fresh := [run for run in runs if run.run_id not in seen and _is_turn(run)]:
+        if fresh := [run for run in runs if run.last_seq > shown.get(run.run_id, 0 if _is_turn(run) else run.last_seq)]:
             return cursor, fresh
     raise Unavailable("The stream of events was interrupted. Try again.")
 

@@ -108,6 +108,7 @@ class _Thread:
         self._found = found
         self._conversation_id = conversation_id
         self._has_ended = False
+        self._last_seq = 0
         self._open_jobs: list[Json] = []
 
     async def plan(self) -> _Plan:
@@ -168,7 +169,7 @@ class _Thread:
                     for event in fold.attach():
                         yield event
                 if (end := await self._end(plan, fold)) is not None:
-                    self._has_ended = True
+                    self._has_ended, self._last_seq = True, fold.seq
                     *closing, last = fold.finish(end)
                     for each in (*closing, *await self._activities(), last):
                         yield each
@@ -198,13 +199,15 @@ class _Thread:
         yield {"type": "MESSAGES_SNAPSHOT", "messages": await self._before("", found.user_ids, results)}
         for each in await self._success_with_jobs(plan):
             yield each
-        async with contextlib.aclosing(turns(self._services, self._metadata, self._conversation_id)) as runs:
+        shown = dict[str, int]()
+        async with contextlib.aclosing(turns(self._services, self._metadata, self._conversation_id, shown)) as runs:
             async for run in runs:
                 asked = msgspec.structs.replace(found, run_id=run["runId"])
                 turn = _Thread(self._services, self._metadata, asked, self._conversation_id)
                 async with contextlib.aclosing(turn.events(_Plan(run))) as events:
                     async for event in events:
                         yield event
+                shown[run["runId"]] = max(turn._last_seq, int(run["lastSeq"]))
 
     async def leave(self, run_id: str) -> None:
         """Stop a run whose client disconnected before this AG-UI run ended."""

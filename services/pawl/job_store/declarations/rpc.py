@@ -43,13 +43,13 @@ class DeclarationServicer:
         return pb.DeleteDeclarationResponse()
 
     async def LeaseSet(self, request: pb.LeaseSetRequest, context: Context) -> pb.LeaseSetResponse:
-        name, holder_id = check_id(request.set, "set"), check_id(request.holder_id, "holder_id")
+        user, name, holder_id = require_user(), check_id(request.set, "set"), check_id(request.holder_id, "holder_id")
         if request.lease_seconds > _LEASE_SECONDS_MAX:
             raise InvalidField(
                 f"lease_seconds must be at most {_LEASE_SECONDS_MAX}, got {request.lease_seconds}",
                 field="lease_seconds",
             )
-        if not await self._declarations.lease(require_user().store_id, name, holder_id, request.lease_seconds):
+        if not await self._declarations.lease(user.store_id, user.user_id, name, holder_id, request.lease_seconds):
             raise Conflict(f"another process is applying the set {name!r}: try again later", name=name)
         return pb.LeaseSetResponse()
 

@@ -24,7 +24,7 @@ _LIST: Final = f"""
 SELECT {_COLUMNS} FROM job_store.declarations WHERE store_id = $1 AND user_id IN ('', $2) ORDER BY kind, name
 """
 _GET: Final = f"SELECT {_COLUMNS} FROM job_store.declarations WHERE {_KEY}"
-_COUNT: Final = "SELECT count(*) FROM job_store.declarations WHERE store_id = $1"
+_COUNT: Final = "SELECT count(*) FROM job_store.declarations WHERE store_id = $1 AND user_id = $2"
 _ADD: Final = f"""
 INSERT INTO job_store.declarations (store_id, user_id, kind, name, set_name, version, update_user_id, update_time)
 VALUES ($1, $2, $3, $4, $5, 1, $6, now()) ON CONFLICT DO NOTHING RETURNING {_COLUMNS}
@@ -35,9 +35,13 @@ WHERE {_KEY} AND version = $7 RETURNING {_COLUMNS}
 """
 _DELETE: Final = f"DELETE FROM job_store.declarations WHERE {_KEY} AND version = $5 RETURNING true"
 _LEASE: Final = """
-INSERT INTO job_store.set_leases AS l (store_id, set_name, holder_id, expire_time)
-VALUES ($1, $2, $3, now() + make_interval(secs => $4))
-ON CONFLICT (store_id, set_name) DO UPDATE SET holder_id = excluded.holder_id, expire_time = excluded.expire_time
+WITH expired AS (
+  DELETE FROM job_store.set_leases WHERE store_id = $1 AND user_id = $2 AND set_name <> $3 AND expire_time <= now()
+)
+INSERT INTO job_store.set_leases AS l (store_id, user_id, set_name, holder_id, expire_time)
+VALUES ($1, $2, $3, $4, now() + make_interval(secs => $5))
+ON CONFLICT (store_id, user_id, set_name) DO UPDATE
+SET holder_id = excluded.holder_id, expire_time = excluded.expire_time
 WHERE l.holder_id = excluded.holder_id OR l.expire_time <= now() RETURNING true
 """
 
@@ -52,13 +56,13 @@ class PostgresDeclarations(DatabaseAdapter):
 
         Raises:
             Conflict: The version is not the current one.
-            TooLarge: The store has too many declarations.
+            TooLarge: The owner has too many declarations.
         """
         key = (store_id, owner_id, asked.kind, asked.name)
         if asked.version:
             row = await self._database.fetchrow(_CHANGE, *key, asked.set, by, asked.version)
-        elif await self._database.fetchval(_COUNT, store_id) >= DECLARATIONS_MAX:
-            raise TooLarge(f"the store already has {DECLARATIONS_MAX} declarations, which is the maximum")
+        elif await self._database.fetchval(_COUNT, store_id, owner_id) >= DECLARATIONS_MAX:
+            raise TooLarge(f"{owner_id or 'the store'} already has {DECLARATIONS_MAX} declarations, the maximum")
         else:
             row = await self._database.fetchrow(_ADD, *key, asked.set, by)
         if row is None:
@@ -74,15 +78,15 @@ class PostgresDeclarations(DatabaseAdapter):
         if not await self._database.fetchval(_DELETE, store_id, owner_id, asked.kind, asked.name, asked.version):
             raise await self._conflict(store_id, owner_id, asked)
 
-    async def lease(self, store_id: StoreId, set_name: str, holder_id: str, seconds: int) -> bool:
-        """Lease a set until `seconds` from now; return False if another holder has the lease."""
-        return bool(await self._database.fetchval(_LEASE, store_id, set_name, holder_id, float(seconds)))
+    async def lease(self, store_id: StoreId, user_id: UserId, set_name: str, holder_id: str, seconds: int) -> bool:
+        """Lease a user's set until `seconds` from now; return False if another holder has the lease."""
+        return bool(await self._database.fetchval(_LEASE, store_id, user_id, set_name, holder_id, float(seconds)))
 
     async def _conflict(self, store_id: StoreId, owner_id: str, asked: Declaration) -> Conflict:
         found = await self._database.fetchrow(_GET, store_id, owner_id, asked.kind, asked.name)
-        state = "has no declaration any more" if found is None else f"was changed by {found['update_user_id']}"
+        state = "has no declaration" if found is None else f"was changed by {found['update_user_id']}"
         return Conflict(
-            f"the {asked.kind} {asked.name!r} {state} since you read version {asked.version}: read it again",
+            f"the {asked.kind} {asked.name!r} {state}, so version {asked.version} is outdated: read it again",
             kind=asked.kind,
             name=asked.name,
         )

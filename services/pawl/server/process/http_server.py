@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -227,15 +230,22 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _check_later(self) -> None:
-        left = self.transport.get_write_buffer_size()
+        left = self._unread_bytes()
         self._stuck = self.loop.call_later(_TAKE_SECONDS, self._check, left)
 
     def _check(self, left: int) -> None:
         """Abort the connection if nothing was read since the last check. Closing it would wait for the client."""
-        if self.transport.get_write_buffer_size() >= left:
+        if self._unread_bytes() >= left:
             self.transport.abort()
         else:
             self._check_later()
+
+    def _unread_bytes(self) -> int:
+        """Return how much data waits here and in the kernel, which passes on megabytes before it accepts more."""
+        queued = bytes(4)
+        with contextlib.suppress(OSError, ValueError):  # The socket was closed, or the system does not say.
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return int.from_bytes(queued, sys.byteorder) + int(self.transport.get_write_buffer_size())
 
 
 # Returns if the dependency answers, otherwise raises.

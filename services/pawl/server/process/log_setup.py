@@ -107,5 +107,5 @@ def _route_libraries(shared: list[structlog.types.Processor], level: int, *, as_
     logging.captureWarnings(capture=True)
     for name in _VERBOSE:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
-    # It logs a traceback whenever the database is unavailable; `chassis.db.database` logs one line instead.
+    # It logs a traceback whenever the database is unavailable; `server.db.database` logs one line instead.
     logging.getLogger("asyncpg.pool").setLevel(max(level, logging.ERROR))

@@ -1,6 +1,6 @@
 """The tool that lists the people in the store's address book.
 
-The address book is a document of the store. Only admins can change it, as all documents of the store.
+The address book is a document of the store. Only admins can change it, like all documents of the store.
 """
 
 from __future__ import annotations

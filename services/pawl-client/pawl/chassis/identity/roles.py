@@ -71,8 +71,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     },
     "pawl.agent.v1.DeclarationService": {
         READERS: "ListDeclarations",
-        _MEMBERS: "PutDeclaration DeleteDeclaration",
-        (Role.ADMIN,): "LeaseSet",
+        _MEMBERS: "PutDeclaration DeleteDeclaration LeaseSet",
     },
     "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StartJob StopJob StopJobs PauseJob ResumeJob"},
     "pawl.agent.v1.OperatorService": {_OPERATORS: "ListAttention RedriveRun EndRun EndJobs"},

@@ -63,8 +63,8 @@ def resolve(arguments: str, tool_names: Collection[str]) -> Resolved:
     known = _actions(tool_names)
     name = known.get(action, action) if isinstance(action, str) else ""
     if name not in known.values():
-        shown = "is missing" if action is None else f"got {msgspec.json.encode(action).decode():.100}"
-        return Resolved(TOOL, arguments, f"`action` must be one of {', '.join(known)}; it {shown}.")
+        shown = "nothing" if action is None else f"{msgspec.json.encode(action).decode():.100}"
+        return Resolved(TOOL, arguments, f"`action` must be one of {', '.join(known)}, got {shown}.")
     # Models that must fill in each parameter send null for the parameters of other actions.
     given = {key: value for key, value in given.items() if value is not None}
     if "file_path" in given:

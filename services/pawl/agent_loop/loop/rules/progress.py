@@ -21,7 +21,7 @@ _ROUNDING: Final = 1e-9
 def report_time(
     job: Job, cursor: JobCursor, progress: JobProgress | None, start_time: float, now: float
 ) -> float | None:
-    """Return when to report the progress of a call that started at `start_time`; None if not before it progresses.
+    """Return when to report the progress of a call that started at `start_time`; None if it must progress first.
 
     The time may have passed. It is never less than a minute after the last report.
     """
