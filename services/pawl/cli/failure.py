@@ -186,7 +186,7 @@ def _sentence(error: PawlError, typed: Mapping[str, str]) -> str:
     following = _NEXT.get(error.reason, "")
     if error.reason == "INVALID_ID":
         following = _NEXT.get(_ID_REASONS.get(error.message.partition(" ")[0], ""), "")
-    if error.reason == "RUN_NOT_FOUND" and _option("job_id", typed):
+    if error.reason == "RUN_NOT_FOUND" and (_option("job_id", typed) or "job_ids" in typed):
         following = "`pawl jobs list --all` shows your jobs."
     if error.reason == "UNAUTHENTICATED" and os.environ.get(_KEY):
         following = _KEY_REFUSED

@@ -64,22 +64,24 @@ def _lines(answer: Any, _: Any) -> list[str]:
     return job_lines(answer.job)
 
 
+_STOPS: Final = {run_pb2.RUN_STATE_CANCELLING: "being stopped", run_pb2.RUN_STATE_CANCELLED: "stopped"}
+
+
 def state_text(job: jobs_pb2.BackgroundJob) -> str:
     if job.waiting.reason == waiting_pb2.WAIT_REASON_PAUSED:
         return "paused"
     by_user = " by its user" if job.stop_cause == run_pb2.STOP_CAUSE_USER else ""
-    is_stopping = job.state == run_pb2.RUN_STATE_CANCELLING
-    state = "being stopped" if is_stopping else wording.state_name(job.state)
+    state = _STOPS.get(job.state) or wording.state_name(job.state)
     return f"{state}{by_user or wording.STOPPED_BY.get(job.stop_cause, '')}"
 
 
 def progress_text(job: jobs_pb2.BackgroundJob) -> str:
-    if job.definition.iterations_max == 1:
-        return wording.progress_text(job.progress)
+    """Return the progress of a job; of one with a single call, only the call's own."""
     failed = f" ({job.failures} failed)" if job.failures else ""
-    missed = f", {job.missed_iterations} missed" if job.missed_iterations else ""
-    shown = f": {wording.progress_text(job.progress)}" if job.HasField("progress") else ""
-    return f"{job.iterations} of {job.definition.iterations_max}{failed}{missed}{shown}"
+    missed = f"{job.missed_iterations} missed" if job.missed_iterations else ""
+    count = f"{job.iterations} of {job.definition.iterations_max}{failed}" if job.definition.iterations_max > 1 else ""
+    shown = wording.progress_text(job.progress) if job.HasField("progress") else ""
+    return ", ".join(filter(None, (count, missed, shown)))
 
 
 COLUMNS: Final[Columns] = {
@@ -215,7 +217,7 @@ async def resume(target: AsyncClient, console: Console, job_ids: JobIds) -> None
 def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
     return [
         f"{job.job_id}: {state_text(job)}",
-        *([f"progress: {progress}"] if (progress := progress_text(job)) else []),
+        *(f"progress: {text}" for text in [progress_text(job)] if text),
         *wording.described(job, only=_SHOWN),
         *(
             f"decide with: pawl approve {call.run_id} {call.call_id}"

@@ -115,11 +115,11 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return what a stop has achieved so far: stopping, stopped, or not stopped and why."""
+    """Return what a stop has achieved so far: being stopped, stopped, or not stopped and why."""
     if job.not_stopped:
         return f"{job_name(job)} could not be stopped: {one_line(job.not_stopped, 300)}"
     if job.state == run_pb2.RUN_STATE_CANCELLING:
-        return f"{job_name(job)} is stopping."
+        return f"{job_name(job)} is being stopped."
     if job.state == run_pb2.RUN_STATE_CANCELLED:
         return f"{job_name(job)} is stopped."
     return f"{job_name(job)} had already ended ({state_name(job.state)})."

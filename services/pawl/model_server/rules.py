@@ -72,8 +72,11 @@ def job_id(content: str | None) -> str:
 def notice_text(notice: Mapping[str, Any]) -> str:
     job = f"The job {notice.get('job_id')} ({notice.get('tool')})"
     outcome = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
+    outcome = outcome.removesuffix(".")
     if "iteration" in notice:
         return f"{job}, iteration {notice['iteration']}: {outcome}."
+    if notice.get("state") == "CANCELLED":
+        return f"{job} has ended, stopped."
     return f"{job} has ended, {str(notice.get('state')).lower()}: {outcome}."
 
 

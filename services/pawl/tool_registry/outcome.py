@@ -135,7 +135,8 @@ def of_unstarted(definition: ToolDefinition, reason: str, why: str, seconds: flo
 def of_cancel(definition: ToolDefinition, seconds: float, end: ToolEnd = ToolEnd.STOPPED) -> ExecutionResult:
     if end is ToolEnd.STILL_RUNNING:
         message = (
-            f"{definition.name} was cancelled and could not be stopped: it keeps running{_late_effect(definition)}"
+            f"{definition.name} was asked to stop, but keeps running{_late_effect(definition)}. "
+            "A sync tool stops early only if it calls context.check_cancelled()"
         )
         return ended_badly(Outcome.CANCELLED, NOT_STOPPED, message, seconds)
     then = " before it started" if end is ToolEnd.NEVER_STARTED else doubt(definition)

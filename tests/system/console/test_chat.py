@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import pytest_asyncio
-from playwright.async_api import Request, expect
+from playwright.async_api import Locator, Request, expect
 
 from pawl.event.v1 import call_pb2
 from pawl.launcher.suite import Suite
@@ -130,7 +130,7 @@ async def test_queued_message_waits_and_stop_button_cancels(open_page: NewPage) 
     await say(page, "what is 6 * 7")
     await expect(page.locator(".turn[data-state=queued]")).to_have_count(1)
     await page.get_by_role("button", name="Stop", exact=True).click()
-    await expect(story).to_have_attribute("data-state", "cancelled", timeout=90_000)
+    await expect(story).to_have_attribute("data-state", "stopped", timeout=90_000)
     await expect(story).to_contain_text("Stopped.")
     await done(page)
     await expect(page.locator(".turn").last).to_contain_text("42")
@@ -200,19 +200,32 @@ async def test_background_work_is_seen_and_stopped(open_page: NewPage, tmp_path:
     await done(page, 2)
     await expect(page.locator(".turn").last).to_contain_text("42")
     phone = await open_page(page.url.removeprefix(at(page, "")), user="scraper", viewport={"width": 390, "height": 800})
+    strips = [each.locator(".strip", has_text="scrape") for each in (page, phone)]
+    for strip in strips:
+        await expect(strip.get_by_role("progressbar")).to_be_visible(timeout=90_000)
+        await until_uncovered(strip.get_by_role("button", name="Stop scrape"))
     await page.close()
 
     card = phone.locator(".card", has_text="scrape")
-    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=90_000)
-    await card.get_by_role("button", name="Stop scrape").click()
+    await strips[1].get_by_role("button", name="Stop scrape").click()
     await expect(card).to_contain_text("background job stopped", timeout=90_000)
-    await expect(card.get_by_role("button", name="Stop scrape")).to_have_count(0)
+    await expect(card).not_to_have_class(re.compile("good"))
+    await expect(phone.get_by_role("button", name="Stop scrape")).to_have_count(0)
     scraped = pages.read_text()
-    await expect(phone.locator(".turn", has_text="scrape: cancelled")).to_have_count(1, timeout=90_000)
+    await expect(phone.locator(".turn", has_text="scrape: stopped")).to_have_count(1, timeout=90_000)
     await done(phone, 3)
     await say(phone, "what is 6 * 8")
     await done(phone, 4)
     assert pages.read_text() == scraped, "the tool still runs"
+
+
+async def until_uncovered(element: Locator) -> None:
+    """Wait until an element is in the viewport without scrolling, and no other element covers it."""
+    on_top = """element => {
+        const {x, y, width, height} = element.getBoundingClientRect();
+        return element.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+    }"""
+    await until(lambda: element.evaluate(on_top))
 
 
 async def test_steering_message_appears_where_it_was_received(open_page: NewPage, model: Model) -> None:

@@ -145,7 +145,7 @@ async def test_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
     await page.get_by_role("button", name="Resume").click()
     await expect(page.get_by_role("button", name="Pause")).to_be_visible(timeout=90_000)
     await sure(page, "Stop")
-    await expect(page.locator(".facts")).to_contain_text("cancelled", timeout=90_000)
+    await expect(page.locator(".facts")).to_contain_text("stopped", timeout=90_000)
 
 
 async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -> None:

@@ -322,8 +322,8 @@ async def test_a_waiting_run_can_be_topped_up_or_cancelled_and_does_not_block(
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        ("/stop", "run_2 (scrape) is stopping."),
-        ("/stop run_1", "run_1 (scrape) is stopping."),
+        ("/stop", "run_2 (scrape) is being stopped."),
+        ("/stop run_1", "run_1 (scrape) is being stopped."),
     ],
 )
 @pytest.mark.parametrize("by_key", [False, True])

@@ -17,7 +17,7 @@ from pawl.cli.command import LineReader
 from pawl.cli.events import line
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Reviewer
-from pawl.cli.jobs import job_lines, paused_text, put_reports
+from pawl.cli.jobs import job_lines, paused_text, progress_text, put_reports
 from pawl.cli.operating import undo_line
 from pawl.cli.runs import show_step, status_lines
 from pawl.client import AsyncClient
@@ -236,7 +236,20 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
     job.ClearField("waiting")
     job.state, job.stop_cause = run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_USER
     job.iterations, job.trimmed_iterations = 5_101, 5_000
-    assert {"run_2: cancelled by its user", "trimmed iterations: 5000"} <= set(job_lines(job))
+    assert {"run_2: stopped by its user", "trimmed iterations: 5000"} <= set(job_lines(job))
+    job.state = run_pb2.RUN_STATE_CANCELLING
+    assert "run_2: being stopped by its user" in job_lines(job)
+
+
+def test_stopped_job_with_one_call_shows_only_the_calls_progress() -> None:
+    job = jobs_pb2.BackgroundJob(job_id="run_1", state=run_pb2.RUN_STATE_CANCELLED, iterations=1, failures=1)
+    job.definition.iterations_max = 1
+    assert job_lines(job)[:1] == ["run_1: stopped"]
+    assert progress_text(job) == ""
+    job.progress.fraction, job.progress.message = 0.01, "shelf 53 of 3600"
+    assert progress_text(job) == "1% shelf 53 of 3600"
+    job.progress.fraction = 0.996
+    assert progress_text(job).startswith("99% "), "100% means that the call has ended"
 
 
 def test_reports_are_given_as_a_word_or_json_or_refused() -> None:

@@ -60,7 +60,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   return (
     <div
       role="group"
-      class={`card ${CLASSES[state] ?? ""}`}
+      class={`card ${job ? jobClass(job) : (CLASSES[state] ?? "")}`}
       data-item
       tabIndex={open ? 0 : -1}
       data-call={call.callId}
@@ -103,17 +103,42 @@ function Done({ fraction, message }: { fraction?: number | undefined; message: s
   );
 }
 
-/** Returns the state of a job in words: a stop is under way, has succeeded, or has not stopped the call. */
+/** Returns the state of a job in words, and whether a stop has failed. */
 export function jobState(job: BackgroundJobJson): string {
   if (job.notStopped) return "could not be stopped";
-  if (job.state === "RUN_STATE_CANCELLING") return "stopping";
-  if (job.state === "RUN_STATE_CANCELLED") return "stopped";
   return word(job.state);
+}
+
+function jobClass({ state, notStopped }: BackgroundJobJson): string {
+  if (notStopped || state === "RUN_STATE_FAILED" || state === "RUN_STATE_EXPIRED") return "bad";
+  return state === "RUN_STATE_CANCELLED" || state === "RUN_STATE_CANCELLING" ? "" : "good";
 }
 
 /** The progress of a background job, when it is expected to end, and the button that stops it. */
 function Background({ job }: { job: BackgroundJobJson }): VNode {
-  const { jobId = "", progress, expectedEndTime, notStopped, endTime } = job;
+  const { expectedEndTime, notStopped } = job;
+  return (
+    <>
+      <JobProgress job={job} />
+      {expectedEndTime && <p class="quiet">expected to end {ago(expectedEndTime)}</p>}
+      {notStopped && <p class="fault">{visible(notStopped)}</p>}
+      {mayStop(job) && (
+        <p class="buttons">
+          <StopJob job={job} />
+        </p>
+      )}
+    </>
+  );
+}
+
+function JobProgress({ job: { progress, state } }: { job: BackgroundJobJson }): VNode | null {
+  if (!progress || state === "RUN_STATE_COMPLETED") return null;
+  return <Done fraction={progress.fraction === undefined ? undefined : Number(progress.fraction)} message={progress.message ?? ""} />;
+}
+
+const mayStop = ({ endTime, state }: BackgroundJobJson): boolean => !endTime && state !== "RUN_STATE_CANCELLING" && may("agent.v1.JobService/StopJob");
+
+function StopJob({ job: { jobId = "", definition } }: { job: BackgroundJobJson }): VNode {
   const [busy, setBusy] = useState(false);
   const stop = async (): Promise<void> => {
     setBusy(true);
@@ -121,22 +146,32 @@ function Background({ job }: { job: BackgroundJobJson }): VNode {
     if (stopped?.job) jobs.value = { ...jobs.value, [stopped.job.parentCallId ?? ""]: stopped.job };
     setBusy(false);
   };
-  const mayStop = !endTime && job.state !== "RUN_STATE_CANCELLING" && may("agent.v1.JobService/StopJob");
   return (
-    <>
-      {progress && job.state !== "RUN_STATE_COMPLETED" && (
-        <Done fraction={progress.fraction === undefined ? undefined : Number(progress.fraction)} message={progress.message ?? ""} />
-      )}
-      {expectedEndTime && <p class="quiet">expected to end {ago(expectedEndTime)}</p>}
-      {notStopped && <p class="fault">{visible(notStopped)}</p>}
-      {mayStop && (
-        <p class="buttons">
-          <button class="second bad" disabled={busy} aria-label={`Stop ${visible(job.definition?.toolName ?? "")}`} onClick={() => void stop()}>
-            Stop
-          </button>
-        </p>
-      )}
-    </>
+    <button type="button" class="second bad" disabled={busy} aria-label={`Stop ${visible(definition?.toolName ?? "")}`} onClick={() => void stop()}>
+      Stop
+    </button>
+  );
+}
+
+const STRIP_JOBS_MAX = 3;
+
+/** Open background jobs with their progress and Stop buttons, for the foot of the chat. */
+export function JobStrip({ open }: { open: BackgroundJobJson[] }): VNode | null {
+  if (!open.length) return null;
+  return (
+    <div class="strip">
+      {open.slice(0, STRIP_JOBS_MAX).map((job) => (
+        <div key={job.jobId} class="job">
+          <span role="status">
+            In the background: {visible(job.definition?.toolName ?? "")}
+            {job.state !== "RUN_STATE_RUNNING" && `, ${jobState(job)}`}
+          </span>
+          <JobProgress job={job} />
+          {mayStop(job) && <StopJob job={job} />}
+        </div>
+      ))}
+      <a href="/background">{open.length > STRIP_JOBS_MAX ? `Manage all ${open.length}` : "Manage"}</a>
+    </div>
   );
 }
 

@@ -4,7 +4,7 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
-import { CallCard } from "./cards";
+import { CallCard, JobStrip } from "./cards";
 import { Later } from "./later";
 import { Boundary, Markdown } from "./markdown";
 import { ago, attempt, draft, go, isAbsent, jobs, keep, kept, may, pawl, query, who, word } from "./state";
@@ -117,7 +117,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const [chosen, setChosen] = useState<string>();
   const [sent, setSent] = useState<Sent[]>([]);
   const [pending, setPending] = useState<string>();
-  const end = useRef<HTMLDivElement>(null);
+  const talk = useRef<HTMLElement>(null);
   useEffect(() => {
     if (!conversationId) return;
     return pawl.follow(
@@ -144,13 +144,14 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const near = useRef(true);
   const top = useRef(0);
   useEffect(() => {
-    if (near.current) end.current?.scrollIntoView({ block: "end" });
-  }, [length]);
+    if (near.current) talk.current?.scrollTo({ top: talk.current.scrollHeight });
+  }, [length, open.length]);
 
   const active = turns.find(({ run }) => !isEnded(run))?.log;
   const agents = who.value?.deployment?.agentNames ?? [];
   const model = who.value?.deployment?.model;
-  const before = turns.at(-1)?.run.agent?.name ?? "";
+  // A message arrives before its run, which has a create time.
+  const before = turns.findLast(({ run }) => run.createTime)?.run.agent?.name ?? "";
   const agent = chosen ?? (agents.includes(before) ? before : DEFAULT);
   const send = async (text: string, policy: Policy): Promise<boolean> => {
     const done = await attempt(async () => {
@@ -175,6 +176,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   if (missing) return <section class="page"><h1>Conversation not found</h1><p><a href="/">Start a new one</a></p></section>;
   return (
     <section
+      ref={talk}
       class="talk"
       aria-label="Conversation"
       onScroll={(event) => {
@@ -213,7 +215,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
         {turns.map(({ run, log, known, asked, answers, notice, last }, index) => (
           <div key={run.runId} class="turn" data-run={run.runId} data-state={word(run.state)}>
             {asked && !notice && <div class="mine">{visible(asked)}</div>}
-            {notice && <p class="quiet">↩ {visible(asked || "background update")}</p>}
+            {notice && <p class="quiet">↩ {visible(asked.replace(/ \(run_\w+\)$/gm, "") || "background update")}</p>}
             {known ? <RunLog view={log} answers={answers} /> : answers.map((text, key) => <Markdown key={key} text={text} />)}
             {pending && log === active && !log.notes.some(({ text }) => text === pending) && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
             <p class="quiet tools">
@@ -234,25 +236,22 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
         {elsewhere.map((call) => (
           <CallCard key={call.callId} call={call} where />
         ))}
-        <div ref={end} />
       </div>
-      {open.length > 0 && (
-        <p class="strip" role="status">
-          In the background: {open.map((job) => visible(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">Manage</a>
-        </p>
-      )}
-      <Composer conversationId={conversationId} active={active} onSend={send}>
-        {agents.some((name) => name !== DEFAULT) && (
-          <label class="row quiet">
-            Agent
-            <select value={agent} onChange={(event) => setChosen(event.currentTarget.value)}>
-              {[...new Set([DEFAULT, ...agents])].map((name) => (
-                <option key={name}>{name}</option>
-              ))}
-            </select>
-          </label>
-        )}
-      </Composer>
+      <div class="foot">
+        <JobStrip open={open} />
+        <Composer conversationId={conversationId} active={active} onSend={send}>
+          {agents.some((name) => name !== DEFAULT) && (
+            <label class="row quiet">
+              Agent
+              <select value={agent} onChange={(event) => setChosen(event.currentTarget.value)}>
+                {[...new Set([DEFAULT, ...agents])].map((name) => (
+                  <option key={name}>{name}</option>
+                ))}
+              </select>
+            </label>
+          )}
+        </Composer>
+      </div>
     </section>
   );
 }

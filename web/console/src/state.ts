@@ -185,11 +185,11 @@ export const STATES: Record<string, string> = {
   RUN_STATE_QUEUED: "queued",
   RUN_STATE_RUNNING: "running",
   RUN_STATE_WAITING: "waiting",
-  RUN_STATE_CANCELLING: "stopping",
+  RUN_STATE_CANCELLING: "being stopped",
   RUN_STATE_NEEDS_ATTENTION: "needs attention",
   RUN_STATE_COMPLETED: "completed",
   RUN_STATE_FAILED: "failed",
-  RUN_STATE_CANCELLED: "cancelled",
+  RUN_STATE_CANCELLED: "stopped",
   RUN_STATE_EXPIRED: "expired",
 };
 

@@ -441,8 +441,12 @@ def _escape(found: re.Match[str]) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
+def _outcome(state: RunState) -> str:
+    return "stopped" if state is RunState.CANCELLED else state.name.lower()
+
+
 def _line(notice: Notice) -> str:
-    what = f"iteration {notice.occasion}" if notice.occasion else notice.run.state.name.lower()
+    what = f"iteration {notice.occasion}" if notice.occasion else _outcome(notice.run.state)
     if _is_of_progress(notice):
         found = _progress_content(notice)
         what = f"{found['percent']}% done" if "percent" in found else f"running for {found.get('minutes', 0):g} minutes"

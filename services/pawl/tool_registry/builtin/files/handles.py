@@ -92,7 +92,7 @@ def opened_file(folder: int, name: str) -> Iterator[int]:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise ToolError(f"{name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
+            raise ToolError(f"path {name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
         yield handle
     finally:
         os.close(handle)
