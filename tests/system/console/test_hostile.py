@@ -98,7 +98,7 @@ def examples() -> list[dict[str, str]]:
 async def test_no_commonmark_example_renders_blank(
     open_page: NewPage, suite: Suite, examples: list[dict[str, str]]
 ) -> None:
-    """`open_page` checks that the Content Security Policy blocked nothing."""
+    """The last 500 are shown at first. `open_page` checks that the Content Security Policy blocked nothing."""
     texts = [example["markdown"] for example in examples]
     messages = [{"role": "HISTORY_ROLE_USER", "text": "Which examples are there?"}]
     messages += [{"role": "HISTORY_ROLE_ASSISTANT", "text": text} for text in texts]
@@ -108,8 +108,9 @@ async def test_no_commonmark_example_renders_blank(
         made = await program.post("/rpc/pawl.agent.v1.ConversationService/ImportConversation", json=wanted)
     assert made.status_code == 200, made.text
     page = await open_page(f"/c/{made.json()['conversation']['conversationId']}", user="author")
+    await page.get_by_role("button", name="Show earlier messages").click(timeout=90_000)
     shown = page.locator(".turn .markdown")
-    await expect(shown).to_have_count(len(texts))
+    await expect(shown).to_have_count(len(texts), timeout=90_000)
     assert [texts[place] for place in await shown.evaluate_all(BLANK)] == []
     await expect(page.get_by_text(FAILED)).to_have_count(0)
 

@@ -1,5 +1,5 @@
 import { signal } from "@preact/signals";
-import { type ConversationJson, emptyConversation, isEnded, pendingCalls, requestId, type RunView, type Sent, turnsOf } from "@pawl/client";
+import { type ConversationJson, emptyConversation, isEnded, type MessageJson, pendingCalls, requestId, type RunView, type Sent, turnsOf } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -136,7 +136,19 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   useEffect(() => {
     listed.value = listed.value?.map((each) => (each.conversationId === conversation.conversationId && conversation.updateTime ? conversation : each));
   }, [conversation]);
-  const turns = turnsOf(view, sent);
+  const [earlier, setEarlier] = useState<MessageJson[]>([]);
+  const showEarlier = (): Promise<void | undefined> =>
+    attempt(async () => {
+      const found: MessageJson[] = [];
+      let pageToken = "";
+      do {
+        const page = await pawl.agent.listMessages({ conversationId, pageSize: 200, pageToken });
+        found.push(...(page.messages ?? []).filter(({ number }) => Number(number) < view.firstNumber));
+        pageToken = Number(page.messages?.at(-1)?.number ?? 0) < view.firstNumber - 1 ? (page.nextPageToken ?? "") : "";
+      } while (pageToken);
+      setEarlier(found);
+    });
+  const turns = turnsOf({ ...view, messages: [...earlier, ...view.messages] }, sent);
   const open = Object.values(view.jobs).filter((job) => !job.endTime);
   // Calls of runs below and of jobs. A run's own calls are in its log.
   const elsewhere = pendingCalls(view).filter(({ runId = "", state }) => !turns.some(({ run }) => run.runId === runId) && state !== "CALL_STATE_OFFERED");
@@ -211,7 +223,11 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
             )}
           </div>
         )}
-        {view.firstNumber > 1 && <p class="quiet">Earlier messages are not shown.</p>}
+        {view.firstNumber > 1 && !earlier.length && (
+          <button class="second" onClick={() => void showEarlier()}>
+            Show earlier messages
+          </button>
+        )}
         {turns.map(({ run, log, known, asked, answers, notice, last }, index) => (
           <div key={run.runId} class="turn" data-run={run.runId} data-state={word(run.state)}>
             {asked && !notice && <div class="mine">{visible(asked)}</div>}
