@@ -35,14 +35,6 @@ async def test_notice_is_loaded_and_entered_by_the_delegated_run(user: User, own
     assert await owner.notices() == []
 
 
-async def test_job_that_starts_below_a_cancelled_run_is_cancelled(user: User, owner: Owner) -> None:
-    """I12: the cancellation of the root run has not reached the runs below it."""
-    agent = await delegating(user, await delegating(user, owner, "a"), "b")
-    await user.cancel(owner.run_id)
-    await agent.commit(round=1, **starting_step("c"))
-    assert (await user.run("job_c")).state == run_pb2.RUN_STATE_CANCELLED
-
-
 async def test_message_of_a_delegated_run_reports_waiting_notices(user: User, owner: Owner) -> None:
     """ASYNC-5: the next model call receives them, even if no wake-up arrived."""
     agent = await delegating(user, owner, "a")
