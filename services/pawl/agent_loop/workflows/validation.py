@@ -114,8 +114,6 @@ def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[Definitio
 
 
 def _of_condition(node: ConditionNode, path: str) -> Iterator[DefinitionFault]:
-    if not node.then and not node.else_:
-        yield DefinitionFault(f"{path}.then", "the condition has neither then nor else")
     for name in sorted({*node.then} & {*node.else_}):
         yield DefinitionFault(f"{path}.else", f"{name!r} is on both sides", "use after of that node")
     if isinstance(node.on_error, GoTo) and node.on_error.go_to in {*node.then, *node.else_}:

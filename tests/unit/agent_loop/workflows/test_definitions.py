@@ -122,7 +122,6 @@ FAULTS: list[tuple[Any, str]] = [
         "nodes.b: needs itself: b -> c -> b",
     ),
     (document(a={**TOOL, "on_error": {"go_to": "b"}}), "nodes.a.on_error.go_to: there is no node 'b'"),
-    (document(a=condition()), "nodes.a.then: the condition has neither then nor else"),
     (document(a=condition(then=["b"], **{"else": ["b"]}), b=TOOL), "nodes.a.else: 'b' is on both sides"),
     (
         document(a=condition(then=["b"], on_error={"go_to": "b"}), b=TOOL),
