@@ -130,7 +130,7 @@ class Values:
         record = self._cursor.nodes.get(step.number)
         if record is None or record.state is not NodeState.FAILED:
             return None
-        message = record.message
+        message: Any = record.message
         if not message and not isinstance(step.node, ConditionNode | OutputNode | ParallelNode | WaitNode):
             content = self.content(step, record)
             message = content.get("error", "") if isinstance(content, dict) else ""

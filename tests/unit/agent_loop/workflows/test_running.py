@@ -32,9 +32,9 @@ class Crash(BaseException):
     """The process is killed."""
 
 
-def start(world: World, nodes: dict[str, Any], input: Any = None, **more: Any) -> RunKey:
+def start(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> RunKey:
     version = world.workflows.save("flow", nodes, **more)
-    pinned = PinnedWorkflow(name="flow", version=version, input_json=json.dumps(input or {}).encode())
+    pinned = PinnedWorkflow(name="flow", version=version, input_json=json.dumps(given or {}).encode())
     return world.ledger.submit("[Workflow flow]", workflow=pinned)
 
 
@@ -45,9 +45,9 @@ def world_of(*scripts: Script, **results: Any) -> World:
     return world
 
 
-async def finished(nodes: dict[str, Any], input: Any = None, world: World | None = None, **more: Any) -> Run:
+async def finished(nodes: dict[str, Any], given: Any = None, world: World | None = None, **more: Any) -> Run:
     world = world or world_of()
-    key = start(world, nodes, input, **more)
+    key = start(world, nodes, given, **more)
     await world.finish(key)
     return world.ledger.run(key)
 
@@ -90,8 +90,8 @@ async def test_failed_node_is_tried_again_after_growing_delays() -> None:
     await world.finish(key)
     run, calls = world.ledger.run(key), world.ledger.calls(key)
     assert run.state is RunState.FAILED
-    assert run.failure is not None and run.failure.reason == "TOOL_ERROR"
-    assert run.failure.message == "Node a: broken"
+    assert present(run.failure).reason == "TOOL_ERROR"
+    assert present(run.failure).message == "Node a: broken"
     times = [present(call.create_time) for call in calls]
     assert [round(after - before) for before, after in pairwise(times)] == [11, 31]
 
@@ -166,7 +166,7 @@ def test_run_resumes_from_the_last_finished_node() -> None:
         key = start(world, nodes)
         requests = 0
 
-        async def crash(request: str, carried_out: bool) -> None:  # noqa: FBT001
+        async def crash(request: str, carried_out: bool) -> None:
             nonlocal requests
             if request != "ClaimRuns":
                 requests += 1
