@@ -46,6 +46,7 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from pawl.job_store.versions.rules import DefinitionRow, Kind, Save, VersionRow
 from pawl.job_store.versions.store import PostgresVersions
+from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
 from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage
 from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.model import FakeModel, Script
@@ -143,6 +144,11 @@ class MemoryUsage(PostgresUsage):
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
+
+
+def workflow_servicers() -> tuple[object, ...]:
+    workflows = MemoryVersions(WORKFLOW)
+    return WorkflowServicer(workflows), WorkflowLedgerServicer(workflows)
 
 
 class MemoryAgents(AgentLedger):

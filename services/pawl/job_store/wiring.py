@@ -149,8 +149,8 @@ def on_postgres(
     )
     keys = Keys(PostgresKeyRepository(database), clock, ids)
     agents, usage = PostgresAgents(database), PostgresUsage(database)
-    workflows = PostgresVersions(database, WORKFLOW)
     titles = PostgresTitles(database, partial(quota, agents, usage))
+    workflows = PostgresVersions(database, WORKFLOW)
     declarations = DeclarationServicer(PostgresDeclarations(database))
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
     triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
@@ -178,9 +178,14 @@ def on_postgres(
         server.add_forwarded(add_DeclarationServiceServicer_to_server, declarations)
         internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
-        internal(add_ScheduleLedgerServiceServicer_to_server, ScheduleLedgerServicer(schedules, limits))
-        server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
-        internal(add_TriggerLedgerServiceServicer_to_server, TriggerLedgerServicer(triggers, limits))
+        _add_starters(server, schedules, triggers, limits)
 
     return JobStore(group_commit=group_commit, ledger=ledger, loops=parts.loops | loops, keys=keys, add_to=add_to)
+
+
+def _add_starters(server: RpcServer, schedules: Schedules, triggers: Triggers, limits: Limits) -> None:
+    internal = partial(server.add, service_only=True)
+    server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
+    internal(add_ScheduleLedgerServiceServicer_to_server, ScheduleLedgerServicer(schedules, limits))
+    server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
+    internal(add_TriggerLedgerServiceServicer_to_server, TriggerLedgerServicer(triggers, limits))

@@ -7,6 +7,7 @@ from typing import Final
 
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
+from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import DEFAULT_AGENT, StoreId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
@@ -20,7 +21,7 @@ from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.rpc.messages import timestamp
 from pawl.job_store.ledger.rules.usage import DAYS_MAX
 from pawl.job_store.ledger.store.upkeep import PostgresUsage
-from pawl.job_store.versions.rpc import VERSION_MAX, may_see, message_of, versions_for
+from pawl.job_store.versions.rpc import VERSION_MAX, message_of, versions_for
 from pawl.job_store.versions.rules import VersionRow, saved
 
 _DAYS: Final = 30
@@ -159,7 +160,9 @@ async def quota(
 
 def _seen(user: Principal, row: VersionRow) -> agent_pb2.AgentVersion | None:
     agent = _message(row)
-    return agent if may_see(user, agent.definition.allowed_roles) else None
+    allowed = agent.definition.allowed_roles
+    is_shown = not allowed or Role.ADMIN in user.roles or not user.roles.isdisjoint(allowed)
+    return agent if is_shown else None
 
 
 def _draft(row: VersionRow) -> agent_pb2.AgentVersion:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import check_id
 from pawl.errors import NotFound
 from pawl.job_store.ledger.pages import Small, next_token, page_size, read_token
@@ -34,10 +33,6 @@ def message_of(row: VersionRow, kind: type[M]) -> M:
     message.create_time.CopyFrom(timestamp(row.create_time))
     message.create_user_id = row.create_user_id
     return message  # type: ignore[no-any-return]  # of this kind
-
-
-def may_see(user: Principal, allowed_roles: Collection[str]) -> bool:
-    return not allowed_roles or Role.ADMIN in user.roles or not user.roles.isdisjoint(allowed_roles)
 
 
 async def versions_for(
