@@ -221,6 +221,11 @@ async def test_requests_about_runs_refuse_bad_input(
             (pb.ListWorkflowVersionsRequest(name="triage", page_token="x"), "INVALID_PAGE_TOKEN"),
             (pb.ListWorkflowsRequest(page_token="x"), "INVALID_PAGE_TOKEN"),
             (pb.ListWorkflowsRequest(page_size=201), "INVALID_FIELD"),
+            (pb.GetExecutionRequest(run_id=MISSING), "RUN_NOT_FOUND"),
+            (pb.GetExecutionRequest(run_id="chat"), "RUN_NOT_FOUND"),
+            (pb.GetExecutionRequest(run_id=run_id, node="fech"), "NODE_NOT_FOUND"),
+            (pb.RerunFromRequest(run_id=run_id, node="fetch"), "RUN_NOT_ENDED"),
+            (pb.RerunFromRequest(run_id="chat", node="fetch"), "RUN_NOT_FOUND"),
             (pb.PauseExecutionRequest(run_id="chat"), "RUN_NOT_FOUND"),
             (pb.ResumeExecutionRequest(run_id=NO_ID), "INVALID_ID"),
             (pb.SendEventRequest(**event | {"run_id": "chat"}), "RUN_NOT_FOUND"),
@@ -237,6 +242,8 @@ async def test_workflow_runs_of_others_look_like_missing_ones(
 ) -> None:
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
     for request in (
+        pb.GetExecutionRequest(run_id=run_id),
+        pb.RerunFromRequest(run_id=run_id, node="fetch"),
         pb.PauseExecutionRequest(run_id=run_id),
         pb.ResumeExecutionRequest(run_id=run_id),
         pb.SendEventRequest(run_id=run_id, name="paid"),
