@@ -99,10 +99,17 @@ BAD: dict[str, tuple[Any, list[tuple[str, str]]]] = {
         {"nodes": {"a": {"kind": "workflow", "workflow": "other"}}},
         [("nodes.a.workflow", "")],
     ),
-    "a workflow that starts itself": ({"nodes": {"a": {"kind": "workflow", "workflow": "triage"}}}, [("nodes", "")]),
+    "a workflow that starts itself": (
+        {"nodes": {"a": {"kind": "workflow", "workflow": "triage"}}},
+        [("nodes.a.workflow", "")],
+    ),
     "a name that does not exist in an expression": (
         {"nodes": {"fetch": LOOK, "b": {"kind": "output", "value": "${nodes.fech.output}"}}},
         [("nodes.b.value", "fetch")],
+    ),
+    "an input that another workflow does not take": (
+        {"nodes": {"a": {"kind": "workflow", "workflow": "known"}}},
+        [("nodes.a.input.ticket", "")],
     ),
     "a cycle": (
         {"nodes": {"a": {**LOOK, "after": ["b"]}, "b": {**LOOK, "after": ["a"]}}},
@@ -125,6 +132,7 @@ async def test_faults_of_a_definition_are_reported_with_their_paths(
     workflows: WorkflowServiceAsyncStub, name: str
 ) -> None:
     fields, expected = BAD[name]
+    await workflows.SaveWorkflow(save(name="known"), metadata=ADMIN)
     document = fields if isinstance(fields, bytes) else json.dumps(definition(**fields)).encode()
     checked = await workflows.SaveWorkflow(
         pb.SaveWorkflowRequest(definition_json=document, validate_only=True), metadata=ADMIN
@@ -141,9 +149,10 @@ async def test_faults_of_a_definition_are_reported_with_their_paths(
 
 async def test_workflows_cannot_start_each_other_in_a_circle(workflows: WorkflowServiceAsyncStub, saved: None) -> None:
     await workflows.SaveWorkflow(
-        save(name="outer", nodes={"a": {"kind": "workflow", "workflow": "triage"}}), metadata=ADMIN
+        save(name="outer", nodes={"a": {"kind": "workflow", "workflow": "triage", "input": {"ticket": "7"}}}),
+        metadata=ADMIN,
     )
-    circle = save(nodes={"a": {"kind": "workflow", "workflow": "outer"}})
+    circle = save(nodes={"a": {"kind": "workflow", "workflow": "outer", "input": {"ticket": "7"}}})
     error = await failure(workflows.SaveWorkflow(circle, metadata=ADMIN))
     assert error.reason == "INVALID_WORKFLOW"
     assert "triage -> outer -> triage" in error.message
