@@ -64,6 +64,9 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     request_id: RequestId
 
 
+# The `mark_round` of a run with a cursor: no round comes after it.
+CURSOR_ROUND: Final = 2**31 - 1
+
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
@@ -137,12 +140,13 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The active run, the jobs with notices, and the runs that delegated jobs report to; empty without jobs."""
+        """The active run, the jobs with notices, and delegated jobs with the runs that they report to."""
         if self.background == NO_BACKGROUND:
             return ()
         notices, open_jobs = self.background.notices, self.background.open_jobs
         above = (run_id for each in (*notices, *open_jobs) for run_id in each.above)
-        notified = (self.active_run_id, *(each.run_id for each in notices), *above)
+        delegated = (each.run_id for each in open_jobs if each.receiver)
+        notified = (self.active_run_id, *(each.run_id for each in notices), *above, *delegated)
         return tuple(dict.fromkeys(run_id for run_id in notified if run_id))
 
     @property
@@ -279,6 +283,16 @@ class RunRow(Actor, frozen=True, kw_only=True):
     def is_turn(self) -> bool:
         """True if job notices, rather than a message, started the run."""
         return self.generation > 0 and not self.reports_to
+
+    @property
+    def has_cursor(self) -> bool:
+        """True if the run's program keeps its state in a cursor, so that its worker needs only its open calls."""
+        return self.mark_round == CURSOR_ROUND
+
+    @property
+    def loaded_from_round(self) -> int:
+        """The first round whose settled calls a worker loads; of a job, the last one."""
+        return CURSOR_ROUND if self.has_cursor else self.round if self.reports_to else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:
