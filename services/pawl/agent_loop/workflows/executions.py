@@ -20,6 +20,7 @@ from pawl.agent_loop.undo.rules import UndoSource, UndoState
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import definition as definitions
 from pawl.agent_loop.workflows import graph as graphs
+from pawl.agent_loop.workflows import mermaid
 from pawl.agent_loop.workflows import rerun as reruns
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.execution import SHOWN_BYTES_MAX, Execution
@@ -96,13 +97,15 @@ class Executions:
             RunNotFound, NodeNotFound
         """
         found = await self.run(caller, run_id)
-        execution = Execution(wire.RUN.read(found.run), found.graph, found.cursor)
+        execution, chart = Execution(wire.RUN.read(found.run), found.graph, found.cursor), ""
         if node:
             nodes = [await self._node(caller, execution, found.step(node))]
         else:
             execution.add_calls(await self._calls(caller, execution.last_calls), bytes_max=SHOWN_BYTES_MAX)
             nodes = execution.tree()
             await self._count_items(caller, nodes)
+            if found.graph.mapping is None:
+                chart = mermaid.flowchart(found.graph.definition, execution.states)
         shown = run_pb2.Run()
         shown.CopyFrom(found.run)
         for field in ("pending_calls", "active_calls"):
@@ -113,6 +116,7 @@ class Executions:
             current_nodes=execution.current,
             failed_node=execution.failed,
             paused=found.cursor.is_paused,
+            mermaid=chart,
         )
 
     async def _node(self, caller: Principal, execution: Execution, step: Step) -> NodeExecution:
