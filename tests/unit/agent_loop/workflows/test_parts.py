@@ -163,9 +163,10 @@ async def test_workflow_node_runs_another_workflow() -> None:
     assert json.loads(world.registry.checked[0].arguments_json) == {"n": 2}
 
 
-async def test_workflow_that_starts_itself_reaches_the_depth_limit() -> None:
+async def test_workflows_that_start_each_other_reach_the_depth_limit() -> None:
     world = world_of()
-    run = await finished(world, {"again": {"kind": "workflow", "workflow": "flow"}})
+    world.workflows.save("other", {"again": {"kind": "workflow", "workflow": "flow"}})
+    run = await finished(world, {"again": {"kind": "workflow", "workflow": "other"}})
     assert present(run.failure).reason == "NOT_ALLOWED"
     assert len(runs(world)) == 3
 
