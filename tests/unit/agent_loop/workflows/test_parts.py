@@ -9,6 +9,7 @@ import pytest
 
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause
+from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.chassis.ids import RunKey
@@ -271,3 +272,23 @@ async def test_node_repeats_until_its_condition_is_met() -> None:
     run = await finished(world, nodes)
     assert json.loads(run.output_json) == [1, "REPEAT_LIMIT"]
     assert sum(world.registry.effects.values()) == 5
+
+
+async def test_run_reports_its_end_to_a_conversation() -> None:
+    world = world_of(says("Hello."), says("It found 4."), look=4)
+    chat = world.ledger.submit("hello")
+    await world.finish(chat)
+    conversation_id = world.ledger.run(chat).conversation_id
+    nodes = {"look": {"kind": "tool", "tool": "look"}, "answer": {"kind": "output", "value": "${nodes.look.output}"}}
+    version = world.workflows.save("flow", nodes)
+    pinned = PinnedWorkflow(name="flow", version=version, reports_to_conversation_id=conversation_id)
+    key = world.ledger.submit("[Workflow flow]", workflow=pinned)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+        while len(runs(world)) < 3 or any(run.state not in ENDED for run in runs(world)):
+            await world.clock.sleep(0.1)
+    assert world.ledger.run(key).conversation_id != conversation_id
+    assert world.ledger.messages(chat)[-1].text == "It found 4."
+    (notice,) = [message for message in world.ledger.messages(chat) if message.role is Role.NOTICE]
+    (content,) = json.loads(notice.notices_json)
+    assert content == {"job_id": key.run_id, "tool": "flow", "state": "COMPLETED", "result": 4}

@@ -383,7 +383,9 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
         shown["alarm"] = alarm
     if run.missed_iterations:
         shown["missed"] = run.missed_iterations
-    if run.output_text:
+    if len(run.output_text) > OUTPUT_BYTES_MAX:
+        shown["result"] = f"The output of {len(run.output_text)} characters is too large to show."
+    elif run.output_text:
         shown["result"] = _json(run.output_text)
     return shown
 
@@ -406,9 +408,13 @@ def _progress_content(notice: Notice) -> dict[str, Any]:
 
 
 def _job(notice: Notice) -> Job:
-    if notice.run.job is None:
-        raise RuntimeError("a notice's run is not a job")
-    return notice.run.job
+    run = notice.run
+    if run.workflow is not None:
+        # A workflow run reports like a call that was made once.
+        return Job(tool_name=run.workflow.name, arguments_json=run.workflow.input_json, begin_time=0.0)
+    if run.job is None:
+        raise RuntimeError("a notice's run is neither a job nor a workflow run")
+    return run.job
 
 
 def _is_paused(notice: Notice) -> bool:
