@@ -44,6 +44,8 @@ AGENT_LOOP: Final = f"{SERVICE}agent-loop"
 TOOL_REGISTRY: Final = f"{SERVICE}tool-registry"
 NOTIFIER: Final = f"{SERVICE}notifier"
 MAILBOX: Final = f"{SERVICE}mailbox"
+# It only relays calls, each with a credential of its own.
+GATEWAY: Final = f"{SERVICE}gateway"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
 # Roles for users; each of them can read.
@@ -86,7 +88,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (Role.GATEWAY,): "DeliverWebhook",
         (MAILBOX,): "DeliverMail",
     },
-    "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX): "Batch"},
+    "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
     "pawl.job.v1.AgentLedgerService": {
