@@ -51,7 +51,7 @@ _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERAT
 # Roles for users; each of them can read.
 READERS: Final = _MEMBERS | {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
-ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}
+ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY}
 
 _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
