@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from pawl.errors import Unavailable
 from pawl.event.v1 import run_pb2
