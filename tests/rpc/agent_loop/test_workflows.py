@@ -10,6 +10,7 @@ import pytest
 from pawl.agent.v1 import agent_pb2, agents_pb2
 from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.event.v1 import agent_pb2 as agent_values
+from pawl.event.v1 import workflow_pb2
 from tests.rpc.agent_loop.asking import CONTROL, MISSING, NO_ID, Api, check_refusals, failure, reason, start
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -271,3 +272,23 @@ async def test_agent_that_a_workflow_names_must_be_usable(
     shown = agent_values.AgentDefinition(name="clerk")
     await agents.UpdateAgent(agents_pb2.UpdateAgentRequest(definition=shown), metadata=ADMIN)
     assert (await workflows.SaveWorkflow(save(nodes={"a": node}), metadata=ADMIN)).created
+
+
+async def test_execution_of_a_run_that_has_not_started_shows_its_nodes(
+    workflows: WorkflowServiceAsyncStub, saved: None
+) -> None:
+    run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
+    found = await workflows.GetExecution(pb.GetExecutionRequest(run_id=run_id), metadata=ME)
+    assert [(node.path, node.kind, node.state) for node in found.nodes] == [
+        ("fetch", "tool", workflow_pb2.NODE_STATE_PENDING)
+    ]
+    assert (found.run.run_id, list(found.current_nodes), found.failed_node, found.paused) == (run_id, [], "", False)
+    assert 'n0["fetch' in found.mermaid
+    read = await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)
+    assert 'n0["fetch' in read.mermaid
+
+
+async def test_schema_of_definitions_describes_all_kinds_of_nodes(workflows: WorkflowServiceAsyncStub) -> None:
+    schema = json.loads((await workflows.GetWorkflowSchema(pb.GetWorkflowSchemaRequest(), metadata=ME)).schema_json)
+    assert "nodes" in schema["properties"]
+    assert '"parallel"' in json.dumps(schema)
