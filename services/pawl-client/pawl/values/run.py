@@ -46,6 +46,8 @@ class WaitKind(IntEnum):
     PAUSED = 8
     COMPLETION = 9
     PROVIDER = 10
+    EVENT = 11
+    JOB = 12
 
 
 class StopCause(IntEnum):

@@ -40,3 +40,5 @@ class WaitReason(IntEnum):
     PAUSED = 13
     COMPLETION = 14
     PROVIDER = 15
+    EVENT = 16
+    JOB = 17
