@@ -145,7 +145,7 @@ def _builtin_tools(
         *document_tools(documents),
         *memory_tools(PostgresMemoryRepository(database)),
         *file_tools(files),
-        *mail_tools(mailer, documents, service.clock, sender=settings.mail_from),
+        *mail_tools(mailer, documents, ledger, service.clock, sender=settings.mail_from),
         *people_tools(documents),
         *question_tools(),
         *agent_tools(),

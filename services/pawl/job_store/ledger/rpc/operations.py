@@ -21,7 +21,7 @@ from pawl.chassis.ids import (
     UserId,
     check_id,
 )
-from pawl.chassis.labels import check_labels
+from pawl.chassis.labels import OF_MAIL, check_labels
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -149,7 +149,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         made_title=made_title(user_messages.text_of(request)),
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
-        labels=check_labels(request.labels),
+        labels=check_labels(request.labels, reserved=OF_MAIL),
         own_tools=own,
         only_repeat=request.only_repeat or (bool(request.asked_agent) and agent is None),
     )
