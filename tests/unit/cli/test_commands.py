@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from typer.testing import CliRunner
 
-from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
+from pawl.agent.v1 import agent_pb2, agents_pb2, declaration_pb2, operator_pb2
 from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
@@ -303,6 +303,9 @@ def test_resending_all_dead_deliveries_skips_confirmation_codes(monkeypatch: pyt
     assert sent == ["dlv_run.completed", "dlv_channel.test"]
 
 
+OWNED = declaration_pb2.Declaration(kind="source", name="shop", set="pack")
+
+
 class Suite:
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.asked: list[Any] = []
@@ -310,6 +313,8 @@ class Suite:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         async def answer(request: Any, **_: Any) -> Any:
+            if method == "ListDeclarations":
+                return declaration_pb2.ListDeclarationsResponse(declarations=[OWNED])
             self.asked.append(request)
             if "request_id" in request.DESCRIPTOR.fields_by_name:
                 assert request.request_id
@@ -440,7 +445,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         "sources add-http shop --openapi FILE --header key=a=b",
         MADE,
         source_pb2.AddSourceRequest(config=source_pb2.SourceConfig(name="shop", open_api=DOCUMENT)),
-        (),
+        ("warning: the source 'shop' belongs to the set 'pack', whose next pawl apply restores it",),
     ),
 ]
 
