@@ -229,7 +229,9 @@ async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
     with suppress(PawlError, StartError):  # The change itself is done.
         for each in await items(target, declaration_pb2.ListDeclarationsRequest()):
             if (each.kind, each.name) == (kind, name):
-                text = f"warning: the {kind} {name!r} belongs to the set {each.set!r}, whose next pawl apply restores it"
+                text = (
+                    f"warning: the {kind} {name!r} belongs to the set {each.set!r}, whose next pawl apply restores it"
+                )
                 say(Console(stderr=True, highlight=False), wording.clean(text))
 
 
