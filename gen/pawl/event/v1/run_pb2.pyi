@@ -1743,8 +1743,9 @@ class Run(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels from StartRunRequest.labels. A run that an e-mail started also has the ID of the e-mail and that of the
-        first message of its thread, if known (`pawl.mail_id` and `pawl.mail_thread`).
+        """Labels from StartRunRequest.labels. A workflow run that a user started also has the name of its workflow
+        (`pawl.workflow`); a run that an e-mail started has the ID of the e-mail and that of the first message of its
+        thread, if known (`pawl.mail_id` and `pawl.mail_thread`).
         """
 
     @_builtins.property

@@ -673,6 +673,7 @@ class LoadRunResponse(_message.Message):
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    JOBS_BELOW_COUNT_FIELD_NUMBER: _builtins.int
     SHARED_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
     CONTINUES_KNOWN_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
@@ -680,6 +681,10 @@ class LoadRunResponse(_message.Message):
     """The worker's own state from the last commit; empty at first."""
     open_job_count: _builtins.int
     """Number of open jobs that the run's user has in the conversation."""
+    jobs_below_count: _builtins.int
+    """Number of open jobs whose notices the run receives because it, or an ended run below it, started them; 0 unless
+    it is a child run.
+    """
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
     continues_known: _builtins.bool
@@ -732,13 +737,14 @@ class LoadRunResponse(_message.Message):
         own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
+        jobs_below_count: _builtins.int = ...,
         shared_tokens_left: _builtins.int | None = ...,
         continues_known: _builtins.bool = ...,
         prefix: Global___HistoryPrefix | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "now", b"now", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "continues_known", b"continues_known", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "continues_known", b"continues_known", "jobs_below_count", b"jobs_below_count", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
     _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015
@@ -2068,8 +2074,11 @@ class ListCommandsResponse(_message.Message):
     COMMANDS_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    JOBS_BELOW_COUNT_FIELD_NUMBER: _builtins.int
     open_job_count: _builtins.int
     """Same as LoadRunResponse.open_job_count."""
+    jobs_below_count: _builtins.int
+    """Same as LoadRunResponse.jobs_below_count."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
         """Unconsumed commands."""
@@ -2084,10 +2093,11 @@ class ListCommandsResponse(_message.Message):
         commands: _abc.Iterable[Global___Command] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
+        jobs_below_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "jobs_below_count", b"jobs_below_count", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2894,6 +2904,7 @@ class ListChangesResponse(_message.Message):
     CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     ACTIVE_RUN_ID_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     has_more: _builtins.bool
     """Whether more messages follow."""
     active_run_id: _builtins.str
@@ -2918,6 +2929,13 @@ class ListChangesResponse(_message.Message):
     def time(self) -> _timestamp_pb2.Timestamp:
         """Time of the read. Later changes may be missing."""
 
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A version for each of `run_ids`, in the same order, which differs if the run, its calls, or the runs that
+        execute its calls have changed. Empty if one of these runs waits to be claimed: its reasons depend on
+        other runs.
+        """
+
     def __init__(
         self,
         *,
@@ -2928,10 +2946,11 @@ class ListChangesResponse(_message.Message):
         conversation_ids: _abc.Iterable[_builtins.str] | None = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         active_run_id: _builtins.str = ...,
+        versions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_id", b"active_run_id", "conversation", b"conversation", "conversation_ids", b"conversation_ids", "has_more", b"has_more", "messages", b"messages", "run_ids", b"run_ids", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_id", b"active_run_id", "conversation", b"conversation", "conversation_ids", b"conversation_ids", "has_more", b"has_more", "messages", b"messages", "run_ids", b"run_ids", "time", b"time", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

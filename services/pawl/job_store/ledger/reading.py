@@ -130,11 +130,13 @@ NOTICES_MAX: Final = 20
 class PendingNotices:
     """The first `NOTICES_MAX` pending notices for a run's user, each with its job and occasion.
 
-    `open_jobs` is the number of the user's open jobs that report to the run's conversation.
+    `open_jobs` is the number of the user's open jobs that report to the run's conversation, and `jobs_below` the number
+    of those whose notices enter the run itself, if it is delegated.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
     open_jobs: int = 0
+    jobs_below: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +206,16 @@ class MessagePage(Page[MessageRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRuns:
-    """A user's runs in a conversation that have changed, oldest first, read at `time`.
+    """Versions of a user's runs in a conversation that have changed, oldest first, read at `time`.
+
+    The version of a run differs after each change of the run, its calls, and the runs that execute its calls. It is
+    empty if one of them waits to be claimed, because its reasons depend on other runs.
 
     `open_run_ids` and `conversation_ids` are those of all of the user's open runs, also if they have not changed.
     """
 
     time: datetime
-    run_ids: Sequence[RunId]
+    versions: Mapping[RunId, str]
     open_run_ids: Sequence[RunId]
     conversation_ids: Sequence[ConversationId]
 
@@ -289,6 +294,13 @@ class Reads(Protocol):
 
         Raises:
             RunNotFound: The user has no such run.
+        """
+
+    async def loop_state(self, key: RunKey) -> bytes:
+        """Return the state that the run's owner stored with its last commit; empty before that.
+
+        Raises:
+            RunNotFound: No such run.
         """
 
     async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:

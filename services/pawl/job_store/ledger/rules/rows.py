@@ -64,6 +64,9 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     request_id: RequestId
 
 
+# The `mark_round` of a run with a cursor: no round comes after it.
+CURSOR_ROUND: Final = 2**31 - 1
+
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
@@ -282,6 +285,16 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.generation > 0 and not self.reports_to
 
     @property
+    def has_cursor(self) -> bool:
+        """True if the run's program keeps its state in a cursor, so that its worker needs only its open calls."""
+        return self.mark_round == CURSOR_ROUND
+
+    @property
+    def loaded_from_round(self) -> int:
+        """The first round whose settled calls a worker loads; of a job, the last one."""
+        return CURSOR_ROUND if self.has_cursor else self.round if self.reports_to else 0
+
+    @property
     def jobs_conversation_id(self) -> ConversationId:
         """The conversation that the jobs of this run report to."""
         return self.root_conversation_id or self.reports_to or self.conversation_id
@@ -331,29 +344,6 @@ class RunRow(Actor, frozen=True, kw_only=True):
     def is_quarantined(self) -> bool:
         """True if no worker may claim the run until an operator acts."""
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
-
-
-class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a queue. A store has one queue for background runs and one for all other runs."""
-
-    store_id: StoreId
-    in_background: bool
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts for one queue of a store: runs that have not started, active runs, and slots.
-
-    See `RunRow.needs_slot`.
-    """
-
-    queued: int
-    active: int
-    slots: int
-
-    @property
-    def waiting(self) -> int:
-        """Number of runs that wait for a slot. Runs for which a slot is free do not count."""
-        return self.queued - max(0, self.slots - self.active)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
