@@ -253,6 +253,9 @@ class MemoryReads(MemoryChanges):
         below = sorted(shown[1:], key=lambda each: (each.run.create_time, each.run.run_id))
         return view_of([shown[0], *below])
 
+    async def loop_state(self, key: RunKey) -> bytes:
+        return self._tables.loop_states.get(self._run(key, UserId("")).key, b"")
+
     def _situation(self, run: RunRow) -> Situation:
         calls = self._tables.calls_of(run.key)
         conversation = self._tables.conversations.get(ConversationKey(run.store_id, run.conversation_id))
@@ -330,7 +333,11 @@ class MemoryReads(MemoryChanges):
         background = self._tables.conversations[key].background
         waiting = background.pending_of(run.user_id, run.receives_as)[:NOTICES_MAX]
         notices = tuple((self._tables.runs[RunKey(run.store_id, each.run_id)], each.occasion) for each in waiting)
-        return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(run.user_id))
+        return PendingNotices(
+            notices=notices,
+            open_jobs=background.open_jobs_of(run.user_id),
+            jobs_below=len(background.opened_below(run.receives_as)) if run.receives_as else 0,
+        )
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pawl.chassis.ids import CallId, CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.labels import MAIL_ID
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.tool_registry.ledger import LedgerReads
@@ -128,3 +129,12 @@ async def test_delegated_models_list_stop_and_read_only_their_own_jobs(
     own = [await stop(agent.run_id, job_id) for job_id in ("job_own", "job_root", agent.run_id)]
     assert own == [True, False, False]
     assert await stop(owner.run_id, "job_root")
+
+
+async def test_labels_of_the_root_run_are_found_from_all_runs_below_it(user: User, replica: Replica) -> None:
+    labels = {MAIL_ID: "<1@example.com>", "customer": "bob"}
+    root = await user.start(labels=labels)
+    agent = await delegating(user, root, "a", above=[run_pb2.RunAbove(run_id=root.run_id)])
+    ledger = LedgerReads(replica.channel)
+    for run_id, expected in ((root.run_id, labels), (agent.run_id, labels), ("run_none", {})):
+        assert await ledger.labels(RunKey(StoreId("acme"), RunId(run_id))) == expected

@@ -26,8 +26,7 @@ from pawl.job_store.ledger.rules.attention import ReportCrash
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.command import Cancel, Pause, Redrive
 from pawl.job_store.ledger.rules.jobs import OPEN_MAX
-from pawl.job_store.ledger.rules.rows import QueueKey
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import QueueKey, SlotLimits
 from pawl.job_store.ledger.rules.start_job import StartJob
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.job_store.ledger.rules.submit import Submitted

@@ -44,12 +44,14 @@ AGENT_LOOP: Final = f"{SERVICE}agent-loop"
 TOOL_REGISTRY: Final = f"{SERVICE}tool-registry"
 NOTIFIER: Final = f"{SERVICE}notifier"
 MAILBOX: Final = f"{SERVICE}mailbox"
+# It only relays calls, each with a credential of its own.
+GATEWAY: Final = f"{SERVICE}gateway"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
 # Roles for users; each of them can read.
 READERS: Final = _MEMBERS | {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
-ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}
+ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY}
 
 _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
@@ -86,7 +88,12 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (Role.GATEWAY,): "DeliverWebhook",
         (MAILBOX,): "DeliverMail",
     },
-    "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX): "Batch"},
+    "pawl.agent.v1.WorkflowService": {
+        READERS: "GetWorkflow ListWorkflows ListWorkflowVersions GetWorkflowSchema GetExecution",
+        _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution SendEvent",
+        (Role.ADMIN,): "SaveWorkflow DeleteWorkflow",
+    },
+    "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
     "pawl.job.v1.AgentLedgerService": {
@@ -109,6 +116,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (AGENT_LOOP,): "CheckWebhook ClaimEvents CheckMailbox FireTrigger",
         (MAILBOX,): "LeaseMailboxes ReportMailbox",
     },
+    "pawl.job.v1.WorkflowLedgerService": {(AGENT_LOOP,): "PutWorkflow GetWorkflow DeleteWorkflow"},
     "pawl.notify.v1.ChannelService": {
         READERS: "GetChannel ListChannels ListDeliveries",
         _MEMBERS: "CreateChannel UpdateChannel DeleteChannel SendChannelCode ConfirmChannel RotateChannelSecret"
