@@ -28,7 +28,7 @@ from pawl.agent_loop.loop.rules.decision import (
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.fact import Command, Event, Pause
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
-from pawl.agent_loop.loop.rules.state import READ, State, stop_of
+from pawl.agent_loop.loop.rules.state import READ, State, checked_calls, stop_of
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import drafting, graph
 from pawl.agent_loop.workflows.cursor import EVENTS_MAX, NodeRecord, NodeState, WorkflowCursor
@@ -116,6 +116,9 @@ class _Moment:
         # The nodes that have an open call.
         parsed = (cursors.parsed(call.call_id) for call in state.open_calls)
         self._with_calls = {found[0] for found in parsed if found is not None}
+        # The nodes whose call the registry is checking.
+        checks = (cursors.parsed(call_id) for call_id in checked_calls(state.under_way))
+        self._checking = {found[0] for found in checks if found is not None}
         self._needed: set[CallId] = set()
         self._output: bytes | None = None
         self._output_text = ""
@@ -124,13 +127,16 @@ class _Moment:
 
     def decision(self) -> Decision:
         state, before = self._state, _cursor(self._state)
-        self._settle()
-        try:
-            failure = self._failure()
-        except CallsNeeded as needed:
-            return Wait(until=None) if READ in state.under_way else ReadCalls(call_ids=tuple(sorted(needed.call_ids)))
+        while True:
+            self._settle()
+            try:
+                failure = self._failure()
+            except CallsNeeded as needed:
+                is_read = READ in state.under_way
+                return Wait(until=None) if is_read else ReadCalls(call_ids=tuple(sorted(needed.call_ids)))
+            if failure is not None or not self._start():
+                break
         if failure is None:
-            self._start()
             self._conclude()
         if self._cursor != before or self._added or self._output is not None:
             return Advance(
@@ -214,13 +220,14 @@ class _Moment:
 
     # Nodes that start.
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Start nodes. Return whether the cursor has changed, so that other nodes may come first now."""
         if self._cursor.is_paused:
-            return
-        checked = (cursors.parsed(CallId(name.removeprefix("check:"))) for name in self._state.under_way)
-        checking = {found[0] for found in checked if found is not None}
-        starting = graph.ready(self._graph, self._cursor, checking, self._now_ms)
-        for step in (*graph.next_chunks(self._graph, self._cursor, self._with_calls), *starting):
+            return False
+        # After a change, nodes that were about to start may no longer do so.
+        before, self._drafts, self._added = self._cursor, [], []
+        chunks = graph.next_chunks(self._graph, self._cursor, self._with_calls)
+        for step in (*chunks, *graph.ready(self._graph, self._cursor, self._checking, self._now_ms)):
             record = self._cursor.nodes.get(step.number)
             try:
                 self._start_node(step, record)
@@ -228,6 +235,9 @@ class _Moment:
                 self._needed |= needed.call_ids
             except ExpressionError as error:
                 self._put(step, graph.failed(self._new(record), self._now_ms, "EXPRESSION_FAILED", str(error)))
+            if self._cursor is not before:
+                return True
+        return False
 
     def _start_node(self, step: Step, record: NodeRecord | None) -> None:
         node, values = step.node, self._values()
