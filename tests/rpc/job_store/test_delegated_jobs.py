@@ -36,14 +36,6 @@ async def test_notice_is_loaded_and_entered_by_the_delegated_run(user: User, own
     assert await owner.notices() == []
 
 
-async def test_job_that_starts_below_a_cancelled_run_is_cancelled(user: User, owner: Owner) -> None:
-    """I12: the cancellation of the root run has not reached the runs below it."""
-    agent = await delegating(user, await delegating(user, owner, "a"), "b")
-    await user.cancel(owner.run_id)
-    await agent.commit(round=1, **starting_step("c"))
-    assert (await user.run("job_c")).state == run_pb2.RUN_STATE_CANCELLED
-
-
 async def test_stop_of_a_job_reaches_the_jobs_of_its_agent(user: User, owner: Owner) -> None:
     """ASYNC-6: also a job that no worker has claimed yet."""
     await owner.commit(round=1, **starting_step("outer"))

@@ -161,24 +161,6 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
     await expect(page.get_by_label("Your message")).to_have_value("half a sent")
 
 
-async def test_turns_of_jobs_appear_once_although_services_crash(
-    open_page: NewPage, suite: Suite, tmp_path: Path
-) -> None:
-    page = await open_page(user="survivor")
-    for number, service in enumerate(("gateway", "agent-loop"), 1):
-        await say(page, background(tmp_path / service))
-        await done(page, 2 * number - 1)
-        suite.kill(service)
-        (tmp_path / f"{service}.go").touch()
-        await done(page, 2 * number)
-        await suite.wait_ready(service)
-    reports = page.locator(".turn", has_text="has ended, completed: finished.")
-    await expect(reports).to_have_count(2)
-    await page.reload()
-    await done(page, 4)
-    await expect(reports).to_have_count(2)
-
-
 async def test_approval_of_a_job_is_decided_in_its_conversation(open_page: NewPage) -> None:
     page = await open_page(user="approver")
     await say(page, "in the background: email ann@example.com about lunch")
