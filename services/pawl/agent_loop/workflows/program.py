@@ -138,6 +138,8 @@ class _Moment:
                 break
         if failure is None:
             self._conclude()
+        elif self._undoes():
+            failure = self._undo()
         if self._cursor != before or self._added or self._output is not None:
             return Advance(
                 cursor=self._cursor,
@@ -162,7 +164,7 @@ class _Moment:
         """Return whether a node still needs this call."""
         self._settle()
         found = cursors.parsed(call_id)
-        if found is None or self._cursor.is_paused or self._first_failure() is not None:
+        if found is None or self._cursor.is_paused or self._cursor.failure or self._first_failure() is not None:
             return False
         number, key = found
         step = self._graph.steps[number]
@@ -222,7 +224,7 @@ class _Moment:
 
     def _start(self) -> bool:
         """Start nodes. Return whether the cursor has changed, so that other nodes may come first now."""
-        if self._cursor.is_paused:
+        if self._cursor.is_paused or self._cursor.failure is not None:
             return False
         # After a change, nodes that were about to start may no longer do so.
         before, self._drafts, self._added = self._cursor, [], []
@@ -326,7 +328,33 @@ class _Moment:
                 to_stop.append(call.call_id)
         return StopCalls(call_ids=tuple(to_stop)) if to_stop else None
 
+    def _undoes(self) -> bool:
+        """Return whether the run fails at a node whose effects, like those of all others, are to be undone first."""
+        step = self._first_failure()
+        is_failing = step is not None and self._pinned.chunk is None and step.node.on_error == "undo"
+        return self._cursor.failure is not None or is_failing
+
+    def _undo(self) -> RunFailure | None:
+        """Stop open work, then undo all effects in a child run. Return the failure once that has ended."""
+        failure = self._failure()
+        if failure is None:
+            return None
+        if self._cursor.failure is None:
+            self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))
+        opened = {n: record for n, record in self._cursor.nodes.items() if record.is_open and not record.stop}
+        if opened:
+            stopped = {n: replace(record, stop=cursors.CANCELLED) for n, record in opened.items()}
+            self._cursor = self._cursor.with_nodes(stopped)
+            self._settle()
+        self._added, self._drafts = [], []
+        if not self._state.open_calls and not self._cursor.is_undone:
+            self._added = [drafting.of_undo(self._state.run, self._now)]
+        return failure if self._cursor.is_undone else None
+
     def _failure(self) -> RunFailure | None:
+        if self._cursor.failure is not None:
+            reason, message = self._cursor.failure
+            return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message)
         limit = self._graph.definition.timeout_seconds
         if limit is not None and self._pinned.chunk is None and self._now_ms >= limit * 1000:
             message = f"The workflow took more than {limit:g} seconds."
