@@ -5,10 +5,10 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
 
     PawlError
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
-        InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, UnsupportedPart
+        InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, InvalidWorkflow, UnsupportedPart
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
         DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, ChannelNotFound, DeliveryNotFound,
-        ScheduleNotFound, TriggerNotFound, CompletionNotFound
+        ScheduleNotFound, TriggerNotFound, CompletionNotFound, WorkflowNotFound, NodeNotFound
       Unimplemented: MethodNotFound
       AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists,
         TriggerExists
@@ -147,6 +147,10 @@ class InvalidHistory(InvalidArgument):
     """A history cannot be imported. The message lists up to 20 problems, each with the position of its message."""
 
 
+class InvalidWorkflow(InvalidArgument):
+    """The workflow's definition has faults. The message lists up to 20 of them, each with its path."""
+
+
 class UnsupportedPart(InvalidArgument):
     """The models of this deployment do not support a part of the message. Metadata `part` names its kind."""
 
@@ -217,6 +221,14 @@ class TriggerNotFound(NotFound):
 
 class CompletionNotFound(NotFound):
     """No call in this store has this completion token. Check that the token is not truncated."""
+
+
+class WorkflowNotFound(NotFound):
+    """The workflow or this version of it does not exist, or you cannot start it."""
+
+
+class NodeNotFound(NotFound):
+    """The workflow has no node with this path."""
 
 
 class Unimplemented(PawlError):

@@ -31,7 +31,8 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_AGENT: "another agent",
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day, because its agent has no tokens left today",
     run_pb2.WAIT_KIND_PROVIDER: "the model server, which is not responding",
-    run_pb2.WAIT_KIND_TIME: "the time of its next iteration",
+    run_pb2.WAIT_KIND_TIME: "the time of its next step",
+    run_pb2.WAIT_KIND_EVENT: "an event",
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "an external result for a call",
 }

@@ -66,6 +66,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT. A history cannot be imported. The message lists up to 20 faults; metadata has
     `fault_count` and the `positions` of the faulty messages, starting at 1.
     """
+    ERROR_REASON_INVALID_WORKFLOW: _ErrorReason.ValueType  # 15
+    """INVALID_ARGUMENT. A workflow's definition has faults. The message lists up to 20 of them with their paths;
+    metadata has `fault_count` and the `paths`.
+    """
     ERROR_REASON_RUN_NOT_FOUND: _ErrorReason.ValueType  # 20
     """NOT_FOUND. The run does not exist or is not visible to the caller."""
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 21
@@ -98,6 +102,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. The token does not belong to any call in the store."""
     ERROR_REASON_FILE_NOT_FOUND: _ErrorReason.ValueType  # 36
     """NOT_FOUND. The store's folder has no such file or folder."""
+    ERROR_REASON_WORKFLOW_NOT_FOUND: _ErrorReason.ValueType  # 37
+    """NOT_FOUND. The workflow or version does not exist, or the caller may not start it."""
+    ERROR_REASON_NODE_NOT_FOUND: _ErrorReason.ValueType  # 38
+    """NOT_FOUND. The workflow has no node with this path."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. The method does not exist."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -259,6 +267,10 @@ ERROR_REASON_INVALID_HISTORY: ErrorReason.ValueType  # 14
 """INVALID_ARGUMENT. A history cannot be imported. The message lists up to 20 faults; metadata has
 `fault_count` and the `positions` of the faulty messages, starting at 1.
 """
+ERROR_REASON_INVALID_WORKFLOW: ErrorReason.ValueType  # 15
+"""INVALID_ARGUMENT. A workflow's definition has faults. The message lists up to 20 of them with their paths;
+metadata has `fault_count` and the `paths`.
+"""
 ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 20
 """NOT_FOUND. The run does not exist or is not visible to the caller."""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 21
@@ -291,6 +303,10 @@ ERROR_REASON_COMPLETION_NOT_FOUND: ErrorReason.ValueType  # 35
 """NOT_FOUND. The token does not belong to any call in the store."""
 ERROR_REASON_FILE_NOT_FOUND: ErrorReason.ValueType  # 36
 """NOT_FOUND. The store's folder has no such file or folder."""
+ERROR_REASON_WORKFLOW_NOT_FOUND: ErrorReason.ValueType  # 37
+"""NOT_FOUND. The workflow or version does not exist, or the caller may not start it."""
+ERROR_REASON_NODE_NOT_FOUND: ErrorReason.ValueType  # 38
+"""NOT_FOUND. The workflow has no node with this path."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. The method does not exist."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40

@@ -12,7 +12,9 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
+from pawl.event.v1 import goal_pb2 as _goal_pb2
 from pawl.event.v1 import waiting_pb2 as _waiting_pb2
+from pawl.event.v1 import workflow_pb2 as _workflow_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -103,15 +105,19 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     or when an admin raises the limit. No calls are waiting at the same time.
     """
     WAIT_KIND_TIME: _WaitKind.ValueType  # 7
-    """A job is waiting for its next iteration. Transient."""
+    """A job is waiting for its next iteration, a workflow for a time or a retry, or a goal for its next attempt.
+    Transient.
+    """
     WAIT_KIND_PAUSED: _WaitKind.ValueType  # 8
-    """A job is paused; JobService.ResumeJob resumes it. Interrupted."""
+    """A job or workflow is paused; JobService.ResumeJob or WorkflowService.ResumeExecution resumes it. Interrupted."""
     WAIT_KIND_COMPLETION: _WaitKind.ValueType  # 9
     """A call must be completed from outside (CompletionService); it stays RUNNING. Interrupted."""
     WAIT_KIND_PROVIDER: _WaitKind.ValueType  # 10
     """The model server does not respond; the run keeps retrying. Transient. See
     RunLimits.provider_wait_seconds. No calls are waiting at the same time.
     """
+    WAIT_KIND_EVENT: _WaitKind.ValueType  # 11
+    """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """Why a run is WAITING. A run can have several reasons to wait. Interrupted and transient as in RunState."""
@@ -135,15 +141,19 @@ WAIT_KIND_AGENT_QUOTA: WaitKind.ValueType  # 6
 or when an admin raises the limit. No calls are waiting at the same time.
 """
 WAIT_KIND_TIME: WaitKind.ValueType  # 7
-"""A job is waiting for its next iteration. Transient."""
+"""A job is waiting for its next iteration, a workflow for a time or a retry, or a goal for its next attempt.
+Transient.
+"""
 WAIT_KIND_PAUSED: WaitKind.ValueType  # 8
-"""A job is paused; JobService.ResumeJob resumes it. Interrupted."""
+"""A job or workflow is paused; JobService.ResumeJob or WorkflowService.ResumeExecution resumes it. Interrupted."""
 WAIT_KIND_COMPLETION: WaitKind.ValueType  # 9
 """A call must be completed from outside (CompletionService); it stays RUNNING. Interrupted."""
 WAIT_KIND_PROVIDER: WaitKind.ValueType  # 10
 """The model server does not respond; the run keeps retrying. Transient. See
 RunLimits.provider_wait_seconds. No calls are waiting at the same time.
 """
+WAIT_KIND_EVENT: WaitKind.ValueType  # 11
+"""A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:
@@ -169,7 +179,7 @@ class _FailureClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     FAILURE_CLASS_INTERNAL: _FailureClass.ValueType  # 7
     """An internal error of Pawl; the log has details."""
     FAILURE_CLASS_TOOL: _FailureClass.ValueType  # 8
-    """For a job: its call did not succeed. The reason is the call's."""
+    """For a job or workflow: its call or node did not succeed. The reason is the call's or node's."""
 
 class FailureClass(_FailureClass, metaclass=_FailureClassEnumTypeWrapper):
     """Class of a failure."""
@@ -191,7 +201,7 @@ FAILURE_CLASS_STUCK: FailureClass.ValueType  # 6
 FAILURE_CLASS_INTERNAL: FailureClass.ValueType  # 7
 """An internal error of Pawl; the log has details."""
 FAILURE_CLASS_TOOL: FailureClass.ValueType  # 8
-"""For a job: its call did not succeed. The reason is the call's."""
+"""For a job or workflow: its call or node did not succeed. The reason is the call's or node's."""
 Global___FailureClass: _TypeAlias = FailureClass  # noqa: Y015
 
 class _StopCause:
@@ -972,7 +982,8 @@ class RunFailure(_message.Message):
     reason: _builtins.str
     """Machine-readable reason: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT, ROUND_TIMEOUT, PROVIDER_ERROR,
     PROVIDER_REFUSED (the model server rejects the request), PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
-    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, OUTPUT_INVALID, INTERNAL. More
+    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, OUTPUT_INVALID, GOAL_BUDGET,
+    GOAL_DEADLINE, GOAL_ATTEMPTS, GOAL_NO_PROGRESS, INTERNAL. For class TOOL, see NodeError.reason. More
     values may be added.
     """
     message: _builtins.str
@@ -1539,6 +1550,9 @@ class Run(_message.Message):
     GRANT_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     JOB_PROGRESS_FIELD_NUMBER: _builtins.int
+    WORKFLOW_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -1608,6 +1622,10 @@ class Run(_message.Message):
     missed_iterations: _builtins.int
     """For a series: number of scheduled times without an iteration, because an earlier one was still running or
     awaiting approval, the job was paused, or Pawl was down.
+    """
+    waits_for_jobs: _builtins.bool
+    """For a child run: whether it ends only after the jobs that it and the runs below it have started. It then gets
+    their reports.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
@@ -1735,6 +1753,16 @@ class Run(_message.Message):
         call ends. Absent if the call has not reported any.
         """
 
+    @_builtins.property
+    def workflow(self) -> _workflow_pb2.PinnedWorkflow:
+        """The workflow, if the run is a workflow run, which does not use a model. `output_json` and `output_text` are
+        then the value of its output node.
+        """
+
+    @_builtins.property
+    def goal(self) -> _goal_pb2.Goal:
+        """The goal, if the run is a goal run, which does not use a model. `output_text` is then a report."""
+
     def __init__(
         self,
         *,
@@ -1791,10 +1819,13 @@ class Run(_message.Message):
         grant: _call_pb2.Grant | None = ...,
         missed_iterations: _builtins.int = ...,
         job_progress: Global___JobProgress | None = ...,
+        workflow: _workflow_pb2.PinnedWorkflow | None = ...,
+        goal: _goal_pb2.Goal | None = ...,
+        waits_for_jobs: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,15 +52,17 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_AGENT_QUOTA: _WaitReason.ValueType  # 11
     """Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
     WAIT_REASON_TIME: _WaitReason.ValueType  # 12
-    """A job is waiting for its next iteration. Transient."""
+    """A job, workflow or goal is waiting for a time. Transient."""
     WAIT_REASON_PAUSED: _WaitReason.ValueType  # 13
-    """A job is paused; JobService.ResumeJob resumes it. Interrupted."""
+    """A job or workflow is paused; JobService.ResumeJob or WorkflowService.ResumeExecution resumes it. Interrupted."""
     WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 14
     """A call must be completed from outside (CompletionService). Interrupted."""
     WAIT_REASON_PROVIDER: _WaitReason.ValueType  # 15
     """The model server does not respond. Transient. `deadline_time` is the time of the next attempt;
     RoundRetrying in the run's log has the reason.
     """
+    WAIT_REASON_EVENT: _WaitReason.ValueType  # 16
+    """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """Why a run is not making progress. Every run that is neither RUNNING nor ended has a reason. If a WAITING
@@ -93,15 +95,17 @@ WAIT_REASON_STOPPING: WaitReason.ValueType  # 10
 WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 11
 """Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
 WAIT_REASON_TIME: WaitReason.ValueType  # 12
-"""A job is waiting for its next iteration. Transient."""
+"""A job, workflow or goal is waiting for a time. Transient."""
 WAIT_REASON_PAUSED: WaitReason.ValueType  # 13
-"""A job is paused; JobService.ResumeJob resumes it. Interrupted."""
+"""A job or workflow is paused; JobService.ResumeJob or WorkflowService.ResumeExecution resumes it. Interrupted."""
 WAIT_REASON_COMPLETION: WaitReason.ValueType  # 14
 """A call must be completed from outside (CompletionService). Interrupted."""
 WAIT_REASON_PROVIDER: WaitReason.ValueType  # 15
 """The model server does not respond. Transient. `deadline_time` is the time of the next attempt;
 RoundRetrying in the run's log has the reason.
 """
+WAIT_REASON_EVENT: WaitReason.ValueType  # 16
+"""A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

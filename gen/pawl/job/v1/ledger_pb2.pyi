@@ -18,8 +18,10 @@ from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import conversation_pb2 as _conversation_pb2
 from pawl.event.v1 import event_pb2 as _event_pb2
 from pawl.event.v1 import gap_pb2 as _gap_pb2
+from pawl.event.v1 import goal_pb2 as _goal_pb2
 from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
+from pawl.event.v1 import workflow_pb2 as _workflow_pb2
 from pawl.tool.v1 import tool_pb2 as _tool_pb2
 import builtins as _builtins
 import sys
@@ -241,6 +243,9 @@ class SubmitMessageRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     ASKED_TOOLS_SHA256_FIELD_NUMBER: _builtins.int
     ONLY_REPEAT_FIELD_NUMBER: _builtins.int
+    WORKFLOW_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    ASKED_PROGRAM_SHA256_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -275,6 +280,8 @@ class SubmitMessageRequest(_message.Message):
     """Do not start a run (fail with TOOL_EXISTS), but do return the run if the same request already started one
     (not compared). Set if the tools, agent or documents are not currently acceptable.
     """
+    asked_program_sha256: _builtins.bytes
+    """SHA-256 of the workflow or goal as the user specified it, which is compared in its place; empty for other runs."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in (not compared)."""
@@ -317,6 +324,14 @@ class SubmitMessageRequest(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
         """Validated tools that come with the run, at most 64 (not compared). Not allowed with STEER."""
 
+    @_builtins.property
+    def workflow(self) -> _workflow_pb2.PinnedWorkflow:
+        """The workflow version and input, if the new run is a workflow run (not compared)."""
+
+    @_builtins.property
+    def goal(self) -> _goal_pb2.Goal:
+        """The goal, if the new run is a goal run (not compared)."""
+
     def __init__(
         self,
         *,
@@ -343,10 +358,13 @@ class SubmitMessageRequest(_message.Message):
         client_id: _builtins.str = ...,
         asked_tools_sha256: _builtins.bytes = ...,
         only_repeat: _builtins.bool = ...,
+        workflow: _workflow_pb2.PinnedWorkflow | None = ...,
+        goal: _goal_pb2.Goal | None = ...,
+        asked_program_sha256: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "goal", b"goal", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_program_sha256", b"asked_program_sha256", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "goal", b"goal", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1166,6 +1184,9 @@ class Delegation(_message.Message):
     ABOVE_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    WORKFLOW_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     run_id: _builtins.str
@@ -1174,6 +1195,8 @@ class Delegation(_message.Message):
     """Its first message."""
     depth: _builtins.int
     """Number of delegations above it; see Run.depth."""
+    waits_for_jobs: _builtins.bool
+    """Same as Run.waits_for_jobs."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in."""
@@ -1196,6 +1219,14 @@ class Delegation(_message.Message):
         The run outlives its parent, and reports to the conversation of the root run above it.
         """
 
+    @_builtins.property
+    def workflow(self) -> _workflow_pb2.PinnedWorkflow:
+        """The workflow version and input, if the child run is a workflow run or processes items of a map."""
+
+    @_builtins.property
+    def goal(self) -> _goal_pb2.Goal:
+        """The goal, if the child run is a goal run."""
+
     def __init__(
         self,
         *,
@@ -1208,10 +1239,13 @@ class Delegation(_message.Message):
         above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
         agent: _run_pb2.PinnedAgent | None = ...,
         job: _run_pb2.Job | None = ...,
+        workflow: _workflow_pb2.PinnedWorkflow | None = ...,
+        goal: _goal_pb2.Goal | None = ...,
+        waits_for_jobs: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "job", b"job", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1279,6 +1313,8 @@ class Command(_message.Message):
     AGENT_ENDED_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    RAISE_GOAL_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
@@ -1331,11 +1367,19 @@ class Command(_message.Message):
 
     @_builtins.property
     def pause(self) -> Global___PauseCommand:
-        """Pauses or resumes a job."""
+        """Pauses or resumes a job or workflow."""
 
     @_builtins.property
     def completed(self) -> Global___CompletedCommand:
         """A call was completed from outside. Sent only by NoteCompletion."""
+
+    @_builtins.property
+    def event(self) -> Global___EventCommand:
+        """Event for a workflow."""
+
+    @_builtins.property
+    def raise_goal(self) -> Global___RaiseGoalCommand:
+        """Raises a goal's limits."""
 
     def __init__(
         self,
@@ -1354,14 +1398,16 @@ class Command(_message.Message):
         agent_ended: Global___AgentEndedCommand | None = ...,
         pause: Global___PauseCommand | None = ...,
         completed: Global___CompletedCommand | None = ...,
+        event: Global___EventCommand | None = ...,
+        raise_goal: Global___RaiseGoalCommand | None = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "completed", b"completed", "decision", b"decision", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "completed", b"completed", "decision", b"decision", "event", b"event", "kind", b"kind", "pause", b"pause", "progress", b"progress", "raise_goal", b"raise_goal", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "completed", b"completed", "credential_id", b"credential_id", "decision", b"decision", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "completed", b"completed", "credential_id", b"credential_id", "decision", b"decision", "delegate_user_id", b"delegate_user_id", "event", b"event", "kind", b"kind", "pause", b"pause", "progress", b"progress", "raise_goal", b"raise_goal", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended", "pause", "completed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended", "pause", "completed", "event", "raise_goal"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1391,15 +1437,15 @@ Global___TopUpCommand: _TypeAlias = TopUpCommand  # noqa: Y015
 
 @_typing.final
 class PauseCommand(_message.Message):
-    """Pauses or resumes a job. Once it has accepted the command, the ledger refuses steps that start an iteration
-    until the worker has read it.
+    """Pauses or resumes a job or workflow. Once it has accepted the command, the ledger refuses steps that start an
+    iteration or node until the worker has read it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESUMES_FIELD_NUMBER: _builtins.int
     resumes: _builtins.bool
-    """Resume the job instead of pausing it."""
+    """Resume the run instead of pausing it."""
     def __init__(
         self,
         *,
@@ -1412,6 +1458,62 @@ class PauseCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
+
+@_typing.final
+class EventCommand(_message.Message):
+    """An event for a workflow's wait nodes. The command ID is derived from the event ID. A run keeps at most 100 events that
+    no node has waited for; more are QUEUE_FULL.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PAYLOAD_JSON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the event."""
+    payload_json: _builtins.bytes
+    """Payload, canonical JSON."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        payload_json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "payload_json", b"payload_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventCommand: _TypeAlias = EventCommand  # noqa: Y015
+
+@_typing.final
+class RaiseGoalCommand(_message.Message):
+    """Raises a goal's limits. Its tokens are a TopUpCommand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    attempts: _builtins.int
+    """Attempts to add."""
+    @_builtins.property
+    def deadline_time(self) -> _timestamp_pb2.Timestamp:
+        """New deadline; absent keeps the current one."""
+
+    def __init__(
+        self,
+        *,
+        attempts: _builtins.int = ...,
+        deadline_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RaiseGoalCommand: _TypeAlias = RaiseGoalCommand  # noqa: Y015
 
 @_typing.final
 class CompletedCommand(_message.Message):
@@ -2202,22 +2304,26 @@ class GetRunRequest(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    WITH_LOOP_STATE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
     """User ID; empty for a service."""
     run_id: _builtins.str
     """Run ID."""
+    with_loop_state: _builtins.bool
+    """For a service: also return `loop_state`."""
     def __init__(
         self,
         *,
         store_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
+        with_loop_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "with_loop_state", b"with_loop_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2231,6 +2337,9 @@ class GetRunResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
+    LOOP_STATE_FIELD_NUMBER: _builtins.int
+    loop_state: _builtins.bytes
+    """With `with_loop_state`: the worker's own state from the last commit."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run with its pending calls."""
@@ -2244,10 +2353,11 @@ class GetRunResponse(_message.Message):
         *,
         run: _run_pb2.Run | None = ...,
         own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
+        loop_state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loop_state", b"loop_state", "own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -46,6 +46,7 @@ class WaitKind(IntEnum):
     PAUSED = 8
     COMPLETION = 9
     PROVIDER = 10
+    EVENT = 11
 
 
 class StopCause(IntEnum):

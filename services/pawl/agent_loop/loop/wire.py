@@ -29,11 +29,21 @@ from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.parts import Part
-from pawl.agent_loop.loop.rules.run import FailureClass, Grant, Job, PinnedAgent, Run, RunOptions, Undo
+from pawl.agent_loop.loop.rules.run import (
+    Delegation,
+    FailureClass,
+    Grant,
+    Job,
+    PinnedAgent,
+    PinnedWorkflow,
+    Run,
+    RunOptions,
+    Undo,
+)
 from pawl.agent_loop.loop.rules.tool import Tool
 from pawl.chassis.rpc.translate import Exceptions, Translator, enum_defaults, kinds_of
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.tool.v1 import tool_pb2
 from pawl.values import EffectClass, ExecutionContext, JobReports, OfferFallback, QuestionKind, Series, Usage
@@ -76,10 +86,12 @@ JOB: Final = WIRE.struct(Job, run_pb2.Job)
 SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))
 UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
+WORKFLOW: Final = WIRE.struct(PinnedWorkflow, workflow_pb2.PinnedWorkflow)
 LIMITS: Final = WIRE.struct(Limits, run_pb2.RunLimits)
 OPTIONS: Final = WIRE.struct(RunOptions, run_pb2.RunOptions)
 ASKED: Final = WIRE.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED)
 AGENT: Final = WIRE.struct(PinnedAgent, run_pb2.PinnedAgent)
+WIRE.struct(Delegation, ledger_pb2.Delegation, Exceptions(of_message=("goal",)))
 RUN: Final = WIRE.struct(
     Run,
     run_pb2.Run,
@@ -103,6 +115,7 @@ RUN: Final = WIRE.struct(
             "labels",
             "trimmed_rounds",
             "trimmed_failures",
+            "goal",
         )
     ),
 )
@@ -194,7 +207,7 @@ KIND: Final = WIRE.one_of(
         "completed": Completed,
         "agent_ended": AgentEnded,
     },
-    without=("redrive",),  # Only the ledger handles it.
+    without=("redrive", "event", "raise_goal"),  # Only the ledger handles it.
 )
 COMMAND: Final = WIRE.struct(
     Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))

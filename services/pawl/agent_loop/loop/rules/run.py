@@ -218,6 +218,30 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
     user_id: UserId = UserId("")
 
 
+class MapChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive items of the map `node`, starting at `first_index`. `scope_json` holds what its expressions use."""
+
+    node: str
+    first_index: int
+    items_json: bytes
+    scope_json: bytes = b""
+
+
+class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
+    """The workflow version that a run executes. `input_json` is canonical JSON."""
+
+    name: str
+    version: int
+    input_json: bytes = b"{}"
+    # The conversation that gets a notice of its end; empty if there is none.
+    reports_to_conversation_id: ConversationId = ConversationId("")
+    # The run whose finished nodes it reuses, and the node from which it runs again; empty if it reuses none.
+    rerun_of_run_id: RunId = RunId("")
+    rerun_node: str = ""
+    # The items of a map, if the run processes them for another run.
+    chunk: MapChunk | None = None
+
+
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
     """An ancestor of a run, with its conversation and agent; the agent is empty if unknown."""
 
@@ -241,6 +265,10 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     agent: PinnedAgent | None = None
     # The background job of a DETACHED call; None if the caller waits.
     job: Job | None = None
+    # The workflow version and input of a workflow run.
+    workflow: PinnedWorkflow | None = None
+    # Whether the run ends only after the jobs that it and the runs below it have started.
+    waits_for_jobs: bool = False
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,6 +319,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     # The background call, if the run is a job.
     job: Job | None = None
+    # The workflow version and input, if it is a workflow run.
+    workflow: PinnedWorkflow | None = None
+    # Whether it ends only after the jobs that it and the runs below it have started.
+    waits_for_jobs: bool = False
     # The conversation that a job reports to.
     reports_to_conversation_id: ConversationId = ConversationId("")
     # Number of turns leading to this run that were started by job notices rather than by messages.

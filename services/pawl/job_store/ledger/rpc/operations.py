@@ -105,6 +105,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
     undo = request.undo if request.HasField("undo") else None
+    workflow = request.workflow if request.HasField("workflow") else None
+    goal = request.goal if request.HasField("goal") else None
     agent = request.agent if request.HasField("agent") else None
     own = own_tools.of_request(request)
     return Submit(
@@ -116,7 +118,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
             user_messages.without_documents(request),
             without=(
                 *("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
-                *("tools", "client_id", "only_repeat"),
+                *("tools", "client_id", "only_repeat", "workflow", "goal"),
             ),
         ),
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
@@ -130,6 +132,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
             user_roles=request.user_roles,
             undo=undo,
             agent=agent,
+            workflow=workflow,
+            goal=goal,
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
@@ -319,6 +323,9 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         above=entry.above,
         agent=entry.agent if entry.HasField("agent") else None,
         job=entry.job if entry.HasField("job") else None,
+        workflow=entry.workflow if entry.HasField("workflow") else None,
+        goal=entry.goal if entry.HasField("goal") else None,
+        waits_for_jobs=entry.waits_for_jobs,
     )
     limits = entry.options.limits
     return Delegation(

@@ -40,3 +40,4 @@ class WaitReason(IntEnum):
     PAUSED = 13
     COMPLETION = 14
     PROVIDER = 15
+    EVENT = 16

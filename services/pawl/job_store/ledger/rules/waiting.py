@@ -40,6 +40,7 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.PAUSED: _W.PAUSED,
         WaitKind.COMPLETION: _W.COMPLETION,
         WaitKind.PROVIDER: _W.PROVIDER,
+        WaitKind.EVENT: _W.EVENT,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -62,13 +63,14 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.WORKER: "A worker claims it automatically; if none does, check that an agent-loop is running.",
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
         _W.TIME: "It continues automatically at that time.",
-        _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or JobService.ResumeJob.",
+        _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or pawl workflows resume RUN.",
         _W.COMPLETION: "The holder of the call's token must complete it (CompletionService.CompleteCall).",
         _W.PROVIDER: "It retries the model server automatically; if that keeps failing, see `pawl model check`.",
+        _W.EVENT: "The event must be sent to it: pawl workflows send RUN EVENT, or WorkflowService.SendEvent.",
         _W.STOPPING: "Its worker settles the open calls automatically.",
     }
 )
-_OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS, _W.PAUSED})
+_OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS, _W.PAUSED, _W.EVENT})
 _DECIDERS: Final = tuple(sorted(role.value for role in APPROVERS))
 _OPERATORS: Final = (Role.ADMIN.value, Role.OPERATOR.value)
 _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
@@ -272,7 +274,9 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
         case _W.PROVIDER:
             return "the model server, which is unavailable"
         case _W.TIME:
-            return "the time of its next iteration"
+            return "the time of its next step"
+        case _W.EVENT:
+            return "an event"
         case _W.PAUSED:
             return "its user to resume it: it is paused"
         case _W.COMPLETION:
