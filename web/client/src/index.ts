@@ -30,6 +30,7 @@ export class Pawl extends Transport {
   readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
   readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");
   readonly triggers = this.service<typeof pb.TriggerService>("pawl.agent.v1.TriggerService");
+  readonly workflows = this.service<typeof pb.WorkflowService>("pawl.agent.v1.WorkflowService");
   readonly notifications = this.service<typeof pb.NotifyService>("pawl.notify.v1.NotifyService");
   readonly channels = this.service<typeof pb.ChannelService>("pawl.notify.v1.ChannelService");
   readonly preferences = this.service<typeof pb.PreferenceService>("pawl.notify.v1.PreferenceService");
