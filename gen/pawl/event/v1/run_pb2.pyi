@@ -118,6 +118,8 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """
     WAIT_KIND_EVENT: _WaitKind.ValueType  # 11
     """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
+    WAIT_KIND_JOB: _WaitKind.ValueType  # 12
+    """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """Why a run is WAITING. A run can have several reasons to wait. Interrupted and transient as in RunState."""
@@ -154,6 +156,8 @@ RunLimits.provider_wait_seconds. No calls are waiting at the same time.
 """
 WAIT_KIND_EVENT: WaitKind.ValueType  # 11
 """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
+WAIT_KIND_JOB: WaitKind.ValueType  # 12
+"""A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:

@@ -63,6 +63,8 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """
     WAIT_REASON_EVENT: _WaitReason.ValueType  # 16
     """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
+    WAIT_REASON_JOB: _WaitReason.ValueType  # 17
+    """A child run is waiting for the jobs below it. Transient."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """Why a run is not making progress. Every run that is neither RUNNING nor ended has a reason. If a WAITING
@@ -106,6 +108,8 @@ RoundRetrying in the run's log has the reason.
 """
 WAIT_REASON_EVENT: WaitReason.ValueType  # 16
 """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
+WAIT_REASON_JOB: WaitReason.ValueType  # 17
+"""A child run is waiting for the jobs below it. Transient."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

@@ -171,6 +171,7 @@ class PinnedWorkflow(_message.Message):
     RERUN_OF_RUN_ID_FIELD_NUMBER: _builtins.int
     RERUN_NODE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    START_STATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the workflow."""
     version: _builtins.int
@@ -185,6 +186,10 @@ class PinnedWorkflow(_message.Message):
     """For WorkflowService.RerunFrom: run whose finished nodes it reuses; otherwise empty."""
     rerun_node: _builtins.str
     """For RerunFrom: path of the node from which it runs again."""
+    start_state: _builtins.bytes
+    """The worker's state at its start, opaque: the finished nodes that it reuses. Empty for most runs. Runs in lists
+    and events omit it.
+    """
     @_builtins.property
     def chunk(self) -> Global___MapChunk:
         """For the child run of a map: the items that it processes. Absent for other runs."""
@@ -199,10 +204,11 @@ class PinnedWorkflow(_message.Message):
         rerun_of_run_id: _builtins.str = ...,
         rerun_node: _builtins.str = ...,
         chunk: Global___MapChunk | None = ...,
+        start_state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "input_json", b"input_json", "name", b"name", "reports_to_conversation_id", b"reports_to_conversation_id", "rerun_node", b"rerun_node", "rerun_of_run_id", b"rerun_of_run_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "input_json", b"input_json", "name", b"name", "reports_to_conversation_id", b"reports_to_conversation_id", "rerun_node", b"rerun_node", "rerun_of_run_id", b"rerun_of_run_id", "start_state", b"start_state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,6 +224,7 @@ class MapChunk(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     ITEMS_JSON_FIELD_NUMBER: _builtins.int
     SCOPE_JSON_FIELD_NUMBER: _builtins.int
+    FAILURES_MAX_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """Path of the map node."""
     first_index: _builtins.int
@@ -228,6 +235,8 @@ class MapChunk(_message.Message):
     """Values from the map's run that the expressions of its node use, as a JSON object: `nodes` with the
     outputs, errors and states by name. Runs in lists and events omit them.
     """
+    failures_max: _builtins.int
+    """Number of its items that may fail."""
     def __init__(
         self,
         *,
@@ -235,10 +244,11 @@ class MapChunk(_message.Message):
         first_index: _builtins.int = ...,
         items_json: _builtins.bytes = ...,
         scope_json: _builtins.bytes = ...,
+        failures_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "items_json", b"items_json", "node", b"node", "scope_json", b"scope_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures_max", b"failures_max", "first_index", b"first_index", "items_json", b"items_json", "node", b"node", "scope_json", b"scope_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1461,7 +1461,7 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 
 @_typing.final
 class EventCommand(_message.Message):
-    """An event for a workflow's wait nodes. The command ID is derived from the event ID. A run keeps at most 100 events that
+    """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events that
     no node has waited for; more are QUEUE_FULL.
     """
 

@@ -47,6 +47,7 @@ class WaitKind(IntEnum):
     COMPLETION = 9
     PROVIDER = 10
     EVENT = 11
+    JOB = 12
 
 
 class StopCause(IntEnum):

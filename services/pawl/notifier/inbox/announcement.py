@@ -32,6 +32,7 @@ _NOT_NOTIFIED: Final = frozenset(
         run_pb2.WAIT_KIND_COMPLETION,
         run_pb2.WAIT_KIND_PROVIDER,
         run_pb2.WAIT_KIND_EVENT,
+        run_pb2.WAIT_KIND_JOB,
     }
 )
 _ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})

@@ -219,12 +219,16 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MapChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive items of the map `node`, starting at `first_index`. `scope_json` holds what its expressions use."""
+    """Consecutive items of the map `node`, starting at `first_index`. `scope_json` holds what its expressions use.
+
+    Up to `failures_max` of them may fail.
+    """
 
     node: str
     first_index: int
     items_json: bytes
     scope_json: bytes = b""
+    failures_max: int = 0
 
 
 class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +244,8 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     rerun_node: str = ""
     # The items of a map, if the run processes them for another run.
     chunk: MapChunk | None = None
+    # The cursor at its start, with the finished nodes that it reuses; empty for most runs.
+    start_state: bytes = b""
 
 
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,3 +41,4 @@ class WaitReason(IntEnum):
     COMPLETION = 14
     PROVIDER = 15
     EVENT = 16
+    JOB = 17

@@ -41,6 +41,7 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.COMPLETION: _W.COMPLETION,
         WaitKind.PROVIDER: _W.PROVIDER,
         WaitKind.EVENT: _W.EVENT,
+        WaitKind.JOB: _W.JOB,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -67,6 +68,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.COMPLETION: "The holder of the call's token must complete it (CompletionService.CompleteCall).",
         _W.PROVIDER: "It retries the model server automatically; if that keeps failing, see `pawl model check`.",
         _W.EVENT: "The event must be sent to it: pawl workflows send RUN EVENT, or WorkflowService.SendEvent.",
+        _W.JOB: "They must end or be stopped: pawl jobs list.",
         _W.STOPPING: "Its worker settles the open calls automatically.",
     }
 )
@@ -277,6 +279,8 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             return "the time of its next step"
         case _W.EVENT:
             return "an event"
+        case _W.JOB:
+            return "the background jobs below it"
         case _W.PAUSED:
             return "its user to resume it: it is paused"
         case _W.COMPLETION:
