@@ -23,7 +23,7 @@ _BYTES_MAX: Final = 256 * 1024
 _NAME: Final = {"name": "name"}
 _RUN: Final = {"run": "run_id"}
 _KIND: Final = Workflows()
-_FILES: Final = Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML or JSON files, or folders.")]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML or JSON files, or folders.")]
 RunOfWorkflow = Annotated[str, typer.Argument(metavar="RUN", help="Id of the workflow run.", show_default=False)]
 JsonText = Annotated[str, typer.Option(metavar="JSON", help="As JSON; @FILE reads a file.", show_default=False)]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the run id and exit.")]
@@ -33,7 +33,7 @@ app = typer.Typer(help="Save, start, watch and change workflows.", no_args_is_he
 
 @app.command()
 @command()
-async def validate(target: AsyncClient, console: Console, file: _FILES) -> None:
+async def validate(target: AsyncClient, console: Console, file: Files) -> None:
     """Check workflows without saving them. Errors name the file and line."""
     for asked in await _validated(target, file):
         say(console, f"{wording.clean(asked.key.name)} is valid.")
@@ -41,7 +41,7 @@ async def validate(target: AsyncClient, console: Console, file: _FILES) -> None:
 
 @app.command()
 @command()
-async def save(target: AsyncClient, console: Console, file: _FILES) -> None:
+async def save(target: AsyncClient, console: Console, file: Files) -> None:
     """Save workflows as new versions. Nothing is saved if any file is invalid. Requires the admin role."""
     for asked in await _validated(target, file):
         saved = await _KIND.save(target, asked.definition, exists=False, validate_only=False)

@@ -34,7 +34,11 @@ def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
     names = _SCHEDULE if isinstance(definition, ScheduleDefinition) else _TRIGGER
     if faults := expressions.check(template, names, "input"):
         raise InvalidField("; ".join(map(str, faults)), field="definition.input_json")
-    return expressions.has_any(template)
+    try:
+        expressions.render(template, {})
+    except ExpressionError:
+        return True
+    return False
 
 
 def rendered(definition: ScheduleDefinition | TriggerDefinition, scope: Mapping[str, Any]) -> bytes:

@@ -79,7 +79,7 @@ class _Agents:
         await ask(target, agents_pb2.DeleteAgentRequest(name=name))
 
 
-class Faulty(Exception):  # noqa: N818  # it carries faults, each an error of its own
+class Faulty(Exception):  # it carries faults, each an error of its own
     """A definition has faults: paths and messages."""
 
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
