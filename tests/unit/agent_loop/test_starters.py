@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace as replaced
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from pawl.agent_loop.workflows.starting import WorkflowStarts
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
+from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
@@ -31,6 +33,7 @@ from pawl.errors import (
     PawlError,
     PermissionDenied,
     TooLarge,
+    WorkflowNotFound,
 )
 from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW, SCHEDULE_OVERLAP_QUEUE, ScheduleDefinition, ScheduleFire
 from pawl.event.v1.trigger_pb2 import MailboxSource, MailPosition, TriggerDefinition
@@ -108,9 +111,25 @@ class Checks:
         return SubmitMessageRequest(text=message.text, conversation_key=message.conversation_key), None
 
 
+class Workflows:
+    """Workflows of any name, which take any input."""
+
+    async def find(self, caller: Principal, name: str, version: int = 0) -> None:
+        if name == "gone":
+            raise WorkflowNotFound
+
+    async def submission(self, caller: Principal, asked: StartWorkflowRequest) -> SubmitMessageRequest:
+        await self.find(caller, asked.name)
+        return SubmitMessageRequest(text=asked.input_json.decode(), conversation_key=asked.name)
+
+
+def starting_with(checks: Checks, is_gone: Callable[[Principal], bool] = lambda _: False) -> Starting:
+    return Starting(cast("Messages", checks), cast("WorkflowStarts", Workflows()), is_gone)
+
+
 def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> ScheduleServicer:
     stub: Any = ledger
-    starting = Starting(cast("Messages", checks), lambda caller: caller.credential_id == "file-gone")
+    starting = starting_with(checks, lambda caller: caller.credential_id == "file-gone")
     return ScheduleServicer(stub, starting, clock, forward)
 
 
@@ -257,7 +276,7 @@ class EventBook:
 
 
 def triggers_of(ledger: EventBook, clock: ManualClock, **refusals: Exception) -> TriggerServicer:
-    starting = Starting(cast("Messages", Checks(refusals)), lambda _: False)
+    starting = starting_with(Checks(refusals))
     stub: Any = ledger
     return TriggerServicer(stub, starting, clock, IdSource(clock), forward)
 
@@ -419,3 +438,68 @@ async def test_the_instructions_of_a_run_name_its_trigger(clock: ManualClock) ->
 
     await firing_of(Book(), Checks({}), clock).backfill(ANN, "x", Timestamp(), Timestamp(), RequestId("r"))
     assert "backfill" in instructions[0]
+
+
+# Workflows instead of messages.
+
+
+def nightly(workflow: str = "digest", template: str = "") -> DueSchedule:
+    definition = ScheduleDefinition(name="nightly", workflow=workflow, input_json=template.encode())
+    return DueSchedule(owner=owner(), definition=definition)
+
+
+async def test_a_schedule_starts_a_workflow_with_its_scheduled_time(clock: ManualClock) -> None:
+    messages: list[tuple[str, str, str]] = []
+
+    class Book(ScheduleBook):
+        async def FireSchedule(self, request: FireScheduleRequest) -> FireScheduleResponse:
+            messages.append((request.message.text, request.message.conversation_key, request.refusal))
+            return FireScheduleResponse(fire=ScheduleFire())
+
+    templates = ('{"day": "${schedule.time}", "of": "the ${schedule.name}"}', "", '{"x": "${schedule.time.year}"}')
+    due = [nightly(template=each) for each in templates]
+    for each in due:
+        each.expected_time.FromDatetime(TIME)
+    await played(Book([*due, nightly("gone")]), clock, 0.5)
+    day = '{"day":"2026-07-06T07:00:00+00:00","of":"the nightly"}'
+    assert messages[:2] == [(day, "digest", ""), ("{}", "digest", "")]
+    assert [refusal.partition(":")[0] for *_, refusal in messages[2:]] == ["INVALID_ARGUMENTS", "WORKFLOW_NOT_FOUND"]
+
+
+async def test_an_event_is_the_input_of_a_workflow(clock: ManualClock) -> None:
+    trigger = due_trigger("", workflow="triage", input_json=b'{"ticket": "${event.data.ticket}"}')
+    _, message = await delivered(trigger, clock, b'{"ticket": 7}')
+    assert json.loads(message.text) == {"ticket": 7}
+    _, message = await delivered(due_trigger("", workflow="triage"), clock, b'{"ticket": 7}')
+    event = json.loads(message.text)["event"]
+    assert (event["data"], event["source"]) == ({"ticket": 7}, "webhook")
+    ledger = EventBook(trigger)
+    await triggers_of(ledger, clock).deliver_webhook(ANN, "trg_1", {}, b"no json", NO_ID)
+    assert ledger.fired[0][2].startswith("INVALID_ARGUMENTS: input: event.data.ticket does not exist")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"text": "look"}, "text"),
+        ({"agent": "clerk"}, "agent"),
+        ({"conversation_key": "mine"}, "conversation_key"),
+        ({"input_json": b"[]"}, "input_json"),
+        ({"input_json": b"no json"}, "input_json"),
+        ({"input_json": b'{"a": "${event.data}"}'}, "input_json"),
+        ({"input_json": b'{"a": "${schedule.day}"}'}, "input_json"),
+        ({"workflow": "", "text": "look", "input_json": b"{}"}, "input_json"),
+    ],
+)
+async def test_a_schedule_is_checked_when_it_is_saved(fields: dict[str, Any], field: str) -> None:
+    definition = ScheduleDefinition(name="nightly", **{"workflow": "digest", **fields})
+    with pytest.raises(InvalidField) as error:
+        await starting_with(Checks({})).check(ANN, definition)
+    assert error.value.metadata["field"] == f"definition.{field}"
+
+
+async def test_a_schedule_of_an_unknown_workflow_is_refused() -> None:
+    for template in (b"", b'{"a": "${schedule.time}"}'):
+        definition = ScheduleDefinition(name="nightly", workflow="gone", input_json=template)
+        with pytest.raises(WorkflowNotFound):
+            await starting_with(Checks({})).check(ANN, definition)

@@ -166,6 +166,27 @@ export class Pawl extends Transport {
     });
   }
 
+  /**
+   * Watches the nodes of a workflow run until it ends, and passes them to `onChange` now and about once a second.
+   * Returns a function that stops watching.
+   */
+  watchExecution(runId: string, onChange: (execution: pb.GetExecutionResponseJson) => void, onError: (error: PawlError) => void = () => {}): () => void {
+    const stopping = new AbortController();
+    const { signal } = stopping;
+    const follow = async (): Promise<void> => {
+      for (;;) {
+        const execution = await persist(() => this.workflows.getExecution({ runId }, { signal }), signal);
+        if (signal.aborted) return;
+        onChange(execution);
+        if (isEnded(execution.run ?? {})) return;
+        const afterSeq = execution.run?.lastSeq ?? "0";
+        await persist(() => this.agent.getRun({ runId, waitSeconds: 1, afterSeq }, { signal }), signal);
+      }
+    };
+    follow().catch((error: PawlError) => signal.aborted || onError(error));
+    return () => stopping.abort();
+  }
+
   /** Yields the events of a run after `afterSeq` until it ends, across reconnects. */
   async *events(runId: string, options: { afterSeq?: number; signal?: AbortSignal } = {}): AsyncGenerator<pb.RunEventJson> {
     let { afterSeq: seq = 0, signal } = options;
