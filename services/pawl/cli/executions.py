@@ -114,19 +114,19 @@ async def follow_execution(target: AsyncClient, console: Console, run_id: str) -
     with live as screen:
         async for execution in target.workflow_run(run_id).follow():
             lines, run = execution_lines(execution), execution.run
-            hints = _hints(await target.get(run_id)) if run.state == run_pb2.RUN_STATE_WAITING else {}
+            waiting = hints(await target.get(run_id)) if run.state == run_pb2.RUN_STATE_WAITING else {}
             if screen:
-                text = "\n".join([*lines, *hints.values()])
+                text = "\n".join([*lines, *waiting.values()])
                 screen.update(Text(text, overflow="ellipsis", no_wrap=True), refresh=True)
             else:
-                say(console, [line for key, line in hints.items() if key not in shown])
-                shown |= hints.keys()
+                say(console, [line for key, line in waiting.items() if key not in shown])
+                shown |= waiting.keys()
     if not console.is_terminal:
         say(console, lines)
     return 0 if run.state == run_pb2.RUN_STATE_COMPLETED else EXIT_UNSUCCESSFUL
 
 
-def _hints(run: run_pb2.Run) -> dict[tuple[str, int], str]:
+def hints(run: run_pb2.Run) -> dict[tuple[str, int], str]:
     """Return what to do about each call that waits for a person, in the run and those below it."""
     return {
         (call.call_id, call.state): f"{_question(call)}\n  {hint(call, decides=decides(run))}"

@@ -15,7 +15,7 @@ from pawl.cli.command import command, json_of, object_of, read_file, say
 from pawl.cli.contract import Columns, Json, Option, ask, json_line, listing, verb
 from pawl.cli.declared import files
 from pawl.cli.declared.kinds import Faulty, Workflows
-from pawl.cli.executions import execution_lines, follow_execution
+from pawl.cli.executions import execution_lines, follow_execution, hints
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
 
@@ -113,6 +113,7 @@ async def show(
         say(console, [line for each in execution.nodes for line in wording.described(each)])
     else:
         say(console, execution_lines(execution))
+        say(console, hints(await target.get(run_id)).values())
     return 0
 
 
