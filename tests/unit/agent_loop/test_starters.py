@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from pawl.agent_loop.workflows.starting import WorkflowStarts
+from pawl.agent_loop.workflows.starting import WorkflowRequest, WorkflowStarting
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
-from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
@@ -28,6 +27,7 @@ from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
+    InvalidArguments,
     InvalidField,
     Overloaded,
     PawlError,
@@ -112,19 +112,17 @@ class Checks:
 
 
 class Workflows:
-    """Workflows of any name, which take any input."""
+    """The workflow `digest`, whose input must not be empty."""
 
-    async def find(self, caller: Principal, name: str, version: int = 0) -> None:
-        if name == "gone":
-            raise WorkflowNotFound
-
-    async def submission(self, caller: Principal, asked: StartWorkflowRequest) -> SubmitMessageRequest:
-        await self.find(caller, asked.name)
-        return SubmitMessageRequest(text=asked.input_json.decode(), conversation_key=asked.name)
+    async def submission(self, caller: Principal, request_id: RequestId, asked: WorkflowRequest) -> Any:
+        refusal = WorkflowNotFound() if asked.name == "gone" else None
+        if asked.input_json == b"{}":
+            refusal = InvalidArguments("input: it is empty")
+        return SubmitMessageRequest(text=asked.input_json.decode(), conversation_key=asked.name), refusal
 
 
 def starting_with(checks: Checks, is_gone: Callable[[Principal], bool] = lambda _: False) -> Starting:
-    return Starting(cast("Messages", checks), cast("WorkflowStarts", Workflows()), is_gone)
+    return Starting(cast("Messages", checks), cast("WorkflowStarting", Workflows()), is_gone)
 
 
 def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> ScheduleServicer:
@@ -462,8 +460,9 @@ async def test_a_schedule_starts_a_workflow_with_its_scheduled_time(clock: Manua
         each.expected_time.FromDatetime(TIME)
     await played(Book([*due, nightly("gone")]), clock, 0.5)
     day = '{"day":"2026-07-06T07:00:00+00:00","of":"the nightly"}'
-    assert messages[:2] == [(day, "digest", ""), ("{}", "digest", "")]
-    assert [refusal.partition(":")[0] for *_, refusal in messages[2:]] == ["INVALID_ARGUMENTS", "WORKFLOW_NOT_FOUND"]
+    assert messages[0] == (day, "digest", "")
+    refusals = [refusal.partition(": schedule")[0] for *_, refusal in messages[1:]]
+    assert refusals == ["INVALID_ARGUMENTS: input: it is empty", "INVALID_ARGUMENTS: input", "WORKFLOW_NOT_FOUND: x"]
 
 
 async def test_an_event_is_the_input_of_a_workflow(clock: ManualClock) -> None:
@@ -498,8 +497,15 @@ async def test_a_schedule_is_checked_when_it_is_saved(fields: dict[str, Any], fi
     assert error.value.metadata["field"] == f"definition.{field}"
 
 
-async def test_a_schedule_of_an_unknown_workflow_is_refused() -> None:
-    for template in (b"", b'{"a": "${schedule.time}"}'):
-        definition = ScheduleDefinition(name="nightly", workflow="gone", input_json=template)
-        with pytest.raises(WorkflowNotFound):
+async def test_a_schedule_that_could_not_start_its_workflow_is_refused() -> None:
+    for workflow, template, error in (
+        ("gone", b'{"a": 1}', WorkflowNotFound),
+        ("gone", b'{"a": "${schedule.time}"}', WorkflowNotFound),
+        ("digest", b"", InvalidArguments),
+    ):
+        definition = ScheduleDefinition(name="nightly", workflow=workflow, input_json=template)
+        with pytest.raises(error):
             await starting_with(Checks({})).check(ANN, definition)
+    for template in (b'{"a": "${schedule.time}"}', b'{"a": "${1 + 1}"}'):
+        definition = ScheduleDefinition(name="nightly", workflow="digest", input_json=template)
+        await starting_with(Checks({})).check(ANN, definition)

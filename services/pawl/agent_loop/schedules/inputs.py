@@ -19,7 +19,7 @@ _TRIGGER: Final[expressions.Names] = {"event": None}
 
 
 def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
-    """Check a definition that starts a workflow. Return whether its input depends on the firing.
+    """Check a definition that starts a workflow. Return whether all firings have the same input.
 
     Raises:
         InvalidField: a field is for runs without a workflow, or a template is invalid.
@@ -37,8 +37,8 @@ def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
     try:
         expressions.render(template, {})
     except ExpressionError:
-        return True
-    return False
+        return False
+    return True
 
 
 def rendered(definition: ScheduleDefinition | TriggerDefinition, scope: Mapping[str, Any]) -> bytes:

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias
 
 from pawl.agent.v1.agent_pb2 import StartRunRequest
-from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules import inputs
-from pawl.agent_loop.workflows.starting import WorkflowStarts
+from pawl.agent_loop.workflows.starting import WorkflowRequest, WorkflowStarting
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.chassis.process import logs
@@ -21,6 +20,7 @@ from pawl.chassis.strict_json import JsonValue
 from pawl.errors import (
     DeadlineExceeded,
     Internal,
+    InvalidArguments,
     InvalidField,
     Overloaded,
     PawlError,
@@ -96,7 +96,7 @@ class Starting:
     """
 
     def __init__(
-        self, messages: Messages, workflows: WorkflowStarts, credential_is_gone: Callable[[Principal], bool]
+        self, messages: Messages, workflows: WorkflowStarting, credential_is_gone: Callable[[Principal], bool]
     ) -> None:
         self._messages = messages
         self._workflows = workflows
@@ -115,10 +115,13 @@ class Starting:
             checks.text(definition.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
             await self._message(caller, definition, NO_REQUEST)
             return
-        if inputs.check(definition):
-            await self._workflows.find(caller, definition.workflow)
-        else:
-            await self._workflow(caller, definition, NO_REQUEST, {})
+        is_fixed = inputs.check(definition)
+        try:
+            given = inputs.rendered(definition, {}) if is_fixed else definition.input_json
+            await self._workflow(caller, definition, NO_REQUEST, given)
+        except InvalidArguments:
+            if is_fixed:
+                raise
 
     async def message(
         self,
@@ -138,7 +141,7 @@ class Starting:
             if self._credential_is_gone(caller):
                 raise PermissionDenied("the API key of the last save or resumption was revoked or has lost a role")
             if definition.workflow:
-                return await self._workflow(caller, definition, request_id, scope), ""
+                return await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope)), ""
             return await self._message(caller, definition, request_id), ""
         except RETRYABLE:
             raise
@@ -158,12 +161,10 @@ class Starting:
         return checked
 
     async def _workflow(
-        self, caller: Principal, definition: Definition, request_id: RequestId, scope: Mapping[str, JsonValue]
+        self, caller: Principal, definition: Definition, request_id: RequestId, input_json: bytes
     ) -> SubmitMessageRequest:
-        asked = StartWorkflowRequest(
-            request_id=request_id,
-            name=definition.workflow,
-            input_json=inputs.rendered(definition, scope),
-            labels=definition.labels,
-        )
-        return await self._workflows.submission(caller, asked)
+        asked = WorkflowRequest(name=definition.workflow, input_json=input_json, labels=dict(definition.labels))
+        message, refusal = await self._workflows.submission(caller, request_id, asked)
+        if refusal is not None:
+            raise refusal
+        return message
