@@ -12,6 +12,7 @@ from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_
 from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
+from pawl.agent.v1.workflow_pb2_grpc import add_WorkflowServiceServicer_to_server
 from pawl.agent_loop.agents.agents import AgentLedger, Agents
 from pawl.agent_loop.agents.rpc import AgentRegistryServicer
 from pawl.agent_loop.api import watch
@@ -33,6 +34,9 @@ from pawl.agent_loop.jobs.rpc import JobServicer
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.undo.undoing import Undoing
+from pawl.agent_loop.workflows.rpc import WorkflowServicer
+from pawl.agent_loop.workflows.starting import WorkflowStarting
+from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
@@ -121,6 +125,9 @@ class ClientSide:
             heartbeat_seconds=2 * times.heartbeat_seconds,
         )
         self._conversation_servicer = ConversationServicer(ledger, ids, self.conversations)
+        workflows = Workflows(ledger=WorkflowLedger(ledger.channel), agents=self.agents, registry=registry)
+        self.workflow_starting = WorkflowStarting(ledger, workflows, registry, defaults)
+        self._workflows = WorkflowServicer(ledger, self.inbox, workflows, self.workflow_starting)
 
     async def forward(self, method: str, request: bytes) -> bytes:
         return await self._ledger.forward(require_user(), method, request)
@@ -131,5 +138,6 @@ class ClientSide:
         server.add(add_JobServiceServicer_to_server, self._jobs)
         server.add_forwarding(add_DeclarationServiceServicer_to_server, None, self.forward)
         server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
+        server.add_forwarding(add_WorkflowServiceServicer_to_server, self._workflows, self.forward)
         registry = AgentRegistryServicer(self.agents)
         server.add_forwarding(add_AgentRegistryServiceServicer_to_server, registry, self.forward)

@@ -435,29 +435,30 @@ CREATE TABLE conversation_words (
 );
 CREATE INDEX conversation_words_search ON conversation_words USING gin (words);
 
--- The agents of a store. Deleted ones stay: if created again, their versions continue.
-CREATE TABLE agents (
+-- The agents and workflows of a store. Deleted ones stay: if created again, their versions continue.
+CREATE TABLE definitions (
     store_id text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,  -- agent or workflow
     name text COLLATE "C" NOT NULL,
     version integer NOT NULL,  -- the newest
-    delegates_to text[] NOT NULL,  -- of the newest version
+    uses text[] NOT NULL,  -- definitions of the same kind that the newest version uses
     delete_time timestamptz,
     delete_user_id text NOT NULL DEFAULT '',
     delete_credential_id text NOT NULL DEFAULT '',
-    PRIMARY KEY (store_id, name)
+    PRIMARY KEY (store_id, kind, name)
 );
 
 -- Versions never change.
-CREATE TABLE agent_versions (
+CREATE TABLE definition_versions (
     store_id text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
     version integer NOT NULL,
-    definition bytea NOT NULL,
-    tool_names text[] NOT NULL,
+    content bytea NOT NULL,
     create_time timestamptz NOT NULL,
     create_user_id text NOT NULL,
     create_credential_id text NOT NULL,
-    PRIMARY KEY (store_id, name, version)
+    PRIMARY KEY (store_id, kind, name, version)
 );
 
 -- The history of a fork, which is never copied: messages `first_number` to `last_number` are those of
@@ -481,8 +482,7 @@ CREATE TABLE agent_drafts (
     user_id text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
     version integer NOT NULL,
-    definition bytea NOT NULL,
-    tool_names text[] NOT NULL,
+    content bytea NOT NULL,
     create_time timestamptz NOT NULL,
     create_credential_id text NOT NULL,
     PRIMARY KEY (store_id, user_id, name)

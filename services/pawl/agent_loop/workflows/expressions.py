@@ -229,11 +229,16 @@ def _value(part: str | Inserted, scope: Mapping[str, Any]) -> Any:
 def _followed(path: _Path, scope: Mapping[str, Any]) -> Any:
     value: Any = scope
     for position, step in enumerate(path):
-        known = isinstance(value, Mapping) if isinstance(step, str) else isinstance(value, list)
-        if not known or (step not in value if isinstance(step, str) else step >= len(value)):
+        if not _has(value, step):
             raise ExpressionError(f"{_shown(path[: position + 1])} does not exist")
         value = value[step]
     return value
+
+
+def _has(value: Any, step: str | int) -> bool:
+    if isinstance(step, str):
+        return isinstance(value, Mapping) and step in value
+    return isinstance(value, list) and step < len(value)
 
 
 def _shown(path: _Path) -> str:
@@ -244,20 +249,17 @@ def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[s
     """Return the part of the scope that an expression reads, because CEL converts all data that it gets."""
     used: dict[str, Any] = {}
     for path in sorted(paths):
-        source, target = scope, used
-        for step in path[:-1]:
-            if not isinstance(source, Mapping) or step not in source:
+        source: Any = scope
+        target: Any = used
+        for position, step in enumerate(path):
+            # A shorter path may already have all of it.
+            if not _has(source, step) or (step in target and target[step] is source[step]):
                 break
             source = source[step]
-            if not isinstance(source, Mapping):
+            if position == len(path) - 1 or not isinstance(source, Mapping):
                 target[step] = source
                 break
-            if target.get(step) is source:
-                break
             target = target.setdefault(step, {})
-        else:
-            if isinstance(source, Mapping) and path[-1] in source:
-                target[path[-1]] = source[path[-1]]
     return used
 
 

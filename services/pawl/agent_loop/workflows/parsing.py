@@ -76,7 +76,7 @@ def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> 
         struct = _chosen(structs, value, path, faults)
         return UNSET if struct is None else _usable_struct(struct, value, path, faults)
     if isinstance(value, dict) and value and get_origin(bare) is dict and get_args(bare)[1] is not Any:
-        return _usable_dict(*get_args(bare), value, path, faults)
+        return _usable_dict(get_args(bare), value, path, faults)
     if isinstance(value, list) and get_origin(bare) is tuple:
         items = [_usable(get_args(bare)[0], each, f"{path}[{index}]", faults) for index, each in enumerate(value)]
         if UNSET in items:
@@ -91,7 +91,7 @@ def _usable_struct(struct: Any, value: dict[Any, Any], path: str, faults: list[D
     faults += [DefinitionFault(_at(path, name), "unknown field", _near(name, fields)) for name in unknown]
     usable = {tag: value[tag]} if tag and tag in value else {}
     for name, each in fields.items():
-        found = UNSET
+        found: Any = UNSET
         if name in value:
             found = _usable(each.type, value[name], _at(path, name), faults)
         elif each.required:
@@ -106,7 +106,8 @@ def _usable_struct(struct: Any, value: dict[Any, Any], path: str, faults: list[D
     return usable
 
 
-def _usable_dict(key: Any, item: Any, value: dict[Any, Any], path: str, faults: list[DefinitionFault]) -> Any:
+def _usable_dict(types: tuple[Any, ...], value: dict[Any, Any], path: str, faults: list[DefinitionFault]) -> Any:
+    key, item = types
     names = [name for name in value if _fits(key, name, _at(path, name), faults)]
     items = {name: _usable(item, value[name], _at(path, name), faults) for name in names}
     return {name: each for name, each in items.items() if each is not UNSET} or UNSET

@@ -28,6 +28,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rpc import messages, own_tools, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
+from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.command import (
     Cancel,
@@ -104,10 +105,6 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         raise InvalidField("parts cannot be combined with text or with the policy STEER", field="parts")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
-    undo = request.undo if request.HasField("undo") else None
-    workflow = request.workflow if request.HasField("workflow") else None
-    goal = request.goal if request.HasField("goal") else None
-    agent = request.agent if request.HasField("agent") else None
     own = own_tools.of_request(request)
     return Submit(
         store_id=check_id(request.store_id, "store_id"),
@@ -128,12 +125,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(
-            options=request.options,
-            user_roles=request.user_roles,
-            undo=undo,
-            agent=agent,
-            workflow=workflow,
-            goal=goal,
+            user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
@@ -149,10 +141,14 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         made_title=made_title(user_messages.text_of(request)),
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
-        labels=check_labels(request.labels),
+        labels=check_labels(request.labels) | labels.of_workflow(request.workflow.name),
         own_tools=own,
-        only_repeat=request.only_repeat or (bool(request.asked_agent) and agent is None),
+        only_repeat=request.only_repeat or (bool(request.asked_agent) and not request.HasField("agent")),
     )
+
+
+def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in names if request.HasField(name)}
 
 
 def key_hash_of(
@@ -321,11 +317,8 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         user_roles=entry.user_roles,
         depth=_int32(entry.depth, "delegations.depth"),
         above=entry.above,
-        agent=entry.agent if entry.HasField("agent") else None,
-        job=entry.job if entry.HasField("job") else None,
-        workflow=entry.workflow if entry.HasField("workflow") else None,
-        goal=entry.goal if entry.HasField("goal") else None,
         waits_for_jobs=entry.waits_for_jobs,
+        **_present(entry, "agent", "job", "workflow", "goal"),
     )
     limits = entry.options.limits
     return Delegation(
