@@ -639,7 +639,6 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.PutDocumentRequest.text': 'The complete text, at most 1 MiB in UTF-8, without NUL characters.',
     'pawl.tool.v1.PutFileRequest.content': 'The next piece of the file.',
     'pawl.tool.v1.PutFileRequest.path': 'Path of the file.',
-    'pawl.tool.v1.PutWorkflowToolRequest.allowed_roles': 'Users must have one of these roles to call it; empty means any user.',
     'pawl.tool.v1.PutWorkflowToolRequest.description': 'Description for the model.',
     'pawl.tool.v1.PutWorkflowToolRequest.input_schema_json': "JSON Schema for the workflow's input; empty removes the tool.",
     'pawl.tool.v1.PutWorkflowToolRequest.name': "Workflow name, which is also the tool's name.",

@@ -95,7 +95,6 @@ def workflow_tool_from(message: execution_pb2.PutWorkflowToolRequest) -> ToolDef
         context=ExecutionContext.AGENT,
         category=Category.SAFE,
         effect=EffectClass.IDEMPOTENT,
-        allowed_roles=tuple(message.allowed_roles),
     )
 
 

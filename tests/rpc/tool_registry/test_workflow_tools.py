@@ -63,12 +63,6 @@ async def test_a_workflow_that_is_no_longer_a_tool_cannot_be_called(registry: Re
     assert (verdict.disposition, verdict.error_reason) == (REFUSE, "TOOL_NOT_FOUND")
 
 
-async def test_only_users_with_an_allowed_role_see_the_tool(registry: Registry) -> None:
-    await put(registry, allowed_roles=["admin"])
-    assert "triage" not in await names(registry)
-    assert "triage" in await names(registry, roles=["admin"])
-
-
 async def test_a_workflow_never_takes_or_removes_another_tool(registry: Registry) -> None:
     await registry.users["acme", "ann"].RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
     for validate_only in (True, False):

@@ -14,14 +14,15 @@ from typing import Any, cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from pawl.agent_loop.workflows.starting import WorkflowRequest, WorkflowStarting
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
+from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
 from pawl.agent_loop.schedules.starting import ClaimPause, Starting
 from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
+from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
@@ -114,8 +115,8 @@ class Checks:
 class Workflows:
     """The workflow `digest`, whose input must not be empty."""
 
-    async def submission(self, caller: Principal, request_id: RequestId, asked: WorkflowRequest) -> Any:
-        refusal = WorkflowNotFound() if asked.name == "gone" else None
+    async def submission(self, caller: Principal, asked: StartWorkflowRequest) -> Any:
+        refusal: PawlError | None = WorkflowNotFound() if asked.name == "gone" else None
         if asked.input_json == b"{}":
             refusal = InvalidArguments("input: it is empty")
         return SubmitMessageRequest(text=asked.input_json.decode(), conversation_key=asked.name), refusal
@@ -458,11 +459,13 @@ async def test_a_schedule_starts_a_workflow_with_its_scheduled_time(clock: Manua
     due = [nightly(template=each) for each in templates]
     for each in due:
         each.expected_time.FromDatetime(TIME)
-    await played(Book([*due, nightly("gone")]), clock, 0.5)
+    await played(Book([*due, nightly("gone", '{"x": 1}')]), clock, 0.5)
     day = '{"day":"2026-07-06T07:00:00+00:00","of":"the nightly"}'
     assert messages[0] == (day, "digest", "")
-    refusals = [refusal.partition(": schedule")[0] for *_, refusal in messages[1:]]
-    assert refusals == ["INVALID_ARGUMENTS: input: it is empty", "INVALID_ARGUMENTS: input", "WORKFLOW_NOT_FOUND: x"]
+    empty, wrong, gone = (refusal for *_, refusal in messages[1:])
+    assert empty == "INVALID_ARGUMENTS: input: it is empty"
+    assert wrong == "INVALID_ARGUMENTS: input: schedule.time.year does not exist"
+    assert gone.startswith("WORKFLOW_NOT_FOUND: ")
 
 
 async def test_an_event_is_the_input_of_a_workflow(clock: ManualClock) -> None:

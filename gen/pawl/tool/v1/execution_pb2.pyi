@@ -556,7 +556,6 @@ class PutWorkflowToolRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
-    ALLOWED_ROLES_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
@@ -568,10 +567,6 @@ class PutWorkflowToolRequest(_message.Message):
     """JSON Schema for the workflow's input; empty removes the tool."""
     validate_only: _builtins.bool
     """Only check whether the tool can be registered."""
-    @_builtins.property
-    def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users must have one of these roles to call it; empty means any user."""
-
     def __init__(
         self,
         *,
@@ -579,12 +574,11 @@ class PutWorkflowToolRequest(_message.Message):
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         input_schema_json: _builtins.bytes = ...,
-        allowed_roles: _abc.Iterable[_builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "description", b"description", "input_schema_json", b"input_schema_json", "name", b"name", "store_id", b"store_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "input_schema_json", b"input_schema_json", "name", b"name", "store_id", b"store_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -146,7 +146,6 @@ class RegistryClient:
         if workflow.as_tool:
             request.description = workflow.description or f"Run the workflow {workflow.name}."
             request.input_schema_json = workflow.input_schema_json
-            request.allowed_roles.extend(workflow.allowed_roles)
         await translated(self._stub.PutWorkflowTool(request))
 
     async def check(

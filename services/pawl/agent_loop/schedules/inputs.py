@@ -8,7 +8,7 @@ from typing import Any, Final
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.workflows import expressions
 from pawl.chassis import strict_json
-from pawl.errors import InvalidArguments, InvalidField
+from pawl.errors import InvalidArguments, InvalidField, InvalidJson
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition
 
@@ -22,13 +22,16 @@ def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
     """Check a definition that starts a workflow. Return whether all firings have the same input.
 
     Raises:
-        InvalidField: a field is for runs without a workflow, or a template is invalid.
-        InvalidJson, TooLarge: the input is not JSON, or too large.
+        InvalidField: a field is for runs without a workflow, or the input is invalid.
+        TooLarge: the input is too large.
     """
     for name in _OF_RUNS:
         if getattr(definition, name, ""):
             raise InvalidField(f"{name} is not allowed with workflow", field=f"definition.{name}")
-    template = _template(definition)
+    try:
+        template = _template(definition)
+    except InvalidJson as error:
+        raise InvalidField(f"input: {error.message}", field="definition.input_json") from None
     if not isinstance(template, dict):
         raise InvalidField("input must be a JSON object", field="definition.input_json")
     names = _SCHEDULE if isinstance(definition, ScheduleDefinition) else _TRIGGER

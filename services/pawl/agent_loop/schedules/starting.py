@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pawl.agent.v1.agent_pb2 import StartRunRequest
+from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules import inputs
-from pawl.agent_loop.workflows.starting import WorkflowRequest, WorkflowStarting
+from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.tasks import within
-from pawl.chassis.strict_json import JsonValue
 from pawl.errors import (
     DeadlineExceeded,
     Internal,
@@ -127,7 +127,7 @@ class Starting:
         self,
         caller: Principal,
         definition: Definition,
-        scope: Mapping[str, JsonValue],
+        scope: Mapping[str, Any],
         request_id: RequestId = NO_REQUEST,
     ) -> tuple[SubmitMessageRequest | None, str]:
         """Return a run's message, or the reason why the run cannot be started.
@@ -163,8 +163,10 @@ class Starting:
     async def _workflow(
         self, caller: Principal, definition: Definition, request_id: RequestId, input_json: bytes
     ) -> SubmitMessageRequest:
-        asked = WorkflowRequest(name=definition.workflow, input_json=input_json, labels=dict(definition.labels))
-        message, refusal = await self._workflows.submission(caller, request_id, asked)
+        asked = StartWorkflowRequest(
+            request_id=request_id, name=definition.workflow, input_json=input_json, labels=definition.labels
+        )
+        message, refusal = await self._workflows.submission(caller, asked)
         if refusal is not None:
             raise refusal
         return message
