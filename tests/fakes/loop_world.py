@@ -23,10 +23,11 @@ from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import CommandKind, Decide, ToolResult
 from pawl.agent_loop.loop.rules.message import Message
-from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunFailure, RunOptions, Undo
+from pawl.agent_loop.loop.rules.run import PinnedAgent, PinnedWorkflow, Run, RunFailure, RunOptions, Undo
 from pawl.agent_loop.loop.rules.tool import Tool, Verdict
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, CredentialId, IdSource, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import LeaseLost, RunEnded
@@ -51,6 +52,7 @@ from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage
 from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry
+from tests.fakes.workflows import MemoryWorkflows
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
@@ -192,12 +194,14 @@ class World:
         self.clock = VirtualClock()
         self.ledger = MemoryLedger(crashes_max=crashes_max)
         self.agents = MemoryAgents()
+        self.workflows = MemoryWorkflows()
         self.registry = FakeRegistry(verdicts, seconds=seconds)
         self.model = FakeModel(scripts)
         self.meter = CountingMeter()
         self.dependencies = WorkerDependencies(
             ledger=self.ledger,
             agents=self.agents,
+            graphs=Graphs(self.workflows),
             registry=self.registry,
             model=self.model,
             clock=self.clock,
@@ -321,6 +325,7 @@ class MemoryLedger(WorkerLedgerClient):
         agent: PinnedAgent | None = None,
         *,
         own_tools: Sequence[Tool] = (),
+        workflow: PinnedWorkflow | None = None,
     ) -> RunKey:
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
@@ -332,6 +337,7 @@ class MemoryLedger(WorkerLedgerClient):
             undo=wire.UNDO.fields(undo) if undo else None,
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
             tools=map(wire.OWN_TOOL.write, own_tools),
+            workflow=wire.WORKFLOW.write(workflow) if workflow else None,
         )
         key: RunKey = self._apply(operations.submit(request, self._limits)).run.key
         return key

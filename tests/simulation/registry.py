@@ -72,7 +72,7 @@ TOOLS: dict[str, Verdict] = {
         fallback_tool_name="note",
     ),
     "pick": tool("OFFER", context="FRONTEND", offer_fallback=OfferFallback.ASK_USER, question=Question(question="?")),
-    "hire": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+    "run_agent": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
     "ask": tool("ASK", context="HUMAN", question=Question(question="Which colour?")),
 }
 

@@ -158,7 +158,8 @@ CREATE TABLE runs (
     -- Background runs have slots of their own.
     in_background boolean NOT NULL DEFAULT false,
     -- An open job keeps its last iterations only: the number of rounds whose calls were removed, the event up to which
-    -- its log was trimmed, and the position of the next trim. `trimmed_seq` is for ended runs.
+    -- its log was trimmed, and the position of the next trim. `trimmed_seq` is for ended runs. A `mark_round` of 2^31 - 1
+    -- means that the run's program has a cursor, so that its worker needs only its open calls.
     trimmed_rounds integer NOT NULL DEFAULT 0,
     trimmed_log_seq bigint NOT NULL DEFAULT 0,
     mark_round integer NOT NULL DEFAULT 0,

@@ -12,6 +12,7 @@ from pawl.agent_loop.loop.rules.fact import (
     Command,
     Completed,
     Decide,
+    Event,
     OutputDelta,
     Pause,
     Progress,
@@ -204,10 +205,11 @@ KIND: Final = WIRE.one_of(
         "progress": Progress,
         "top_up": TopUp,
         "pause": Pause,
+        "event": Event,
         "completed": Completed,
         "agent_ended": AgentEnded,
     },
-    without=("redrive", "event", "raise_goal"),  # Only the ledger handles it.
+    without=("redrive", "raise_goal"),  # Only the ledger handles it.
 )
 COMMAND: Final = WIRE.struct(
     Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))

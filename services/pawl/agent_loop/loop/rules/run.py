@@ -341,6 +341,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.job is not None and bool(self.reports_to_conversation_id)
 
     @property
+    def times_itself(self) -> bool:
+        """True if the program limits the time of the run, which has no timeouts for itself and its rounds."""
+        return self.is_job or self.workflow is not None
+
+    @property
     def acts_for_conversation_id(self) -> ConversationId:
         """The conversation whose rules apply: a job uses the conversation it reports to."""
         return self.reports_to_conversation_id or self.conversation_id

@@ -33,6 +33,7 @@ from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.command import (
     Cancel,
     Command,
+    Event,
     Pause,
     Progress,
     Redrive,
@@ -106,6 +107,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
     own = own_tools.of_request(request)
+    has_cursor = request.HasField("workflow") or request.HasField("goal")
     return Submit(
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
@@ -129,7 +131,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
-        store_slots=limits.slots.per_store,
+        has_cursor=has_cursor,
+        store_slots=limits.slots.background_per_store if has_cursor else limits.slots.per_store,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
@@ -331,6 +334,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
+        has_cursor=entry.HasField("workflow") or entry.HasField("goal"),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
     )
 
@@ -413,6 +417,8 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
         case "pause":
             return Pause()
+        case "event":
+            return Event()
         case _:
             raise InvalidField("a command needs a kind", field="command.kind")
 

@@ -14,7 +14,7 @@ from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, RunKe
 from pawl.errors import IllegalTransition
 from pawl.job_store.ledger.rules import jobs, stop, turn
 from pawl.job_store.ledger.rules.events import RunChanged
-from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.rows import CURSOR_ROUND, CallRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState, StopCause
 
@@ -26,6 +26,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
     the parent run ends and reports to the root conversation. If `is_silent`, it reports nothing, not even its end.
+    See `RunRow.has_cursor`.
     """
 
     call_id: CallId
@@ -38,6 +39,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = DEFAULT_AGENT
     is_job: bool = False
     is_silent: bool = False
+    has_cursor: bool = False
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -82,6 +84,7 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         generation=parent.generation if delegation.is_job else 0,
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
+        mark_round=CURSOR_ROUND if delegation.has_cursor else 0,
     )
     above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
     is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)

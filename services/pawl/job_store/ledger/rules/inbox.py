@@ -26,6 +26,7 @@ STEER: Final = "steer"
 CANCEL: Final = "cancel"
 TOP_UP: Final = "top_up"
 PAUSE: Final = "pause"
+EVENT: Final = "event"
 AGENT_ENDED: Final = "agent_ended"
 COMPLETED: Final = "completed"
 

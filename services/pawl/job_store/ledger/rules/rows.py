@@ -64,6 +64,9 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     request_id: RequestId
 
 
+# The `mark_round` of a run with a cursor: no round comes after it.
+CURSOR_ROUND: Final = 2**31 - 1
+
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
@@ -279,6 +282,16 @@ class RunRow(Actor, frozen=True, kw_only=True):
     def is_turn(self) -> bool:
         """True if job notices, rather than a message, started the run."""
         return self.generation > 0 and not self.reports_to
+
+    @property
+    def has_cursor(self) -> bool:
+        """True if the run's program keeps its state in a cursor, so that its worker needs only its open calls."""
+        return self.mark_round == CURSOR_ROUND
+
+    @property
+    def loaded_from_round(self) -> int:
+        """The first round whose settled calls a worker loads; of a job, the last one."""
+        return CURSOR_ROUND if self.has_cursor else self.round if self.reports_to else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:

@@ -22,6 +22,7 @@ from pawl.job_store.ledger.rules.conversations import ConversationRequest, absen
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.log import write
 from pawl.job_store.ledger.rules.rows import (
+    CURSOR_ROUND,
     ClientKey,
     CommandRow,
     ConversationKey,
@@ -60,6 +61,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
     the store's `store_slots` slots.
 
+    A run with `has_cursor` uses a background slot: the limits are then those of background runs.
+
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
     """
@@ -86,6 +89,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
+    has_cursor: bool = False
 
     @property
     def row_keys(self) -> RowKeys:
@@ -95,7 +99,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_slots),),
+            queues=((QueueKey(self.store_id, in_background=self.has_cursor), self.store_queue_max, self.store_slots),),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
@@ -226,7 +230,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages are already waiting in this conversation: try again later")
-        self.check_queue(unit)
+        self.check_queue(unit, in_background=self.has_cursor)
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         run = self.signed(run)
@@ -263,6 +267,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             people=self.people,
             agent_name=self.agent_name,
             labels=self.labels,
+            mark_round=CURSOR_ROUND if self.has_cursor else 0,
+            in_background=self.has_cursor,
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
