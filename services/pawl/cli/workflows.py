@@ -25,7 +25,9 @@ _RUN: Final = {"run": "run_id"}
 _KIND: Final = Workflows()
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML or JSON files, or folders.")]
 RunOfWorkflow = Annotated[str, typer.Argument(metavar="RUN", help="Id of the workflow run.", show_default=False)]
-JsonText = Annotated[str, typer.Option(metavar="JSON", help="As JSON; @FILE reads a file.", show_default=False)]
+JsonText = Annotated[
+    str, typer.Option("--input", metavar="JSON", help="Input as JSON; @FILE reads a file.", show_default=False)
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the run id and exit.")]
 
 app = typer.Typer(help="Save, start, watch and change workflows.", no_args_is_help=True)
@@ -124,7 +126,7 @@ async def run(
     console: Console,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the workflow.", show_default=False)],
     *,
-    input_json: Annotated[JsonText, typer.Option("--input")] = "",
+    input_json: JsonText = "",
     version: Annotated[int, typer.Option(help="Version; default: the newest.", min=0, show_default=False)] = 0,
     reports_to: Annotated[
         str, typer.Option(help="Conversation to which the end is reported.", show_default=False)

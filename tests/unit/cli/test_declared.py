@@ -329,7 +329,7 @@ async def test_the_faults_of_a_workflow_are_reported_with_their_lines(tmp_path: 
     with pytest.raises(ApplyError) as error:
         await applied(Store(), written(tmp_path, without_agent))
     where = tmp_path / "workflows/triage.yaml"
-    assert str(error.value) == f"{where}:5: nodes.ask.agent: there is no agent 'clerk' make it"
+    assert str(error.value) == f"{where}:5: nodes.ask.agent: there is no agent 'clerk' (make it)"
 
 
 def test_answers_of_people_are_not_booleans(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Faulty(Exception):  # it carries faults, each an error of its own
     """A definition has faults: paths and messages."""
 
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
-        self.faults = [(each.path, f"{each.message} {each.hint}".strip()) for each in faults]
+        self.faults = [(each.path, each.message + (f" ({each.hint})" if each.hint else "")) for each in faults]
         super().__init__("; ".join(f"{path}: {text}" for path, text in self.faults))
 
     def without(self, definition: Any, later: Collection[Key]) -> list[tuple[str, str]]:
