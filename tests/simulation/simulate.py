@@ -29,6 +29,7 @@ from tests.simulation import (
     own_tools,
     process,
     senders,
+    stops,
     timers,
 )
 from tests.simulation.chance import Chance
@@ -125,7 +126,9 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
         task.cancel()
     await asyncio.gather(*background_tasks, return_exceptions=True)
     record = Record(world.tables, history)
-    of_parts = (part.CHECKERS for part in (budgets, agents, jobs, grants, own_tools, database_trouble, timers, senders))
+    of_parts = (
+        part.CHECKERS for part in (budgets, agents, jobs, stops, grants, own_tools, database_trouble, timers, senders)
+    )
     for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):
             history.violation(checker.__name__, text)

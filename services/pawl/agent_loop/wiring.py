@@ -78,11 +78,7 @@ class ClientSide:
         )
         self.agents = Agents(ledger=agents, registry=registry, clock=clock, defaults=defaults)
         self.messages = Messages(
-            ledger=ledger,
-            defaults=defaults,
-            agents=self.agents,
-            registry=registry,
-            takes_images=takes_images,
+            ledger=ledger, defaults=defaults, agents=self.agents, registry=registry, takes_images=takes_images
         )
         self.inbox = Inbox(
             ledger=ledger, registry=registry, ids=ids, now=clock.now, lease_seconds=times.sessions.offer_lease_seconds
@@ -118,11 +114,7 @@ class ClientSide:
         )
         self.operators = OperatorServicer(ledger, ids)
         self.conversations = ConversationWatches(
-            ledger=ledger,
-            watches=self.watches,
-            clock=clock,
-            job=job,
-            heartbeat_seconds=2 * times.heartbeat_seconds,
+            ledger=ledger, watches=self.watches, clock=clock, job=job, heartbeat_seconds=2 * times.heartbeat_seconds
         )
         self._conversation_servicer = ConversationServicer(ledger, ids, self.conversations)
         workflows = Workflows(ledger=WorkflowLedger(ledger.channel), agents=self.agents, registry=registry)

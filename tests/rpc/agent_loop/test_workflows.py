@@ -10,6 +10,7 @@ import pytest
 from pawl.agent.v1 import agent_pb2, agents_pb2
 from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.event.v1 import agent_pb2 as agent_values
+from pawl.event.v1 import workflow_pb2
 from tests.rpc.agent_loop.asking import CONTROL, MISSING, NO_ID, Api, check_refusals, failure, reason, start
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -99,10 +100,17 @@ BAD: dict[str, tuple[Any, list[tuple[str, str]]]] = {
         {"nodes": {"a": {"kind": "workflow", "workflow": "other"}}},
         [("nodes.a.workflow", "")],
     ),
-    "a workflow that starts itself": ({"nodes": {"a": {"kind": "workflow", "workflow": "triage"}}}, [("nodes", "")]),
+    "a workflow that starts itself": (
+        {"nodes": {"a": {"kind": "workflow", "workflow": "triage"}}},
+        [("nodes.a.workflow", "")],
+    ),
     "a name that does not exist in an expression": (
         {"nodes": {"fetch": LOOK, "b": {"kind": "output", "value": "${nodes.fech.output}"}}},
         [("nodes.b.value", "fetch")],
+    ),
+    "an input that another workflow does not take": (
+        {"nodes": {"a": {"kind": "workflow", "workflow": "known"}}},
+        [("nodes.a.input.ticket", "")],
     ),
     "a cycle": (
         {"nodes": {"a": {**LOOK, "after": ["b"]}, "b": {**LOOK, "after": ["a"]}}},
@@ -125,6 +133,7 @@ async def test_faults_of_a_definition_are_reported_with_their_paths(
     workflows: WorkflowServiceAsyncStub, name: str
 ) -> None:
     fields, expected = BAD[name]
+    await workflows.SaveWorkflow(save(name="known"), metadata=ADMIN)
     document = fields if isinstance(fields, bytes) else json.dumps(definition(**fields)).encode()
     checked = await workflows.SaveWorkflow(
         pb.SaveWorkflowRequest(definition_json=document, validate_only=True), metadata=ADMIN
@@ -141,9 +150,10 @@ async def test_faults_of_a_definition_are_reported_with_their_paths(
 
 async def test_workflows_cannot_start_each_other_in_a_circle(workflows: WorkflowServiceAsyncStub, saved: None) -> None:
     await workflows.SaveWorkflow(
-        save(name="outer", nodes={"a": {"kind": "workflow", "workflow": "triage"}}), metadata=ADMIN
+        save(name="outer", nodes={"a": {"kind": "workflow", "workflow": "triage", "input": {"ticket": "7"}}}),
+        metadata=ADMIN,
     )
-    circle = save(nodes={"a": {"kind": "workflow", "workflow": "outer"}})
+    circle = save(nodes={"a": {"kind": "workflow", "workflow": "outer", "input": {"ticket": "7"}}})
     error = await failure(workflows.SaveWorkflow(circle, metadata=ADMIN))
     assert error.reason == "INVALID_WORKFLOW"
     assert "triage -> outer -> triage" in error.message
@@ -221,6 +231,11 @@ async def test_requests_about_runs_refuse_bad_input(
             (pb.ListWorkflowVersionsRequest(name="triage", page_token="x"), "INVALID_PAGE_TOKEN"),
             (pb.ListWorkflowsRequest(page_token="x"), "INVALID_PAGE_TOKEN"),
             (pb.ListWorkflowsRequest(page_size=201), "INVALID_FIELD"),
+            (pb.GetExecutionRequest(run_id=MISSING), "RUN_NOT_FOUND"),
+            (pb.GetExecutionRequest(run_id="chat"), "RUN_NOT_FOUND"),
+            (pb.GetExecutionRequest(run_id=run_id, node="fech"), "NODE_NOT_FOUND"),
+            (pb.RerunFromRequest(run_id=run_id, node="fetch"), "RUN_NOT_ENDED"),
+            (pb.RerunFromRequest(run_id="chat", node="fetch"), "RUN_NOT_FOUND"),
             (pb.PauseExecutionRequest(run_id="chat"), "RUN_NOT_FOUND"),
             (pb.ResumeExecutionRequest(run_id=NO_ID), "INVALID_ID"),
             (pb.SendEventRequest(**event | {"run_id": "chat"}), "RUN_NOT_FOUND"),
@@ -237,6 +252,8 @@ async def test_workflow_runs_of_others_look_like_missing_ones(
 ) -> None:
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
     for request in (
+        pb.GetExecutionRequest(run_id=run_id),
+        pb.RerunFromRequest(run_id=run_id, node="fetch"),
         pb.PauseExecutionRequest(run_id=run_id),
         pb.ResumeExecutionRequest(run_id=run_id),
         pb.SendEventRequest(run_id=run_id, name="paid"),
@@ -255,3 +272,23 @@ async def test_agent_that_a_workflow_names_must_be_usable(
     shown = agent_values.AgentDefinition(name="clerk")
     await agents.UpdateAgent(agents_pb2.UpdateAgentRequest(definition=shown), metadata=ADMIN)
     assert (await workflows.SaveWorkflow(save(nodes={"a": node}), metadata=ADMIN)).created
+
+
+async def test_execution_of_a_run_that_has_not_started_shows_its_nodes(
+    workflows: WorkflowServiceAsyncStub, saved: None
+) -> None:
+    run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
+    found = await workflows.GetExecution(pb.GetExecutionRequest(run_id=run_id), metadata=ME)
+    assert [(node.path, node.kind, node.state) for node in found.nodes] == [
+        ("fetch", "tool", workflow_pb2.NODE_STATE_PENDING)
+    ]
+    assert (found.run.run_id, list(found.current_nodes), found.failed_node, found.paused) == (run_id, [], "", False)
+    assert 'n0["fetch' in found.mermaid
+    read = await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)
+    assert 'n0["fetch' in read.mermaid
+
+
+async def test_schema_of_definitions_describes_all_kinds_of_nodes(workflows: WorkflowServiceAsyncStub) -> None:
+    schema = json.loads((await workflows.GetWorkflowSchema(pb.GetWorkflowSchemaRequest(), metadata=ME)).schema_json)
+    assert "nodes" in schema["properties"]
+    assert '"parallel"' in json.dumps(schema)

@@ -131,7 +131,14 @@ class RegistryClient:
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
         request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), with_opt_in=True)
         response = await translated(self._stub.ResolveTools(request))
-        return tuple(OfferedTool(name=tool.definition.name, source=tool.source) for tool in response.tools)
+        return tuple(
+            OfferedTool(
+                name=tool.definition.name,
+                source=tool.source,
+                arguments_schema_json=tool.definition.arguments_schema_json,
+            )
+            for tool in response.tools
+        )
 
     async def put_workflow_tool(self, store_id: StoreId, workflow: WorkflowVersion, *, validate_only: bool) -> None:
         """Register a workflow as a tool of its store, or remove this tool unless the version has `as_tool`.

@@ -8,8 +8,8 @@ from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import PendingFilter, RunFilter
+from pawl.job_store.ledger.rpc.fields import enum_member, wait_kinds
 from pawl.job_store.ledger.rpc.messages import optional_moment
-from pawl.job_store.ledger.rpc.operations import enum_member, wait_kinds
 from pawl.job_store.ledger.rules import labels
 from pawl.values import CallState, RunState
 

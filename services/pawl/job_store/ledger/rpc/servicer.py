@@ -23,6 +23,7 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
+from pawl.job_store.ledger.rpc.fields import fingerprint
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
 from pawl.job_store.ledger.rules.rows import ConversationKey
@@ -299,7 +300,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             conversation=messages.conversation_for(row, user_id),
             messages=(messages.message_for(each, page.user_id, user_id) for each in page.rows),
             has_more=page.has_more,
-            run_ids=runs.run_ids,
+            run_ids=runs.versions.keys(),
+            versions=runs.versions.values(),
             conversation_ids=runs.conversation_ids,
             time=messages.timestamp(runs.time),
             active_run_id=next((run_id for run_id in runs.open_run_ids if run_id == row.active_run_id), ""),
@@ -427,7 +429,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
-        fingerprint=operations.fingerprint(unnamed),
+        fingerprint=fingerprint(unnamed),
         key_hash=operations.key_hash_of(request),
         title=check_title(request.title),
         made_title=made_title(request.messages[0].text),
