@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from typer.testing import CliRunner
 
-from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
+from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2, steps_pb2, undo_pb2
 from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
@@ -30,7 +30,7 @@ from pawl.identity.v1 import key_pb2
 from pawl.launcher.folder import SecretFiles, write_endpoints
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import preference_pb2
-from pawl.tool.v1 import audit_pb2, memory_pb2, rule_pb2, source_pb2
+from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2
 from tests.tables import not_explained, not_refused
 
 UNREACHABLE = "127.0.0.1:1"
@@ -338,6 +338,8 @@ MADE: Mapping[str, Any] = {
     "GetAgent": agents_pb2.GetAgentResponse(),
     "GetPreferences": preference_pb2.GetPreferencesResponse(),
 }
+READ = undo_pb2.CallUndo(tool_name="calculate", state=undo_pb2.UNDO_STATE_NOTHING_TO_UNDO, reason="it was read-only")
+REASONING = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, content="First I look. Then I answer.")
 OF_AGENT = rule_pb2.Rule(tool_name="pay", scope=rule_pb2.RULE_SCOPE_AGENT, scope_id="clerk")
 TEA = schedule_pb2.Schedule(definition=schedule_pb2.ScheduleDefinition(name="tea", text="Drink", cron="0 9 * * *"))
 MAILBOX = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
@@ -441,6 +443,55 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         MADE,
         source_pb2.AddSourceRequest(config=source_pb2.SourceConfig(name="shop", open_api=DOCUMENT)),
         (),
+    ),
+    (
+        "sources approve shop abc",
+        {"ApproveSource": source_pb2.ApproveSourceResponse()},
+        source_pb2.ApproveSourceRequest(name="shop", definitions_hash="abc"),
+        (),
+    ),
+    (
+        "sources remove shop",
+        {"RemoveSource": source_pb2.RemoveSourceResponse()},
+        source_pb2.RemoveSourceRequest(name="shop"),
+        ("Removed",),
+    ),
+    (
+        "undo run_1 --preview",
+        {"PreviewUndo": undo_pb2.PreviewUndoResponse(calls=[READ])},
+        undo_pb2.PreviewUndoRequest(run_id="run_1"),
+        ("calculate nothing to undo: it was read-only", "There is nothing to undo."),
+    ),
+    (
+        "steps run_1 --full",
+        {"ListSteps": steps_pb2.ListStepsResponse(steps=[REASONING])},
+        None,
+        ("reasoning", "First I look. Then I answer."),
+    ),
+    (
+        "keys revoke key_1",
+        {"RevokeKey": key_pb2.RevokeKeyResponse()},
+        key_pb2.RevokeKeyRequest(key_id="key_1"),
+        ("Revoked key_1",),
+    ),
+    (
+        "keys create shop --in-store acme --role delegate --role member",
+        {"CreateKey": key_pb2.CreateKeyResponse(secret="pawl_s")},
+        key_pb2.CreateKeyRequest(key=key_pb2.Key(store_id="acme", user_id="shop", roles=["delegate", "member"])),
+        ("pawl_s",),
+    ),
+    (
+        "rules allow pay --like to=ann@* --equals cc=[] --reason colleagues",
+        {"CreateRule": rule_pb2.CreateRuleResponse(rule=OF_AGENT)},
+        None,
+        ("pay",),
+    ),
+    ("rules revoke rule_1", MADE, rule_pb2.RevokeRuleRequest(rule_id="rule_1"), ("Revoked rule_1",)),
+    (
+        "documents remove menu.txt --shared",
+        MADE,
+        document_pb2.DeleteDocumentRequest(name="menu.txt", owner=document_pb2.DOCUMENT_OWNER_STORE),
+        ("Removed menu.txt.",),
     ),
 ]
 

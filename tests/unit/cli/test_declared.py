@@ -429,6 +429,18 @@ def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:
     assert references(Key("rule", "r"), rule) == {Key("source", "shop")}
 
 
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_written_enums_are_short(kind: str, tmp_path: Path) -> None:
+    """Unless the short name would be ambiguous or is the default."""
+    for field in TYPES[kind].DESCRIPTOR.fields:
+        for value in field.enum_type.values if field.enum_type is not None else ():
+            one = [value.number] if field.is_repeated else value.number
+            text = files.to_yaml(kind, TYPES[kind](name="x", **{field.name: one}))
+            assert not value.number or value.name not in text, text
+            found, problems = read(tmp_path, {f"{kind}s/x.yaml": text})
+            assert (problems, getattr(found[Key(kind, "x")], field.name)) == ([], one)
+
+
 def test_secrets_are_exported_as_names() -> None:
     source = SourceConfig(name="shop", mcp_http={"url": "u", "headers": {"Authorization": "x", "accept": "y"}})
     assert files.without_secrets("shop", source) == ["shop-authorization"]

@@ -180,6 +180,8 @@ class TriggerServicer:
             asked.conversation_key = event.conversation_key
         scope = msgspec.json.decode(event.data) if asked.workflow else {}
         message, refusal = await self._starting.message(caller_of(due.owner), asked, scope)
+        if message is not None:
+            message.labels.update(outside.mail_labels(event.data))
         request = triggers_pb2.FireTriggerRequest(
             due=due, event=event, claimed=claimed, message=message, refusal=refusal, mail=mail
         )

@@ -15,9 +15,10 @@ from pawl.agent_loop.api.replies import run_after
 from pawl.agent_loop.workflows import definition as definitions
 from pawl.agent_loop.workflows import mermaid
 from pawl.agent_loop.workflows.executions import Executions
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.schema import SCHEMA_JSON
 from pawl.agent_loop.workflows.starting import Reused, WorkflowStarting
-from pawl.agent_loop.workflows.versions import Workflows
+from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
 from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.chassis.labels import RESERVED
@@ -35,7 +36,7 @@ class WorkflowServicer:
         self._inbox = inbox
         self._workflows = workflows
         self._starting = starting
-        self._executions = Executions(ledger)
+        self._executions = Executions(ledger, Graphs(WorkflowLedger(ledger.channel)))
 
     async def SaveWorkflow(self, request: pb.SaveWorkflowRequest, context: Context) -> pb.SaveWorkflowResponse:
         saved = await self._workflows.save(

@@ -28,11 +28,9 @@ SET_FILE: Final = "pawl.yaml"
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _FILE_BYTES_MAX: Final = 1024 * 1024
 # Default values of agents' options, which are left out of the output.
-_DEFAULTS: Final = frozenset(
-    {
-        *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
-        *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
-    }
+_DEFAULTS: Final = (
+    *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
+    *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
 )
 _DEPTH_MAX: Final = 100
 _BOOLEAN: Final = "tag:yaml.org,2002:bool"
@@ -115,8 +113,7 @@ def to_yaml(kind: str, definition: Message | Mapping[str, Any], comments: Sequen
     """Return a resource as its file, with comments after it."""
     fields: dict[str, Any] = {} if kind == "agent" else {"kind": kind}
     if isinstance(definition, Message):
-        shown = _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
-        fields |= _without_defaults(shown)
+        fields |= _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
     else:
         fields |= definition
     if "labels" in fields:
@@ -229,7 +226,7 @@ def _value_name(kind: EnumDescriptor, typed: Any) -> Any:
 
 
 def _shown(kind: Any, value: Any) -> Any:
-    """Convert protobuf JSON to a document. The inverse of `_natural`."""
+    """Convert protobuf JSON to a document without default values. The inverse of `_natural`."""
     if isinstance(value, list):
         return [_shown(kind, each) for each in value]
     if not isinstance(value, dict) or kind.GetOptions().map_entry:
@@ -243,20 +240,17 @@ def _shown(kind: Any, value: Any) -> Any:
             made[name.removesuffix("_json")] = json.loads(content) if is_json else content.decode(errors="replace")
         elif field.type in _INTEGERS:
             made[name] = int(each)
-        else:
-            made[name] = _shown(field.message_type, each) if field.message_type else each
+        elif field.enum_type is not None and each not in _DEFAULTS:
+            names = [_short_name(field.enum_type, one) for one in (each if isinstance(each, list) else [each])]
+            made[name] = names if isinstance(each, list) else names[0]
+        elif field.enum_type is None and (shown := _shown(field.message_type, each)) != {}:
+            made[name] = shown
     return made
 
 
-def _without_defaults(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    kept = {
-        name: _without_defaults(each)
-        for name, each in value.items()
-        if not (isinstance(each, str) and each in _DEFAULTS)
-    }
-    return {name: each for name, each in kept.items() if each != {}}
+def _short_name(kind: EnumDescriptor, name: str) -> str:
+    short = wording.short_name(kind, kind.values_by_name[name].number).upper()
+    return short if _value_name(kind, short) == name else name
 
 
 def _secrets(value: Any, place: _Path) -> Iterator[tuple[_Path, str]]:

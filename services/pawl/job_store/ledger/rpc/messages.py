@@ -439,7 +439,10 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
 def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
     row, occasion = reported
     whole = run(row)
+    workflow = whole.workflow.name
     shown = _only(whole, _NOTICE_FIELDS)
+    if workflow:
+        shown.workflow.name = workflow
     return ledger_pb2.Notice(run=shown, occasion=occasion)
 
 
