@@ -429,7 +429,7 @@ def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:
     assert references(Key("rule", "r"), rule) == {Key("source", "shop")}
 
 
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pytest.mark.parametrize("kind", sorted(TYPES.keys() - {"workflow"}))
 def test_written_enums_are_short(kind: str, tmp_path: Path) -> None:
     """Unless the short name would be ambiguous or is the default."""
     for field in TYPES[kind].DESCRIPTOR.fields:

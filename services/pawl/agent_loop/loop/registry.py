@@ -151,7 +151,7 @@ class RegistryClient:
             store_id=store_id, name=workflow.name, validate_only=validate_only
         )
         if workflow.as_tool:
-            request.description = workflow.description or f"Run the workflow {workflow.name}."
+            request.description = workflow.description
             request.input_schema_json = workflow.input_schema_json
         await translated(self._stub.PutWorkflowTool(request))
 
