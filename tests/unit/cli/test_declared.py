@@ -195,7 +195,7 @@ def test_steps_touch_only_own_and_adopted_resources(
         owner = owners.get(step.key)
         assert step.version == (owner.version if owner else 0)
         is_own = owner is not None and owner.set_name == "mine"
-        if step.action in {Action.DELETE, Action.FORGET}:
+        if step.action is Action.DELETE:
             assert prunes
             assert is_own
             assert step.key not in wanted
