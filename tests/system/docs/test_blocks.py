@@ -27,6 +27,7 @@ PAGES = (
     ("guides/notifications.md",),
     ("guides/tools.md",),
     ("guides/background.md",),
+    ("guides/workflows.md",),
     ("guides/tool-sources.md",),
     ("start/tutorial.md",),
     ("start/first-tool.md",),
