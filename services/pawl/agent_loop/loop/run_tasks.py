@@ -12,6 +12,7 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
+from pawl.agent_loop.goals import rules as goals
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
 from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
@@ -189,7 +190,7 @@ class RunTasks(Tasks):
                     START, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
                 )
             case ReadCalls():
-                start(READ, self._read(work.call_ids, state.run))
+                start(READ, self._read(work, state.run))
             case ReadAgent():
                 start(work.call_id, self._read_agent(work, state.run))
             case Propose():
@@ -272,6 +273,11 @@ class RunTasks(Tasks):
         return ToolsPinned(tools=pinned, left_out=found.left_out)
 
     async def _resolved(self, run: Run) -> Resolved:
+        if run.goal is not None:
+            needed = (await self.tool_calls.resolve(goals.tools_needed(run.goal))).tools
+            found = Resolved(tools=()) if run.options.without_tools else await self._registered(run, ())
+            others = tuple(tool for tool in found.tools if tool not in needed)[: TOOLS_MAX - len(needed)]
+            return replace(found, tools=(*needed, *others))
         if run.options.without_tools:
             return Resolved(tools=())
         own = {tool.name: tool for tool in self._own_tools}
@@ -395,17 +401,22 @@ class RunTasks(Tasks):
         await self.cut(call_id)
         return CallStopped(call_id=call_id, answer=await self.tool_calls.stop(state.calls[call_id]))
 
-    async def _read(self, call_ids: Sequence[CallId], run: Run) -> Fact:
+    async def _read(self, work: ReadCalls, run: Run) -> Fact:
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
-        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in call_ids)
-        return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
+        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in work.call_ids)
+        calls = [await until_answered(read) for read in reads]
+        if work.run_id:
+            calls += await until_answered(partial(ledger.calls_of, run.store_id, run.user_id, work.run_id))
+        return CallsRead(calls=tuple(calls), run_id=work.run_id)
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
-        if run.agent is None:
-            return AgentRead(call_id=work.call_id)
-        delegates = await self._delegates(run, run.agent)
+        # The user of a goal names its agents; a model may only name those that its agent delegates to.
+        is_named_by_user = run.goal is not None
+        delegates: tuple[str, ...] = ()
+        if run.agent is not None and not is_named_by_user:
+            delegates = await self._delegates(run, run.agent)
         agent: AgentVersion | None = None
-        if work.name in delegates:
+        if is_named_by_user or work.name in delegates:
             read = partial(self._dependencies.agents.get_agent, run.store_id, work.name, 0)
             with suppress(AgentNotFound):
                 agent = await self._retry.until_answered(read)

@@ -16,6 +16,7 @@ from pawl.agent_loop.loop.rules.fact import (
     Decide,
     Pause,
     Progress,
+    RaiseGoal,
     Resolve,
     Steer,
     ToolResult,
@@ -55,6 +56,11 @@ def apply_command(state: State, command: Command, now: float) -> State:
             if state.shared_tokens_max is not None:
                 state = replace(state, shared_tokens_max=state.shared_tokens_max + top_up.tokens)
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
+        case RaiseGoal() as raised:
+            state = apply_command(state, replace(command, kind=TopUp(tokens=raised.tokens)), now)
+            limits = {"attempts_max": raised.attempts_max, "deadline_time": raised.deadline_time}
+            goal = replace(state.run.goal, **limits) if state.run.goal is not None else None
+            return replace(state, run=replace(state.run, goal=goal))
         case Pause() as pause:
             return job_program.paused(state, command.time, resumes=pause.resumes)
         case Completed():

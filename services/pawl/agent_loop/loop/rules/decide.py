@@ -122,7 +122,7 @@ def _has_started(call: Call, state: State) -> bool:
 
 
 def _limit_reached(state: State) -> RunFailure | None:
-    if state.run.is_job:
+    if state.run.times_itself:
         return None
     limits = state.run.options.limits
     if state.active_seconds >= limits.run_timeout_seconds:
@@ -141,8 +141,8 @@ def _is_in_round(state: State) -> bool:
 
 
 def _timeout_at(state: State, now: float) -> float:
-    if state.run.is_job:
-        # A job has no timeouts other than its deadline and its calls' deadlines. This only makes it check regularly.
+    if state.run.times_itself:
+        # It has no timeouts other than its deadline and its calls' deadlines. This only makes it check regularly.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds

@@ -82,7 +82,10 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
     if run.state is RunState.COMPLETED:
         call = settle.settled(call, CallState.SUCCEEDED, _answer(run, command.job_ids), now, note)
     else:
-        result = settle.error(f"AGENT_{run.state.name}", " ".join(filter(None, (_why(run), _left(command.job_ids)))))
+        reason = f"AGENT_{run.state.name}"
+        if run.failure is not None and run.failure.reason == BUDGET_EXHAUSTED:
+            reason = BUDGET_EXHAUSTED
+        result = settle.error(reason, " ".join(filter(None, (_why(run), _left(command.job_ids)))))
         call = settle.settled(call, CallState.FAILED, result, now, note)
     loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + run.usage.total_tokens)
     run = replace(state.run, usage=state.run.usage + run.usage)

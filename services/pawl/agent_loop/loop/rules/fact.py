@@ -112,7 +112,10 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that ReadCalls named. With `run_id`, they are all calls of that run."""
+
     calls: tuple[Call, ...]
+    run_id: RunId = RunId("")
 
 
 class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,6 +249,14 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
+    """The goal's limits were raised to these values, and tokens were added to its budget."""
+
+    attempts_max: int
+    deadline_time: float | None = None
+    tokens: int = 0
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     resumes: bool = False
 
@@ -265,7 +276,7 @@ class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CommandKind: TypeAlias = (
-    ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | Pause | Completed | AgentEnded
+    ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | RaiseGoal | Pause | Completed | AgentEnded
 )
 
 

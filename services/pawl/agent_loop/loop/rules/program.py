@@ -1,4 +1,4 @@
-"""Defines the interface to a run's program, which is a model, a job or an undo.
+"""Defines the interface to a run's program, which is a model, a job, an undo or a goal.
 
 The loop treats all programs alike in checks, approvals, questions, executions, takeovers, cancellation, limits, the
 inbox and the log. A program is a module with the functions of `Program`. They are pure and cheap, and see only the
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pawl.agent_loop.goals import program as goal_program
 from pawl.agent_loop.loop.rules import agent_program, job_program
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision
-from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.loop.rules.fact import OwnerEvent
+from pawl.agent_loop.loop.rules.run import Delegation, Run
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import program as undo_program
 
@@ -45,6 +48,14 @@ class Program(Protocol):
         """
         ...
 
+    def told(self, base: State, after: State) -> tuple[OwnerEvent, ...]:
+        """Return the events that report what `reported` has recorded. Called with the same states, after it."""
+        ...
+
+    def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
+        """Return the child run to create for a call, which may do less than `delegation`."""
+        ...
+
     def concluded(self, state: State, *, continues: bool) -> State:
         """Add the program's final report to the state before the run ends, however it ends.
 
@@ -56,4 +67,6 @@ class Program(Protocol):
 def of(run: Run) -> Program:
     if run.job is not None:
         return job_program
+    if run.goal is not None:
+        return goal_program
     return agent_program if run.undo is None else undo_program
