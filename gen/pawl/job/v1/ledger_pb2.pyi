@@ -1489,14 +1489,20 @@ Global___EventCommand: _TypeAlias = EventCommand  # noqa: Y015
 
 @_typing.final
 class RaiseGoalCommand(_message.Message):
-    """Raises a goal's limits. Its tokens are a TopUpCommand."""
+    """Raises a goal's limits, all or none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
     """Attempts to add."""
+    tokens: _builtins.int
+    """Tokens to add, as in TopUpCommand."""
+    attempts_max: _builtins.int
+    """Set by the ledger: the new maximum. `deadline_time` is then the one that applies."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """New deadline; absent keeps the current one."""
@@ -1506,10 +1512,12 @@ class RaiseGoalCommand(_message.Message):
         *,
         attempts: _builtins.int = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
+        tokens: _builtins.int = ...,
+        attempts_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "attempts_max", b"attempts_max", "deadline_time", b"deadline_time", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

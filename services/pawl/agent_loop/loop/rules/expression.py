@@ -1,14 +1,16 @@
-"""Checks and evaluates CEL (Common Expression Language) expressions over a job's results.
+"""Checks and evaluates CEL (Common Expression Language) expressions over untrusted data.
 
-Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use its three
-variables, and has no access to the time, files or regular expressions. Its cost is limited before it runs, in steps
-rather than seconds, so that the same expression and data have the same outcome everywhere. The slowest permitted
-expression takes about 30 ms. Macros that make values grow with each step (map, filter, nested macros) are excluded.
+Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use the
+variables of its environment, and has no access to the time, files or regular expressions. Its cost is limited before it
+runs, in steps rather than seconds, so that the same expression and data have the same outcome everywhere. The slowest
+permitted expression takes about 30 ms. Macros that make values grow with each step (map, filter, nested macros) are
+excluded.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -29,43 +31,116 @@ _OPERATIONS: Final = re.compile(r"[=!<>&|]+|[-+*/%?.(\[]|\bin\b")
 _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
 _SEARCH: Final = re.compile(r"\bcontains\b")
 _SEARCH_FOR_LITERAL: Final = re.compile(r"\bcontains\s*\(\s*['\"]")
-_NAMES: Final = re.compile(r"\b(?:value|previous)\b")
 _POSITION: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
 _OPERATORS: Final = "_&&_ _||_ !_ _?_:_ _==_ _!=_ _<_ _<=_ _>_ _>=_ _+_ _-_ _*_ _/_ _%_ -_ @in _[_] @not_strictly_false"
 _FUNCTIONS: Final = "size contains startsWith endsWith int uint double string bool dyn type timestamp duration"
-_CONFIG: Final = {
-    "name": "job",
-    "stdlib": {
-        "include_macros": ["has", "all", "exists", "exists_one"],
-        "include_functions": [{"name": name} for name in f"{_OPERATORS} {_FUNCTIONS}".split()],
-    },
-    "variables": [
-        {"name": "value", "type_name": "dyn"},
-        {"name": "previous", "type_name": "dyn"},
-        {"name": "fired", "type_name": "int"},
-    ],
-}
-# JSON is valid YAML.
-_ENVIRONMENT: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.encode(_CONFIG).decode()))
 
 
 class ExpressionError(ValueError):
     """Raised when an expression is invalid or fails for a value. The message gives the reason."""
 
 
+class Environment:
+    """Expressions over named variables, with the CEL type of each (`dyn` for JSON).
+
+    `hint` ends the message of an error about too much data.
+    """
+
+    def __init__(self, variables: Mapping[str, str], *, characters_max: int, bytes_max: int, hint: str = "") -> None:
+        self._characters_max, self._bytes_max, self._hint = characters_max, bytes_max, hint
+        self._json = [name for name, kind in variables.items() if kind == "dyn"]
+        self._names = re.compile(rf"\b(?:{'|'.join(self._json)})\b")
+        config = {
+            "name": "pawl",
+            "stdlib": {
+                "include_macros": ["has", "all", "exists", "exists_one"],
+                "include_functions": [{"name": name} for name in f"{_OPERATORS} {_FUNCTIONS}".split()],
+            },
+            "variables": [{"name": name, "type_name": kind} for name, kind in variables.items()],
+        }
+        # JSON is valid YAML.
+        self._env = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.encode(config).decode()))
+        self.compile = lru_cache(maxsize=256)(self._compile)
+
+    def evaluate(self, source: str, data: Mapping[str, Any]) -> Any:
+        """Evaluate an expression. Integers of up to 53 bits become doubles, so that 20 equals 20.0.
+
+        Raises:
+            ExpressionError: the expression is invalid, it fails, or it would process too much data.
+        """
+        expression = self.compile(source)
+        values = [data[name] for name in self._json]
+        size_bytes = max(len(msgspec.json.encode(each)) for each in values)
+        if size_bytes > self._bytes_max:
+            raise ExpressionError(f"the value is {size_bytes} bytes, over the limit of {self._bytes_max}{self._hint}")
+        if self._steps(source, values) > _STEPS_MAX:
+            raise ExpressionError(f"the value is too large for this expression{self._hint}")
+        try:
+            found = expression.eval(data={**data, **{name: _plain(data[name]) for name in self._json}})
+            outcome = found.plain_value()
+        except (RuntimeError, OverflowError, UnicodeError) as error:
+            raise ExpressionError(_first_line(str(error))) from None
+        if found.type() == cel.Type.ERROR:
+            raise ExpressionError(_first_line(str(found.value())))
+        return outcome
+
+    def _compile(self, source: str) -> Any:
+        """Check and compile an expression.
+
+        Raises:
+            ExpressionError: the expression is not allowed; the message gives the reason.
+        """
+        if not 0 < len(source) <= self._characters_max:
+            raise ExpressionError(f"an expression must have 1 to {self._characters_max} characters")
+        if not source.isprintable():
+            raise ExpressionError("an expression must be printable and on one line")
+        if len(_MACROS.findall(source)) > 1:
+            raise ExpressionError("an expression may use all, exists or exists_one only once")
+        try:
+            return self._env.compile(source)
+        except (RuntimeError, TypeError, UnicodeError) as error:
+            position = _POSITION.search(str(error))
+            if position is None:
+                raise ExpressionError(_first_line(str(error))) from None
+            column, text = int(position[2]), position[3].replace(" (in container '')", "")
+            raise ExpressionError(f"column {column}: {text}"[:300] if column > 0 else text[:300]) from None
+
+    def _steps(self, source: str, values: list[Any]) -> int:
+        """Return an upper bound on the number of steps in an evaluation.
+
+        Assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
+        repeats what follows it.
+        """
+        longest, nodes, characters = _measured(values)
+        macro = _MACROS.search(source)
+        before = len(self._names.findall(source, 0, macro.start())) if macro else len(self._names.findall(source))
+        after = len(self._names.findall(source, macro.end())) if macro else 0
+        searches = len(_SEARCH.findall(source))
+        divisor = 16 if not searches else 4 if searches == len(_SEARCH_FOR_LITERAL.findall(source)) else 1
+        size = nodes + characters // divisor
+        work = (before + after) * size
+        if macro:
+            iterations = before * longest + self._characters_max // 2
+            operations = len(_OPERATIONS.findall(source)) + _PARSING_STEPS * len(_PARSING.findall(source))
+            work = operations * (before * size + iterations) + after * iterations * size
+        return _CONVERSION_STEPS * nodes + (1 + source.count("+")) * work
+
+
+_JOB: Final = Environment(
+    {"value": "dyn", "previous": "dyn", "fired": "int"},
+    characters_max=CHARACTERS_MAX,
+    bytes_max=VALUE_BYTES_MAX,
+    hint=": set a path to select a part of it",
+)
+
+
 def check(source: str) -> None:
-    """Check that an expression is allowed.
+    """Check that an expression over a job's results is allowed.
 
     Raises:
         ExpressionError: the expression is not allowed; the message gives the reason.
     """
-    if not 0 < len(source) <= CHARACTERS_MAX:
-        raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
-    if not source.isprintable():
-        raise ExpressionError("an expression must be printable and on one line")
-    if len(_MACROS.findall(source)) > 1:
-        raise ExpressionError("an expression may use all, exists or exists_one only once")
-    kind = _compiled(source).return_type()
+    kind = _JOB.compile(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
         raise ExpressionError(
             f"an expression must evaluate to true or false, but this one has type {kind.name().lower()}"
@@ -77,66 +152,19 @@ def names_previous(source: str) -> bool:
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Evaluate a checked expression. Integers of up to 53 bits become doubles, so that 20 equals 20.0.
+    """Evaluate a checked expression over a job's results.
 
     Raises:
         ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.
     """
-    data = {"value": value, "previous": previous}
-    size_bytes = max(len(msgspec.json.encode(each)) for each in data.values())
-    if size_bytes > VALUE_BYTES_MAX:
-        raise ExpressionError(
-            f"the value is {size_bytes} bytes, over the limit of {VALUE_BYTES_MAX}: set a path to select a part of it"
-        )
-    if _steps(source, list(data.values())) > _STEPS_MAX:
-        raise ExpressionError("the value is too large for this expression: set a path to select a part of it")
-    try:
-        found = _compiled(source).eval(data={**{name: _plain(each) for name, each in data.items()}, "fired": fired})
-    except (RuntimeError, OverflowError, UnicodeError) as error:
-        raise ExpressionError(_first_line(str(error))) from None
-    if found.type() == cel.Type.ERROR:
-        raise ExpressionError(_first_line(str(found.value())))
-    outcome = found.value()
+    outcome = _JOB.evaluate(source, {"value": value, "previous": previous, "fired": fired})
     if not isinstance(outcome, bool):
-        raise ExpressionError(f"the result must be true or false, but has type {found.type().name().lower()}")
+        raise ExpressionError(f"the result must be true or false, but is {outcome!r:.100}")
     return outcome
-
-
-@lru_cache(maxsize=256)
-def _compiled(source: str) -> Any:
-    try:
-        return _ENVIRONMENT.compile(source)
-    except (RuntimeError, TypeError, UnicodeError) as error:
-        position = _POSITION.search(str(error))
-        if position is None:
-            raise ExpressionError(_first_line(str(error))) from None
-        column, text = int(position[2]), position[3].replace(" (in container '')", "")
-        raise ExpressionError(f"column {column}: {text}"[:300] if column > 0 else text[:300]) from None
 
 
 def _first_line(text: str) -> str:
     return (text.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
-
-
-def _steps(source: str, values: list[Any]) -> int:
-    """Return an upper bound on the number of steps in an evaluation.
-
-    Assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
-    repeats what follows it.
-    """
-    longest, nodes, characters = _measured(values)
-    macro = _MACROS.search(source)
-    before = len(_NAMES.findall(source, 0, macro.start())) if macro else len(_NAMES.findall(source))
-    after = len(_NAMES.findall(source, macro.end())) if macro else 0
-    searches = len(_SEARCH.findall(source))
-    divisor = 16 if not searches else 4 if searches == len(_SEARCH_FOR_LITERAL.findall(source)) else 1
-    size = nodes + characters // divisor
-    work = (before + after) * size
-    if macro:
-        iterations = before * longest + CHARACTERS_MAX // 2
-        operations = len(_OPERATIONS.findall(source)) + _PARSING_STEPS * len(_PARSING.findall(source))
-        work = operations * (before * size + iterations) + after * iterations * size
-    return _CONVERSION_STEPS * nodes + (1 + source.count("+")) * work
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:

@@ -1,0 +1,268 @@
+"""Templates: JSON values whose strings may contain CEL expressions, as in `Hello ${input.name}`.
+
+A string that is exactly one `${...}` has the value of the expression, with its type. In other strings, values are
+inserted: strings unchanged, others as JSON. `$${` is a literal `${`. A path such as `nodes.fetch.output.lines[0]` is
+followed without CEL, so its data may be larger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError
+from pawl.tools.rules.schema import did_you_mean
+
+CHARACTERS_MAX: Final = 1000
+RESULT_BYTES_MAX: Final = 1024 * 1024
+# Names that an expression may use, each with the fields that it may read; None for any field.
+Names: TypeAlias = Mapping[str, frozenset[str] | None]
+
+_NODE_FIELDS: Final = frozenset({"output", "error", "state"})
+_PLAIN: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d{1,6}\])*", re.ASCII)
+_STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", re.ASCII)
+# A string literal, or a name with the fields that are read from it. A field in front of "(" is a function.
+_TOKEN: Final = re.compile(
+    r"""[rR]?"(?:\\.|[^"\\])*"|[rR]?'(?:\\.|[^'\\])*'|"""
+    r"""(?<![\w.])([A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*(?!\w*\s*\())*)(\s*\()?""",
+    re.ASCII,
+)
+# Characters that matter to find the end of an expression.
+_STOPS: Final = re.compile(r"""[rR]?"(?:\\.|[^"\\])*"|[rR]?'(?:\\.|[^'\\])*'|[{}]""")
+_WORDS: Final = frozenset({"true", "false", "null", "in"})
+_encode: Final = msgspec.json.Encoder().encode
+_Path: TypeAlias = tuple[str | int, ...]
+
+
+class DefinitionFault(msgspec.Struct, frozen=True):
+    """One fault of a definition. `path` is its position in the document, and `hint` says what to do."""
+
+    path: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.path}: {self.message}{hint}" if self.path else f"{self.message}{hint}"
+
+
+class Inserted(NamedTuple):
+    """An expression in a template."""
+
+    source: str
+
+    @property
+    def path(self) -> _Path | None:
+        """Steps of a plain path; None for any other expression."""
+        return _plain_path(self.source)
+
+
+def references(template: Any) -> frozenset[str]:
+    """Return the names of the nodes that a template reads."""
+    found = (path for each in _inserted(template) for path in _paths(each.source))
+    return frozenset(path[1] for path in found if path[0] == "nodes" and len(path) > 1)
+
+
+def is_expression(text: str) -> bool:
+    """Return whether a string is exactly one `${...}`."""
+    try:
+        parts = split(text)
+    except ExpressionError:
+        return False
+    return len(parts) == 1 and isinstance(parts[0], Inserted)
+
+
+def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
+    """Return all faults of the expressions in a template."""
+    found = []
+    for where, text in _strings(template, path):
+        try:
+            parts = split(text)
+        except ExpressionError as error:
+            found.append(DefinitionFault(where, str(error)))
+            continue
+        for part in parts:
+            if isinstance(part, Inserted):
+                found += _check_expression(part.source, names, where)
+    return found
+
+
+def render(template: Any, scope: Mapping[str, Any]) -> Any:
+    """Return the template with the values of its expressions.
+
+    Raises:
+        ExpressionError: an expression fails or costs too much, or the result is too large.
+    """
+    found = _rendered(template, scope)
+    size = len(_encode(found))
+    if size > RESULT_BYTES_MAX:
+        raise ExpressionError(f"the result is {size} bytes, over the limit of {RESULT_BYTES_MAX}")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def split(text: str) -> tuple[str | Inserted, ...]:
+    """Return the parts of a template string.
+
+    Raises:
+        ExpressionError: an expression has no end.
+    """
+    parts: list[str | Inserted] = []
+    literal, position = "", 0
+    while (start := text.find("${", position)) >= 0:
+        if text.startswith("$", start - 1) and start > position:
+            literal += text[position : start - 1] + "${"
+            position = start + 2
+            continue
+        literal += text[position:start]
+        end = _end(text, start + 2)
+        parts += [literal] if literal else []
+        parts.append(Inserted(text[start + 2 : end].strip()))
+        literal, position = "", end + 1
+    literal += text[position:]
+    return (*parts, literal) if literal or not parts else tuple(parts)
+
+
+def _end(text: str, start: int) -> int:
+    depth = 0
+    for found in _STOPS.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(found.group(), 0)
+        if depth < 0:
+            return found.start()
+    raise ExpressionError(
+        f"the expression {text[start - 2 : start + 40]!r} has no closing brace; write $${{ for a literal ${{"
+    )
+
+
+def _strings(template: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(template, str):
+        yield path, template
+    elif isinstance(template, Mapping):
+        for name, value in template.items():
+            yield from _strings(value, f"{path}.{name}" if path else name)
+    elif isinstance(template, list | tuple):
+        for index, value in enumerate(template):
+            yield from _strings(value, f"{path}[{index}]")
+
+
+def _inserted(template: Any) -> Iterator[Inserted]:
+    for _, text in _strings(template, ""):
+        try:
+            yield from (part for part in split(text) if isinstance(part, Inserted))
+        except ExpressionError:
+            continue
+
+
+@lru_cache(maxsize=1024)
+def _plain_path(source: str) -> _Path | None:
+    if not _PLAIN.fullmatch(source) or source in _WORDS:
+        return None
+    return tuple(name or int(index) for name, index in _STEP.findall(source))
+
+
+@lru_cache(maxsize=1024)
+def _paths(source: str) -> frozenset[tuple[str, ...]]:
+    """Return the paths of names and fields that an expression reads."""
+    found = (match for match in _TOKEN.finditer(source) if match[1])
+    paths = (tuple(re.split(r"\s*\.\s*", match[1])) for match in found if not match[2])
+    return frozenset(path for path in paths if path[0] not in _WORDS)
+
+
+def _check_expression(source: str, names: Names, where: str) -> list[DefinitionFault]:
+    if not source:
+        return [DefinitionFault(where, "an expression is empty", "write $${ for a literal ${")]
+    found = []
+    for path in sorted(_paths(source)):
+        found += _check_path(path, names, where)
+    try:
+        environment(tuple(sorted(names))).compile(source)
+    except ExpressionError as error:
+        found = found or [DefinitionFault(where, f"{source!r}: {error}")]
+    return found
+
+
+def _check_path(path: tuple[str, ...], names: Names, where: str) -> list[DefinitionFault]:
+    if path[0] not in names:
+        # CEL reports it, unless it is the variable of a macro.
+        return []
+    fields = names[path[0]]
+    if path[0] == "nodes" and len(path) == 1:
+        return [DefinitionFault(where, "nodes is not a value", "write nodes.NAME.output")]
+    if fields is not None and len(path) > 1 and path[1] not in fields:
+        hint = did_you_mean(path[1], fields).removeprefix("; ") or f"known: {', '.join(sorted(fields)) or 'none'}"
+        return [DefinitionFault(where, f"{path[0]}.{path[1]} does not exist", hint)]
+    if path[0] == "nodes" and not _NODE_FIELDS.issuperset(path[2:3] or ("",)):
+        return [DefinitionFault(where, f"{'.'.join(path[:3])} does not exist", f"write nodes.{path[1]}.output")]
+    return []
+
+
+def _rendered(template: Any, scope: Mapping[str, Any]) -> Any:
+    if isinstance(template, str):
+        parts = split(template)
+        if len(parts) == 1:
+            return _value(parts[0], scope)
+        return "".join(map(_text, (_value(part, scope) for part in parts)))
+    if isinstance(template, Mapping):
+        return {name: _rendered(value, scope) for name, value in template.items()}
+    if isinstance(template, list | tuple):
+        return [_rendered(value, scope) for value in template]
+    return template
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _encode(value).decode()
+
+
+def _value(part: str | Inserted, scope: Mapping[str, Any]) -> Any:
+    if isinstance(part, str):
+        return part
+    if part.path is not None:
+        return _followed(part.path, scope)
+    used = _used(_paths(part.source), scope)
+    return environment(tuple(sorted(scope))).evaluate(part.source, {**dict.fromkeys(scope), **used})
+
+
+def _followed(path: _Path, scope: Mapping[str, Any]) -> Any:
+    value: Any = scope
+    for position, step in enumerate(path):
+        if not _has(value, step):
+            raise ExpressionError(f"{_shown(path[: position + 1])} does not exist")
+        value = value[step]
+    return value
+
+
+def _has(value: Any, step: str | int) -> bool:
+    if isinstance(step, str):
+        return isinstance(value, Mapping) and step in value
+    return isinstance(value, list) and step < len(value)
+
+
+def _shown(path: _Path) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the scope that an expression reads, because CEL converts all data that it gets."""
+    used: dict[str, Any] = {}
+    for path in sorted(paths):
+        source: Any = scope
+        target: Any = used
+        for position, step in enumerate(path):
+            # A shorter path may already have all of it.
+            if not _has(source, step) or (step in target and target[step] is source[step]):
+                break
+            source = source[step]
+            if position == len(path) - 1 or not isinstance(source, Mapping):
+                target[step] = source
+                break
+            target = target.setdefault(step, {})
+    return used
+
+
+@lru_cache(maxsize=64)
+def environment(names: tuple[str, ...]) -> Environment:
+    return Environment(dict.fromkeys(names, "dyn"), characters_max=CHARACTERS_MAX, bytes_max=RESULT_BYTES_MAX)
