@@ -101,8 +101,7 @@ def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
     """
     if call.state is not CallState.SUCCEEDED or call.result is None:
         return Judgement(met=False, reason=f"The check did not succeed: {error_of(call)}")
-    content = call.result.content_json
-    value = strict_json.loads(content, bytes_max=len(content) or 1)
+    value = _content(call)
     said = value if isinstance(value, dict) else {}
     progress, reason = _fraction(said.get("progress")), said.get("reason")
     why = line(reason, REASON_BYTES_MAX) if isinstance(reason, str) else ""
@@ -190,12 +189,7 @@ def answer_of(call: Call) -> str:
 
 
 def error_of(call: Call) -> str:
-    content: Any = None
-    if call.result is not None:
-        try:
-            content = msgspec.json.decode(call.result.content_json)
-        except msgspec.DecodeError:
-            content = None
+    content = _content(call)
     found = content.get("error") if isinstance(content, dict) else None
     return line(found, REASON_BYTES_MAX) if isinstance(found, str) and found else f"it ended as {call.state.name}."
 
@@ -210,6 +204,13 @@ def line(written: str, bytes_max: int) -> str:
 
 def _cited(call: Call) -> str:
     return line(f"{call.call_id} {call.tool_name}: {_result(call).decode(errors='replace')}", _CITED_BYTES_MAX)
+
+
+def _content(call: Call) -> Any:
+    try:
+        return msgspec.json.decode(_result(call))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
 
 
 def _result(call: Call) -> bytes:

@@ -19,6 +19,7 @@ from pawl.agent_loop.goals.cursor import Attempt, GoalCursor, Tried
 from pawl.agent_loop.goals.judging import Evidence, Judgement
 from pawl.agent_loop.loop.rules import text
 from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.fact import RaiseGoal
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.loop.rules.run import FailureClass, Goal, JobProgress, RunFailure
@@ -26,6 +27,7 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis.ids import CallId, RunId
 from pawl.values import CallState, RunState
 
+ATTEMPTS_MAX: Final = 100
 # The goal fails after this many attempts in a row without progress.
 STALLED_MAX: Final = 3
 # How many of the last attempts the next one is told about in detail.
@@ -122,6 +124,17 @@ def recorded(state: State, goal: Goal) -> State:
     after = replace(after, not_before=(last.end_time or 0.0) + goal.wait_seconds)
     lacks = any(BUDGET_EXHAUSTED in _reason(call) for call in (attempted, last))
     return _with(state, replace(after, lacks_tokens=lacks), found, last)
+
+
+def raised(state: State, by: RaiseGoal) -> State:
+    """Return the state with the goal's raised limits. The ledger has checked them."""
+    goal = state.run.goal
+    if goal is None:
+        return state
+    attempts_max = min(ATTEMPTS_MAX, goal.attempts_max + by.attempts)
+    deadline_time = goal.deadline_time if by.deadline_time is None else by.deadline_time
+    goal = replace(goal, attempts_max=attempts_max, deadline_time=deadline_time)
+    return replace(state, run=replace(state.run, goal=goal))
 
 
 def limit_reached(goal: Goal, cursor: GoalCursor, now: float) -> RunFailure | None:

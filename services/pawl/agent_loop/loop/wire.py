@@ -194,6 +194,7 @@ WIRE.struct(
     ledger_pb2.ProgressCommand,
     Exceptions(of_message=("call_id", "fraction", "message", "client_id", "offer_epoch")),
 )
+WIRE.struct(RaiseGoal, ledger_pb2.RaiseGoalCommand)
 KIND: Final = WIRE.one_of(
     ledger_pb2.Command,
     "kind",

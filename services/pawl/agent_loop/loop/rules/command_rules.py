@@ -6,6 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.goals import rules as goals
 from pawl.agent_loop.loop.rules import delegation, fact_rules, job_program, order, proposals, settle
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
 from pawl.agent_loop.loop.rules.fact import (
@@ -58,9 +59,7 @@ def apply_command(state: State, command: Command, now: float) -> State:
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
         case RaiseGoal() as raised:
             state = apply_command(state, replace(command, kind=TopUp(tokens=raised.tokens)), now)
-            limits = {"attempts_max": raised.attempts_max, "deadline_time": raised.deadline_time}
-            goal = replace(state.run.goal, **limits) if state.run.goal is not None else None
-            return replace(state, run=replace(state.run, goal=goal))
+            return goals.raised(state, raised)
         case Pause() as pause:
             return job_program.paused(state, command.time, resumes=pause.resumes)
         case Completed():

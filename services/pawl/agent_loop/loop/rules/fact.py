@@ -250,9 +250,9 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
-    """The goal's limits were raised to these values, and tokens were added to its budget."""
+    """Raise a goal's limits: add attempts, move its deadline, and add tokens to its budget."""
 
-    attempts_max: int
+    attempts: int = 0
     deadline_time: float | None = None
     tokens: int = 0
 

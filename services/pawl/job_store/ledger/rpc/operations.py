@@ -26,7 +26,7 @@ from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rpc import messages, own_tools, user_messages
+from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.command import (
@@ -218,7 +218,8 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
 
 def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
     progress = ("job_progress",) if request.HasField("job_progress") else ()
-    return _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
+    output = _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
+    return output + goal_limits.encoded(request)
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
@@ -420,6 +421,8 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
         case "pause":
             return Pause()
+        case "raise_goal":
+            return goal_limits.raised(entry.raise_goal)
         case _:
             raise InvalidField("a command needs a kind", field="command.kind")
 
