@@ -114,6 +114,7 @@ COMMENTS: dict[str, str] = {
     'pawl.agent.v1.ListRunsRequest.conversation_id': 'Only runs in this conversation; empty means all.',
     'pawl.agent.v1.ListRunsRequest.create_time_before': 'Only runs created before this time; absent means all.',
     'pawl.agent.v1.ListRunsRequest.create_time_from': 'Only runs created at or after this time; absent means all.',
+    'pawl.agent.v1.ListRunsRequest.goals_only': 'Only goal runs, including those that agents started.',
     'pawl.agent.v1.ListRunsRequest.labels': 'Only runs with all of these labels; empty means all.',
     'pawl.agent.v1.ListRunsRequest.order': 'Sort order.',
     'pawl.agent.v1.ListRunsRequest.parent_run_id': 'Only child runs of this run; empty means all.',

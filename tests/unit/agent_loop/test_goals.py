@@ -38,6 +38,7 @@ VERDICTS = {
     "look": tool(effect="READ_ONLY", parallel=True),
     "mail": tool("APPROVE", digest="ab" * 32),
     "run_agent": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+    "start_goal": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
 }
 BY_TOOL = GoalCriterion(tool_name="check")
 BY_JUDGE = GoalCriterion(judge=GoalJudge(rubric="It is blue."))
@@ -54,6 +55,8 @@ class GoalWorld(World):
         super().__init__(dict(VERDICTS), [])
         self.checks, self.judgements = list(checks), list(judgements)
         self.tasks: list[str] = []
+        # The answers to the message "top", which starts no goal run
+        self.top: list[Script] = []
         self.attempt = attempt or [calls("look"), says("I painted it.")]
         self.model.reply = self._reply
         perform = self.registry._perform
@@ -78,6 +81,8 @@ class GoalWorld(World):
             found = self.judgements.pop(0) if len(self.judgements) > 1 else self.judgements[0]
             cited = [json.loads(line)["call_id"] for line in task.splitlines() if line.startswith("{")]
             return says(found(cited) if callable(found) else json.dumps(found))
+        if task == "top":
+            return self.top[len(said)] if len(said) < len(self.top) else says("That is all.")
         if not said:
             self.tasks.append(task)
         return self.attempt[len(said)] if len(said) < len(self.attempt) else says("That is all.")
@@ -365,6 +370,72 @@ async def test_a_cancelled_goal_stops_its_attempt_and_reports() -> None:
     run = world.ledger.run(key)
     assert run.state is RunState.CANCELLED
     assert run.output_text.startswith("The goal was stopped after 0 attempts.")
+
+
+def asks(**arguments: Any) -> Script:
+    return calls(f"start_goal {json.dumps({'aim': 'Paint it blue.', **arguments})}")
+
+
+async def everything_ends(world: GoalWorld) -> None:
+    for _ in range(200):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                await world.drive()
+                continue
+        if all(row.state in ENDED for row in world.ledger.tables.runs.values()):
+            return
+    raise AssertionError("some runs do not end")
+
+
+async def test_an_agent_starts_a_goal_in_the_background_and_is_notified_of_its_end() -> None:
+    world = GoalWorld(checks=[False, {"met": False, "n": 1}, True])
+    world.top = [asks(check_tool="check", tool_names=["look"], attempts_max=5), says("Started."), says("It is blue.")]
+    key = world.ledger.submit("top")
+    await everything_ends(world)
+
+    (call,) = world.ledger.calls(key)
+    assert call.state is CallState.DETACHED
+    job = world.ledger.run(RunKey(key.store_id, call.child_run_id))
+    (started,) = world.ledger.calls(RunKey(key.store_id, job.run_id))
+    run = world.ledger.run(RunKey(key.store_id, started.child_run_id))
+    assert (run.state, job.state) == (RunState.COMPLETED, RunState.COMPLETED)
+    assert json.loads(job.output_text) == {"answer": run.output_text}
+    assert present(run.goal).attempts_max == 5
+    assert world.ledger.row(RunKey(key.store_id, run.run_id)).labels == {"pawl.goal": "true"}
+    assert [message.text for message in world.ledger.messages(key)][-1] == "It is blue."
+    assert len(world.tasks) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "why"),
+    [
+        ({}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
+        ({"check_tool": "check", "rubric": "blue"}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
+        ({"check_tool": "missing"}, "INVALID_ARGUMENTS", "not available: missing"),
+        ({"check_tool": "check", "tool_names": ["gone"]}, "INVALID_ARGUMENTS", "not available: gone"),
+        ({"check_tool": "check", "check_expression": "value."}, "INVALID_ARGUMENTS", "column"),
+        ({"rubric": "blue", "attempts_max": 1000}, "INVALID_ARGUMENTS", "attempts_max"),
+    ],
+)
+async def test_agents_are_told_why_a_goal_cannot_start(arguments: dict[str, Any], reason: str, why: str) -> None:
+    world = GoalWorld(checks=[True])
+    world.top = [asks(**arguments), says("Started."), says("It did not start.")]
+    key = world.ledger.submit("top")
+    await everything_ends(world)
+
+    job = world.ledger.run(RunKey(key.store_id, world.ledger.calls(key)[0].child_run_id))
+    assert present(job.failure).reason == reason
+    assert why in present(job.failure).message
+
+
+async def test_goals_that_would_be_too_deep_do_not_start() -> None:
+    world = GoalWorld(checks=[True])
+    world.top = [asks(check_tool="check"), says("Started.")]
+    key = world.ledger.submit("top", RunOptions(limits=Limits(agent_depth_max=1)))
+    await everything_ends(world)
+
+    job = world.ledger.run(RunKey(key.store_id, world.ledger.calls(key)[0].child_run_id))
+    assert present(job.failure).reason == "NOT_ALLOWED"
 
 
 @pytest.mark.parametrize("seed", range(12))

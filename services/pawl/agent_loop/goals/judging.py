@@ -128,10 +128,8 @@ def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
     """Judge by the settled call that asked the judge. Return the problem if its answer cannot be used."""
     if call.state is not CallState.SUCCEEDED or call.result is None:
         return f"the judge did not answer: {error_of(call)}"
-    try:
-        document = output.document(msgspec.json.decode(call.result.content_json, type=_AgentResult).answer)
-        found = msgspec.json.decode(document, type=_Answer)
-    except (msgspec.DecodeError, UnicodeError):
+    found = _answer(call)
+    if found is None:
         return "the judge's answer does not have the requested format"
     unknown = [each for each in found.citations if each not in evidence]
     if unknown:
@@ -145,6 +143,12 @@ def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
         reason=line(found.reason, REASON_BYTES_MAX) or "The judge gave no reason.",
         cited=tuple(_cited(evidence[each]) for each in cited),
     )
+
+
+def citations(call: Call) -> tuple[str, ...]:
+    """Return the calls that a judge's answer cites; empty if the call did not ask a judge."""
+    answer = _answer(call)
+    return answer.citations if answer is not None else ()
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
@@ -200,6 +204,14 @@ def line(written: str, bytes_max: int) -> str:
     while len(_encode(shown)) > bytes_max + 2:
         shown = shown[: len(shown) // 2]
     return shown
+
+
+def _answer(call: Call) -> _Answer | None:
+    try:
+        document = output.document(msgspec.json.decode(_result(call), type=_AgentResult).answer)
+        return msgspec.json.decode(document, type=_Answer)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
 
 
 def _cited(call: Call) -> str:

@@ -159,22 +159,27 @@ class WorkerLedgerClient:
         response = await translated(self._stub.GetCall(request))
         return wire.CALL.read(response.call)
 
-    async def calls_of(
-        self, store_id: StoreId, user_id: UserId, run_id: RunId, keep: Callable[[Call], Call] = lambda call: call
-    ) -> list[Call]:
-        """Return all calls of one of the user's runs, in call order, with what `keep` returns of each.
 
-        Raises:
-            RunNotFound
-        """
-        request, calls = ListCallsRequest(run_id=run_id, page_size=_CALLS_PER_PAGE), list[Call]()
-        named = for_user(Principal(store_id=store_id, user_id=user_id))
-        while True:
-            page = await translated(AgentServiceStub(self.channel).ListCalls(request, metadata=named))
-            calls += (keep(wire.CALL.read(call)) for call in page.calls)
-            request.page_token = page.next_page_token
-            if not page.next_page_token:
-                return calls
+async def calls_of_run(
+    channel: grpc.aio.Channel,
+    store_id: StoreId,
+    user_id: UserId,
+    run_id: RunId,
+    keep: Callable[[Call], Call] = lambda call: call,
+) -> list[Call]:
+    """Return all calls of one of the user's runs, in call order, with what `keep` returns of each.
+
+    Raises:
+        RunNotFound
+    """
+    request, calls = ListCallsRequest(run_id=run_id, page_size=_CALLS_PER_PAGE), list[Call]()
+    named = for_user(Principal(store_id=store_id, user_id=user_id))
+    while True:
+        page = await translated(AgentServiceStub(channel).ListCalls(request, metadata=named))
+        calls += (keep(wire.CALL.read(call)) for call in page.calls)
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return calls
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
 from pawl.agent_loop.goals import rules as goals
-from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
 from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
 from pawl.agent_loop.loop.rules import answering, budget, delegation, hints, jobs, output, proposals, step
@@ -406,7 +406,7 @@ class RunTasks(Tasks):
         reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in work.call_ids)
         calls = [await until_answered(read) for read in reads]
         if work.run_id:
-            calls += await until_answered(partial(ledger.calls_of, run.store_id, run.user_id, work.run_id))
+            calls += await until_answered(partial(calls_of_run, ledger.channel, run.store_id, run.user_id, work.run_id))
         return CallsRead(calls=tuple(calls), run_id=work.run_id)
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:

@@ -10,7 +10,7 @@ import grpc
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop import wire
-from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.loop.ledger import calls_of_run
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import Fact, RunRefused, ToolsPinned
 from pawl.agent_loop.loop.rules.run import FailureClass, PinnedTool, Run, RunFailure
@@ -39,7 +39,7 @@ async def sources(
     stub = ledger_pb2_grpc.LedgerServiceStub(channel)
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
     trimmed = (await translated(stub.GetRun(of_run))).run.trimmed_rounds
-    calls = await WorkerLedgerClient(channel).calls_of(store_id, user_id, run_id, keep=undo.slim)
+    calls = await calls_of_run(channel, store_id, user_id, run_id, keep=undo.slim)
     slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
 
     async def source(call: Call) -> UndoSource:

@@ -12,14 +12,15 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents import rules as agents
-from pawl.agent_loop.agents.rules import AgentVersion
+from pawl.agent_loop.agents.rules import START_GOAL, AgentVersion
+from pawl.agent_loop.goals import rules as goals
 from pawl.agent_loop.loop.rules import budget, settle, text
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.checks import MESSAGE_BYTES_MAX
 from pawl.agent_loop.loop.rules.fact import AgentEnded
 from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.loop.rules.run import Delegation, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
+from pawl.agent_loop.loop.rules.run import Delegation, Goal, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
 from pawl.chassis.ids import RunId
@@ -65,7 +66,7 @@ def child_run_id(call: Call) -> RunId:
 def start(state: State, call: Call, now: float) -> State:
     """Delegate the call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
     try:
-        run = _delegation(state, call)
+        run = _delegation(state, call, now)
     except _Refused as refusal:
         note = state.loop.notes.get(call.call_id, "")
         return state.with_calls([settle.settled(call, CallState.FAILED, refusal.result, now, note)])
@@ -92,12 +93,13 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
     return replace(state.with_calls([call]), run=run, loop=loop)
 
 
-def _delegation(state: State, call: Call) -> Delegation:
+def _delegation(state: State, call: Call, now: float) -> Delegation:
     run = state.run
     if not may_delegate(run):
         raise _Refused("NOT_ALLOWED", CANNOT_DELEGATE)
+    goal = _goal(state, call, now) if call.tool_name == START_GOAL else None
     try:
-        task = msgspec.json.decode(call.arguments_json, type=Task)
+        task = Task(task=goal.aim) if goal else msgspec.json.decode(call.arguments_json, type=Task)
     except msgspec.DecodeError:
         raise _Refused(
             "INVALID_ARGUMENTS", "Give the agent a `task` and, if needed, `instructions` and `tool_names`."
@@ -120,7 +122,24 @@ def _delegation(state: State, call: Call) -> Delegation:
         above=run.chain,
         depth=run.depth + 1,
         user_roles=run.user_roles,
+        goal=goal,
     )
+
+
+def _goal(state: State, call: Call, now: float) -> Goal:
+    """Return the goal of a call of START_GOAL, whose attempts are runs below its own run."""
+    run = state.run
+    if run.depth + 1 >= run.options.limits.agent_depth_max:
+        raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
+    try:
+        goal = goals.asked(call.arguments_json, now)
+    except ValueError as error:
+        raise _Refused("INVALID_ARGUMENTS", str(error)) from None
+    wanted = tuple(filter(None, (goal.criterion.tool_name, *goal.attempts_by.tool_names)))
+    unknown = [name for name in wanted if not run.tool_version(name) or run.definition_sha256(name)]
+    if unknown:
+        raise _Refused("INVALID_ARGUMENTS", f"These tools are not available: {', '.join(unknown)[:500]}.")
+    return goal
 
 
 def _agent(state: State, call: Call, name: str) -> AgentVersion:

@@ -149,7 +149,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         made_title=made_title(user_messages.text_of(request)),
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
-        labels=check_labels(request.labels),
+        labels=check_labels(request.labels) | goal_limits.labels(request),
         own_tools=own,
         only_repeat=request.only_repeat or (bool(request.asked_agent) and agent is None),
     )
@@ -339,6 +339,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
+        labels=goal_limits.labels(entry),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
     )
 

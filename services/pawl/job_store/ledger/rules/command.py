@@ -228,10 +228,10 @@ class Send(Decider, frozen=True, kw_only=True):
                 command.check(run.options + run.output)
             except PawlError as error:
                 raise Refused(CommandOutcome.REFUSED, error) from None
-        if isinstance(command, TopUp | RaiseGoal) and command.tokens:
+            if not command.tokens:
+                return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
+        if isinstance(command, TopUp | RaiseGoal):
             return self._top_up(unit, run, incoming, command.tokens)
-        if isinstance(command, RaiseGoal):
-            return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Pause):
             if not run.reports_to:
                 raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job"))

@@ -7,6 +7,8 @@ A child starts with its parent's step and is cancelled with its call.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
@@ -38,6 +40,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = DEFAULT_AGENT
     is_job: bool = False
     is_silent: bool = False
+    labels: Mapping[str, str] = {}
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -82,6 +85,7 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         generation=parent.generation if delegation.is_job else 0,
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
+        labels=delegation.labels,
     )
     above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
     is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)
