@@ -16,7 +16,6 @@ from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.messages import Messages, unless_refused
 from pawl.agent_loop.goals import judging, rules
 from pawl.agent_loop.loop import wire
-from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import checks, jobs
 from pawl.agent_loop.loop.rules.expression import ExpressionError
@@ -26,7 +25,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import ConversationId, RequestId, RunId, check_agent_name
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.translate import Exceptions
-from pawl.errors import InvalidArguments, InvalidField, PawlError
+from pawl.errors import InvalidArguments, InvalidField, PawlError, ToolNotFound
 from pawl.event.v1 import goal_pb2 as event_pb2
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -105,7 +104,10 @@ class GoalStarting:
             delegate_user_id=caller.delegate_user_id,
             agent=wire.AGENT.read(submission.agent) if submission.HasField("agent") else None,
         )
-        await self._registry.resolve(CallContext.of(run), (*rules.tools_needed(goal), *goal.attempts_by.tool_names))
+        offered = {tool.name for tool in await self._registry.offered(caller)}
+        for name in (*rules.tools_needed(goal), *goal.attempts_by.tool_names):
+            if name not in offered:
+                raise ToolNotFound(f"there is no tool {name:.100} that you may call", tool_name=name)
         if criterion.tool_name:
             await self._check_call(caller, run, criterion, now)
 
