@@ -13,6 +13,7 @@ from pawl.agent_loop.goals import rules
 from pawl.agent_loop.goals.cursor import Attempt, GoalCursor
 from pawl.agent_loop.goals.rules import Step
 from pawl.agent_loop.loop.rules.loop_state import LoopState
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.event.v1 import call_pb2, goal_pb2
 from pawl.values import RunState
@@ -112,10 +113,11 @@ async def test_wrong_goals_are_refused(api: Any, clock: ManualClock) -> None:
 async def test_a_tool_that_needs_the_user_cannot_be_a_criterion(
     goals: GoalServiceAsyncStub, checker: FakeChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered = await checker.offered(None)  # type: ignore[arg-type]
+    offered = checker.offered
 
-    async def more(_: object) -> Any:
-        return (*offered, msgspec.structs.replace(offered[0], name="show"))
+    async def more(caller: Principal) -> Any:
+        tools = await offered(caller)
+        return (*tools, msgspec.structs.replace(tools[0], name="show"))
 
     monkeypatch.setattr(checker, "offered", more)
     request = start(criterion=goal_pb2.GoalCriterion(tool_name="show"))
@@ -149,11 +151,9 @@ async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceA
     )
     result = call_pb2.CallResult(content_json=answer).SerializeToString()
     done = {"end_time": datetime.fromtimestamp(99, UTC), "run_id": run_id, "tool_name": "run_agent"}
-    await ledger.add_call(first, call_pb2.CALL_STATE_SUCCEEDED, round=1, batch_index=1, child_run_id="run_a", **done)
-    await ledger.add_call(judged, call_pb2.CALL_STATE_SUCCEEDED, round=1, batch_index=2, result=result, **done)
-    await ledger.add_call(
-        second, call_pb2.CALL_STATE_RUNNING, run_id=run_id, tool_name="run_agent", round=2, batch_index=1
-    )
+    await ledger.add_call(first, call_pb2.CALL_STATE_SUCCEEDED, round=1, index=1, child_run_id="run_a", **done)
+    await ledger.add_call(judged, call_pb2.CALL_STATE_SUCCEEDED, round=1, index=2, result=result, **done)
+    await ledger.add_call(second, call_pb2.CALL_STATE_RUNNING, run_id=run_id, tool_name="run_agent", round=2, index=1)
     cursor = GoalCursor(attempts=(Attempt(0.5, "Half."),), reason="Half.")
     ledger.put_loop_state(run_id, msgspec.json.encode(LoopState(cursor=cursor)))
 

@@ -291,6 +291,13 @@ class Reads(Protocol):
             RunNotFound: The user has no such run.
         """
 
+    async def loop_state(self, key: RunKey) -> bytes:
+        """Return the state that the run's owner stored with its last commit; empty before that.
+
+        Raises:
+            RunNotFound: No such run.
+        """
+
     async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
         """Return everything that a run's owner needs, from one snapshot.
 

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from pawl.chassis.ids import CallId
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import Claimed, LogGap
 from pawl.job_store.ledger.rpc.approvals import put_approval, put_grant
@@ -69,6 +69,8 @@ _NOTICE_FIELDS: Final = frozenset(
         *("missed_iterations", "job_progress"),
     }
 )
+# A longer input of a workflow is left out of events and lists.
+_LISTED_INPUT_BYTES_MAX: Final = 1024
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _WIRE: Final = Translator(lambda unknown: ValueError(f"unknown value {unknown.value}"))
@@ -203,19 +205,30 @@ def optional_moment(message: Any, name: str, above: str = "") -> datetime | None
     return moment(getattr(message, name), above + name) if message.HasField(name) else None
 
 
-def run(row: RunRow) -> run_pb2.Run:
-    """Return a run, without its pending calls."""
+def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
+    """Return a run, without its pending calls. Large inputs of workflows are left out unless it is `whole`."""
     message = _RUN.write(row)
     # In protobuf, concatenated encodings merge into one message.
     message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
     if (own := row.own_tools) is not None:
         message.own_tools.CopyFrom(run_pb2.OwnTools(names=own.names, client_id=own.client_id))
     put_grant(message, row)
+    if not whole and message.HasField("workflow"):
+        _leave_out_inputs(message.workflow)
     return message
 
 
-def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
-    message = run(situation.run)
+def _leave_out_inputs(workflow: workflow_pb2.PinnedWorkflow) -> None:
+    workflow.ClearField("start_state")
+    if len(workflow.input_json) > _LISTED_INPUT_BYTES_MAX:
+        workflow.ClearField("input_json")
+    if workflow.HasField("chunk"):
+        workflow.chunk.ClearField("items_json")
+        workflow.chunk.ClearField("scope_json")
+
+
+def run_in(situation: Situation, waiting: Waiting | None, *, whole: bool = False) -> run_pb2.Run:
+    message = run(situation.run, whole=whole)
     message.queue_position = situation.queue_position
     message.child_run_ids.extend(situation.child_run_ids)
     for state, count in situation.call_counts:

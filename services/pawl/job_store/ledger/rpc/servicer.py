@@ -208,9 +208,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         reader = _reader(request)
         view = await self._ledger.reads.run(operations.run_key(request), reader)
-        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.slots))
-        tools = () if reader else own_tools.of_run(view.run)
-        return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
+        waiting = explain_all(view.situations, self._ledger.limits.slots)
+        run = messages.run_in(view.situations[0], waiting, whole=True)
+        response = pb.GetRunResponse(run=_with_calls(run, view))
+        if not reader:
+            response.own_tools.extend(own_tools.of_run(view.run))
+            if request.with_loop_state:
+                response.loop_state = await self._ledger.reads.loop_state(view.run.key)
+        return response
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         store_id = check_id(request.store_id, "store_id")
