@@ -76,6 +76,9 @@ TOOLS: dict[str, Verdict] = {
     "ask": tool("ASK", context="HUMAN", question=Question(question="Which colour?")),
 }
 
+# Tools that models are not offered: only goals name them.
+_GOAL_TOOLS = {"run_agent": TOOLS["hire"]}
+
 FRONT_END = ("show", "draw", "pick")
 # A front-end tool that is not registered: it comes with runs.
 OWN = "sketch"
@@ -148,8 +151,9 @@ class Server:
         return self._journal.requires_approval
 
     async def resolve(self, names: Sequence[str]) -> Resolved:
+        known = TOOLS | _GOAL_TOOLS
         for name in names:
-            if name not in TOOLS:
+            if name not in known:
                 raise ToolNotFound(tool_name=name)
         tools = tuple(
             Tool(
@@ -157,8 +161,8 @@ class Server:
                 version=1,
                 description=name,
                 arguments_schema_json=_SCHEMA,
-                fallback_tool_name=TOOLS[name].fallback_tool_name,
-                context=TOOLS[name].context,
+                fallback_tool_name=known[name].fallback_tool_name,
+                context=known[name].context,
             )
             for name in (names or TOOLS)
         )
@@ -213,7 +217,7 @@ class Server:
         return call.call_id in used
 
     def _verdict(self, context: CallContext, call: ProposedCall) -> Verdict:
-        verdict = TOOLS.get(call.tool_name) if call.own_tool is None else _OFFERED
+        verdict = (TOOLS | _GOAL_TOOLS).get(call.tool_name) if call.own_tool is None else _OFFERED
         if verdict is None or b'"bad"' in call.arguments_json:
             reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
             said = "The call is not allowed."

@@ -101,10 +101,10 @@ class ClientSide:
         self._jobs = JobServicer(
             ledger=ledger, inbox=self.inbox, messages=self.messages, registry=registry, clock=clock, ids=ids
         )
-        starting = GoalStarting(
+        self.goal_starting = GoalStarting(
             ledger=ledger, messages=self.messages, agents=self.agents, registry=registry, clock=clock
         )
-        self._goals = GoalServicer(ledger=ledger, starting=starting, ids=ids)
+        self._goals = GoalServicer(ledger=ledger, starting=self.goal_starting, ids=ids)
         self.servicer = AgentServicer(
             messages=self.messages,
             inbox=self.inbox,

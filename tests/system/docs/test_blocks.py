@@ -38,6 +38,7 @@ PAGES = (
     ("guides/schedules.md",),
     ("guides/triggers.md",),
     ("guides/background.md",),
+    ("guides/goals.md",),
 )
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 # First lines of blocks that are not run, and why.
