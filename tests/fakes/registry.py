@@ -290,7 +290,7 @@ class FakeChecker(RegistryClient):
     async def check_output(self, store_id: str, schema_json: bytes, output: str | None) -> OutputChecked:
         if b"bad" in schema_json:
             raise InvalidSchema("the schema is not valid")
-        return OutputChecked()
+        return OutputChecked(faults=("ticket: not a ticket",) if output is not None and "misfit" in output else ())
 
     async def check_edit(
         self, read: GetRunResponse, call: Call, arguments_json: bytes, series: Series | None = None

@@ -23,6 +23,7 @@ from pawl.agent_loop.schedules.rpc import ScheduleServicer as AgentLoopSchedules
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.triggers.rpc import TriggerServicer as AgentLoopTriggers
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
 from pawl.errors import TooLarge
@@ -43,6 +44,7 @@ from pawl.job_store.wiring import wire
 from pawl.server.process.service import Background
 from tests.fakes.loop_world import MemoryAgents
 from tests.fakes.manual_clock import VirtualClock
+from tests.fakes.workflows import MemoryWorkflows
 from tests.simulation import registry
 from tests.simulation.bus import Broker, SimulatedBus
 from tests.simulation.chance import Chance
@@ -187,6 +189,7 @@ class AgentLoop:
         dependencies = WorkerDependencies(
             ledger=CheckedLedger(channel, clock.monotonic, history),
             agents=MemoryAgents(),
+            graphs=Graphs(MemoryWorkflows()),
             registry=registry_client,
             model=model,
             clock=clock,

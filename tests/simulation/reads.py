@@ -300,8 +300,8 @@ class MemoryReads(MemoryChanges):
         messages = [row for row in every if row.number > summarised]
         run_ids = {row.run_id for row in messages if row.user_id == author} | {key.run_id}
         calls = [row for row in self._tables.calls.values() if row.store_id == key.store_id and row.run_id in run_ids]
-        if run.reports_to:
-            calls = [call for call in calls if call.round >= run.round or not call.state.is_terminal]
+        first = run.loaded_from_round
+        calls = [call for call in calls if call.round >= first or not call.state.is_terminal]
         calls.sort(key=lambda call: (call.create_time, call.round, call.index, call.call_id))
         top = self._tables.runs.get(RunKey(key.store_id, run.budget_run_id)) if run.budget_run_id else run
         return Loaded(

@@ -72,12 +72,9 @@ TOOLS: dict[str, Verdict] = {
         fallback_tool_name="note",
     ),
     "pick": tool("OFFER", context="FRONTEND", offer_fallback=OfferFallback.ASK_USER, question=Question(question="?")),
-    "hire": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+    "run_agent": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
     "ask": tool("ASK", context="HUMAN", question=Question(question="Which colour?")),
 }
-
-# Tools that models are not offered: only goals name them.
-_GOAL_TOOLS = {"run_agent": TOOLS["hire"]}
 
 FRONT_END = ("show", "draw", "pick")
 # A front-end tool that is not registered: it comes with runs.
@@ -151,9 +148,8 @@ class Server:
         return self._journal.requires_approval
 
     async def resolve(self, names: Sequence[str]) -> Resolved:
-        known = TOOLS | _GOAL_TOOLS
         for name in names:
-            if name not in known:
+            if name not in TOOLS:
                 raise ToolNotFound(tool_name=name)
         tools = tuple(
             Tool(
@@ -161,8 +157,8 @@ class Server:
                 version=1,
                 description=name,
                 arguments_schema_json=_SCHEMA,
-                fallback_tool_name=known[name].fallback_tool_name,
-                context=known[name].context,
+                fallback_tool_name=TOOLS[name].fallback_tool_name,
+                context=TOOLS[name].context,
             )
             for name in (names or TOOLS)
         )
@@ -217,7 +213,7 @@ class Server:
         return call.call_id in used
 
     def _verdict(self, context: CallContext, call: ProposedCall) -> Verdict:
-        verdict = (TOOLS | _GOAL_TOOLS).get(call.tool_name) if call.own_tool is None else _OFFERED
+        verdict = TOOLS.get(call.tool_name) if call.own_tool is None else _OFFERED
         if verdict is None or b'"bad"' in call.arguments_json:
             reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
             said = "The call is not allowed."

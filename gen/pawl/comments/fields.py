@@ -157,7 +157,7 @@ COMMENTS: dict[str, str] = {
     'pawl.agent.v1.SaveWorkflowRequest.definition_json': 'The complete definition as a JSON object, at most 256 KiB.',
     'pawl.agent.v1.SaveWorkflowRequest.validate_only': 'Validate and return the result without saving it.',
     'pawl.agent.v1.SendEventRequest.event_id': 'Idempotency key of the event, unique in the run.',
-    'pawl.agent.v1.SendEventRequest.name': 'Name of the event; matches ^[A-Za-z0-9_-]{1,64}$.',
+    'pawl.agent.v1.SendEventRequest.name': 'Name of the event; matches ^[A-Za-z0-9_.:-]{1,128}$.',
     'pawl.agent.v1.SendEventRequest.payload_json': 'Payload as JSON, at most 64 KiB; empty means null.',
     'pawl.agent.v1.SendEventRequest.run_id': 'Run ID.',
     'pawl.agent.v1.SendMessageRequest.agent': 'Agent for the run, if this message starts a run; see StartRunRequest.agent.',

@@ -28,6 +28,8 @@ from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.agent_loop.triggers.rpc import TriggerServicer
 from pawl.agent_loop.wiring import ClientSide
+from pawl.agent_loop.workflows.reading import Graphs
+from pawl.agent_loop.workflows.versions import WorkflowLedger
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import WorkerId
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
@@ -105,6 +107,7 @@ async def _worker(
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store, service.clock.monotonic),
         agents=AgentLedger(job_store),
+        graphs=Graphs(WorkflowLedger(job_store)),
         registry=registry,
         model=Breaker(model, service.clock.monotonic),
         clock=service.clock,

@@ -15,6 +15,7 @@ from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.agent.v1.goal_pb2_grpc import GoalServiceStub
 from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
+from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceStub
 from pawl.agent_loop.api.rpc import AgentServicer
 from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.api.watch import Watches
@@ -25,7 +26,7 @@ from pawl.event.v1 import call_pb2
 from pawl.server.identity.credentials import ApiKey
 from pawl.server.process.metrics import Metrics
 from pawl.server.rpc.server import RpcServer
-from tests.fakes.loop_world import MemoryAgents
+from tests.fakes.loop_world import MemoryAgents, workflow_servicers
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.registry import FakeChecker
 from tests.fakes.session_agent import FakeLive
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.goal_pb2_grpc import GoalServiceAsyncStub
     from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
+    from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
 
 KEYS = [
     ApiKey(key="key-of-me-0123456789", store_id="local", user_id="me", roles=["member"]),
@@ -138,7 +140,7 @@ def client_side(
     agents: MemoryAgents | None = None,
 ) -> ClientSide:
     agents = agents or MemoryAgents()
-    ledger.servicers.append(agents.forwarded)
+    ledger.servicers += [agents.forwarded, *workflow_servicers()]
     quick = ClientTimes(
         sessions=times or SessionTimes(),
         heartbeat_seconds=0.05,
@@ -218,6 +220,11 @@ def agents(channel: grpc.aio.Channel) -> AgentRegistryServiceAsyncStub:
 
 
 @pytest.fixture
+def workflows(channel: grpc.aio.Channel) -> WorkflowServiceAsyncStub:
+    return WorkflowServiceStub(channel)
+
+
+@pytest.fixture
 def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
     return ConversationServiceStub(channel)
 
@@ -227,7 +234,7 @@ def api(channel: grpc.aio.Channel) -> Any:
     """Call the method that takes this request type. For a stream, return its first response."""
     services = (
         *(AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, GoalServiceStub, JobServiceStub),
-        OperatorServiceStub,
+        *(OperatorServiceStub, WorkflowServiceStub),
     )
     stubs = [service(channel) for service in services]
 

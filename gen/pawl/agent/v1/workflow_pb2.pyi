@@ -64,7 +64,7 @@ class SaveWorkflowResponse(_message.Message):
 
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.WorkflowFault]:
-        """All faults in the definition; only with `validate_only`."""
+        """Faults in the definition, at most 100; only with `validate_only`."""
 
     def __init__(
         self,
@@ -688,7 +688,7 @@ class SendEventRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     name: _builtins.str
-    """Name of the event; matches ^[A-Za-z0-9_-]{1,64}$."""
+    """Name of the event; matches ^[A-Za-z0-9_.:-]{1,128}$."""
     payload_json: _builtins.bytes
     """Payload as JSON, at most 64 KiB; empty means null. It becomes the node's output."""
     event_id: _builtins.str

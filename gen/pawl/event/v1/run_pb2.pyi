@@ -1739,7 +1739,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels from StartRunRequest.labels."""
+        """Labels from StartRunRequest.labels, and `pawl.workflow`, the name of the workflow that a user started."""
 
     @_builtins.property
     def job(self) -> Global___Job:

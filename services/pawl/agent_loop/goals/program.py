@@ -14,10 +14,11 @@ from pawl.agent_loop.goals.rules import Step
 from pawl.agent_loop.loop.rules import budget
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision, EnterSteers, Fail, Finish, PinTools, Propose, ReadCalls, Wait
-from pawl.agent_loop.loop.rules.fact import OwnerEvent, ToolProgress
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent, RaiseGoal, ToolProgress
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Goal, ResponseFormat, RunOptions, ToolChoice
 from pawl.agent_loop.loop.rules.state import State
+from pawl.chassis.ids import CallId
 from pawl.values import RunState
 
 
@@ -58,6 +59,15 @@ def _judgement(state: State, goal: Goal, attempt: Call, now: float) -> Decision:
     if _lacks_tokens(state):
         return Fail(failure=rules.out_of_tokens(rules.cursor_of(state)))
     return Propose(calls=(rules.judgement(state, goal, attempt, shown, now),))
+
+
+def proposes(state: State, call_id: CallId, now: float) -> bool:
+    following = follows(state, now)
+    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
+
+
+def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # the ledger has checked the time
+    return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
 
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # the cursor tells what is recorded

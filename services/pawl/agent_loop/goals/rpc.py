@@ -35,7 +35,7 @@ _OPEN: Final = tuple(state for state in run_pb2.RunState.values() if state and s
 class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
     """Starts, returns, lists and raises goals. The credential determines store and user."""
 
-    def __init__(self, *, ledger: PublicLedger, starting: GoalStarting, ids: IdSource) -> None:
+    def __init__(self, ledger: PublicLedger, starting: GoalStarting, ids: IdSource) -> None:
         self._ledger = ledger
         self._starting = starting
         self._ids = ids

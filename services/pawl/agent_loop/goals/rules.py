@@ -179,11 +179,8 @@ def recorded(state: State, goal: Goal) -> State:
     return _with(state, replace(after, lacks_tokens=lacks), found, last)
 
 
-def raised(state: State, by: RaiseGoal) -> State:
+def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
     """Return the state with the goal's raised limits. The ledger has checked them."""
-    goal = state.run.goal
-    if goal is None:
-        return state
     attempts_max = min(ATTEMPTS_MAX, goal.attempts_max + by.attempts)
     deadline_time = goal.deadline_time if by.deadline_time is None else by.deadline_time
     goal = replace(goal, attempts_max=attempts_max, deadline_time=deadline_time)

@@ -22,7 +22,7 @@ from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.options import NAME_CHARACTERS_MAX, TOOL_NAMES_MAX
 from pawl.agent_loop.loop.rules.run import Goal, GoalCriterion, GoalJudge, Job, Run, RunOptions
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import ConversationId, RequestId, RunId, check_agent_name
+from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId, check_agent_name
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.translate import Exceptions
 from pawl.errors import InvalidArguments, InvalidField, PawlError, ToolNotFound
@@ -45,13 +45,21 @@ _ASKED: Final = convert.WIRE.struct(
 
 class GoalStarting:
     def __init__(
-        self, *, ledger: PublicLedger, messages: Messages, agents: Agents, registry: RegistryClient, clock: Clock
+        self,
+        ledger: PublicLedger,
+        messages: Messages,
+        agents: Agents,
+        registry: RegistryClient,
+        *,
+        clock: Clock,
+        ids: IdSource,
     ) -> None:
         self._ledger = ledger
         self._messages = messages
         self._agents = agents
         self._registry = registry
         self._clock = clock
+        self._ids = ids
 
     async def start(self, caller: Principal, request_id: RequestId, request: goal_pb2.StartGoalRequest) -> run_pb2.Run:
         """Create a goal run. It is durable when this returns. Idempotent by request id.
@@ -96,8 +104,8 @@ class GoalStarting:
         run = Run(
             store_id=caller.store_id,
             user_id=caller.user_id,
-            conversation_id=ConversationId(""),
-            run_id=RunId(""),
+            conversation_id=ConversationId(self._ids.new("conv")),
+            run_id=RunId(self._ids.new("run")),
             options=options,
             user_roles=tuple(sorted(caller.roles)),
             credential_id=caller.credential_id,

@@ -28,6 +28,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Propose,
     ReadAgent,
     ReadCalls,
+    ReadProgram,
     StartModel,
     StopCalls,
 )
@@ -57,6 +58,8 @@ from pawl.agent_loop.loop.tasks import Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.model.request import ModelPort
 from pawl.agent_loop.undo import planning as undo_planning
+from pawl.agent_loop.workflows import reading
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, IdSource, StoreId
 from pawl.chassis.process.clock import Clock
@@ -77,6 +80,7 @@ class WorkerDependencies:
 
     ledger: WorkerLedgerClient
     agents: AgentReader
+    graphs: Graphs
     registry: Registry
     model: ModelPort
     clock: Clock
@@ -189,6 +193,8 @@ class RunTasks(Tasks):
                 start(
                     START, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
                 )
+            case ReadProgram():
+                start(START, self._read_program(state))
             case ReadCalls():
                 start(READ, self._read(work, state.run))
             case ReadAgent():
@@ -401,6 +407,15 @@ class RunTasks(Tasks):
         await self.cut(call_id)
         return CallStopped(call_id=call_id, answer=await self.tool_calls.stop(state.calls[call_id]))
 
+    async def _read_program(self, state: State) -> Fact:
+        return await reading.read(
+            state.run,
+            self._dependencies.graphs,
+            tool_calls=self.tool_calls,
+            retry=self._retry,
+            pins_tools=state.loop.cursor is None,
+        )
+
     async def _read(self, work: ReadCalls, run: Run) -> Fact:
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
         reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in work.call_ids)
@@ -410,13 +425,18 @@ class RunTasks(Tasks):
         return CallsRead(calls=tuple(calls), run_id=work.run_id)
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
-        # The user of a goal names its agents; a model may only name those that its agent delegates to.
-        is_named_by_user = run.goal is not None
+        if work.is_workflow:
+            find = partial(self._dependencies.graphs.version, run.store_id, work.name, work.version)
+            version = await self._retry.until_answered(find)
+            return AgentRead(call_id=work.call_id, workflow_version=version)
         delegates: tuple[str, ...] = ()
-        if run.agent is not None and not is_named_by_user:
+        if run.workflow is not None or run.goal is not None:
+            # The author of the workflow or goal, not an agent, has chosen the agent.
+            delegates = (work.name,)
+        elif run.agent is not None:
             delegates = await self._delegates(run, run.agent)
         agent: AgentVersion | None = None
-        if is_named_by_user or work.name in delegates:
+        if work.name in delegates:
             read = partial(self._dependencies.agents.get_agent, run.store_id, work.name, 0)
             with suppress(AgentNotFound):
                 agent = await self._retry.until_answered(read)

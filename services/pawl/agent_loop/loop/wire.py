@@ -12,6 +12,7 @@ from pawl.agent_loop.loop.rules.fact import (
     Command,
     Completed,
     Decide,
+    Event,
     OutputDelta,
     Pause,
     Progress,
@@ -208,10 +209,11 @@ KIND: Final = WIRE.one_of(
         "top_up": TopUp,
         "pause": Pause,
         "raise_goal": RaiseGoal,
+        "event": Event,
         "completed": Completed,
         "agent_ended": AgentEnded,
     },
-    without=("redrive", "event"),  # Only the ledger handles it.
+    without=("redrive",),  # Only the ledger handles it.
 )
 COMMAND: Final = WIRE.struct(
     Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))

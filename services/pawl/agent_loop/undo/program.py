@@ -20,12 +20,13 @@ from pawl.agent_loop.loop.rules.decision import (
     ReadCalls,
     Wait,
 )
-from pawl.agent_loop.loop.rules.fact import OwnerEvent
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import PlannedUndo, UndoPlan
+from pawl.chassis.ids import CallId
 from pawl.values import RunState
 
 
@@ -47,6 +48,15 @@ def follows(state: State, now: float) -> Decision:
     if budget.is_used_up(state):
         return budget.exhausted(state, now)
     return CallModel(round=state.run.round + 1, without_tools=True)
+
+
+def proposes(state: State, call_id: CallId, now: float) -> bool:
+    following = follows(state, now)
+    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
+
+
+def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # no command is for an undo
+    return state
 
 
 def concluded(state: State, *, continues: bool) -> State:

@@ -87,6 +87,11 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (Role.GATEWAY,): "DeliverWebhook",
         (MAILBOX,): "DeliverMail",
     },
+    "pawl.agent.v1.WorkflowService": {
+        READERS: "GetWorkflow ListWorkflows ListWorkflowVersions GetWorkflowSchema GetExecution",
+        _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution SendEvent",
+        (Role.ADMIN,): "SaveWorkflow DeleteWorkflow",
+    },
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
@@ -110,6 +115,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (AGENT_LOOP,): "CheckWebhook ClaimEvents CheckMailbox FireTrigger",
         (MAILBOX,): "LeaseMailboxes ReportMailbox",
     },
+    "pawl.job.v1.WorkflowLedgerService": {(AGENT_LOOP,): "PutWorkflow GetWorkflow DeleteWorkflow"},
     "pawl.notify.v1.ChannelService": {
         READERS: "GetChannel ListChannels ListDeliveries",
         _MEMBERS: "CreateChannel UpdateChannel DeleteChannel SendChannelCode ConfirmChannel RotateChannelSecret"

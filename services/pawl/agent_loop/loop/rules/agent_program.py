@@ -8,10 +8,11 @@ from __future__ import annotations
 from pawl.agent_loop.loop.rules import budget, history, output
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import CallModel, Decision, EnterSteers, Fail, Finish, PinTools, Wait
-from pawl.agent_loop.loop.rules.fact import OwnerEvent
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
+from pawl.chassis.ids import CallId
 from pawl.values import RunState
 
 
@@ -43,6 +44,14 @@ def follows(state: State, now: float) -> Decision:
         return budget.exhausted(state, now)
     to_number = history.summarise_to(state) if state.loop.summarised_round <= run.round else 0
     return CallModel(round=run.round + 1, without_tools=is_last, is_last=is_last, summarise_to_number=to_number)
+
+
+def proposes(state: State, call_id: CallId, now: float) -> bool:  # noqa: ARG001  # its answers contain the calls
+    return False
+
+
+def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # no command is for models
+    return state
 
 
 def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the model writes the last message

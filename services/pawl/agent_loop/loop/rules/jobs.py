@@ -140,8 +140,11 @@ def detached(
 
 
 def as_driven(run: Run) -> Run:
-    """Return the run with its options adjusted, if it is a job or a turn started by job notices."""
+    """Return the run with its options adjusted, if it is a job, a workflow run or a turn started by job notices."""
     options, limits = run.options, run.options.limits
+    if run.workflow is not None:
+        policy = UnknownOutcomePolicy.NEEDS_ATTENTION
+        return replace(run, options=replace(options, unknown_outcome_policy=policy, response_format=None))
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
         if run.job.delegates:

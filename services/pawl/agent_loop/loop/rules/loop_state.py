@@ -14,6 +14,7 @@ from pawl.agent_loop.goals.cursor import GoalCursor
 from pawl.agent_loop.loop.rules.condition import Seen
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.undo.rules import UndoPlan
+from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.chassis.ids import CallId
 from pawl.values import Answer, Usage
 
@@ -140,7 +141,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     # The last prompt; None before the first one and after a summary, which changes the next prompt.
     counted_prompt: CountedPrompt | None = None
     # The state of the run's program, which only the program reads. None for agents.
-    cursor: UndoPlan | JobCursor | GoalCursor | None = None
+    cursor: UndoPlan | JobCursor | GoalCursor | WorkflowCursor | None = None
     # True if the last answer was empty, so that no message was added.
     said_nothing: bool = False
     # Number of models that failed. The run continues with the next of its `model_fallbacks`.

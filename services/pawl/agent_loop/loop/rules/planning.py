@@ -13,6 +13,7 @@ from pawl.agent_loop.loop.rules import answering, budget, delegation, fact_rules
 from pawl.agent_loop.loop.rules.command_rules import apply_command
 from pawl.agent_loop.loop.rules.decide import IN_MOTION, decide, not_made
 from pawl.agent_loop.loop.rules.decision import (
+    Advance,
     CallModel,
     CheckFallback,
     Decision,
@@ -28,6 +29,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Propose,
     ReadAgent,
     ReadCalls,
+    ReadProgram,
     Resume,
     Settle,
     StartModel,
@@ -62,7 +64,16 @@ _DECISIONS_MAX: Final = 1000
 
 # Decisions that start work once the step is durable.
 Work: TypeAlias = (
-    PinTools | PlanUndo | ReadCalls | ReadAgent | Propose | StartModel | Execute | CheckFallback | StopCalls
+    PinTools
+    | PlanUndo
+    | ReadProgram
+    | ReadCalls
+    | ReadAgent
+    | Propose
+    | StartModel
+    | Execute
+    | CheckFallback
+    | StopCalls
 )
 
 # Decisions that end a plan. After StopModel, planning continues once the model call is cancelled.
@@ -172,8 +183,19 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return _enter_steers(program.of(state.run).concluded(state, continues=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
-        case PinTools() | PlanUndo() | ReadCalls() | ReadAgent() | Propose() | CheckFallback() | StopCalls():
+        case (
+            PinTools()
+            | PlanUndo()
+            | ReadProgram()
+            | ReadCalls()
+            | ReadAgent()
+            | Propose()
+            | CheckFallback()
+            | StopCalls()
+        ):
             return _with_work(state, *decision.names), ()
+        case Advance():
+            return _advance(state, decision), ()
         case TellProgress():
             return job_program.progress_told(state, now), ()
         case Resume():
@@ -196,6 +218,16 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return state, ()
         case _:
             assert_never(decision)
+
+
+def _advance(state: State, decision: Advance) -> State:
+    if decision.output_json is not None:
+        run = replace(state.run, output_json=decision.output_json, output_text=decision.output_text)
+        state = replace(state, run=run)
+    state = replace(state, loop=replace(state.loop, cursor=decision.cursor))
+    for call in decision.calls:
+        state = fact_rules.with_round(state, call.round)
+    return _running(state).with_calls(decision.calls)
 
 
 def _with_work(state: State, *names: str) -> State:

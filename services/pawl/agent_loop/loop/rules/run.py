@@ -384,8 +384,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def times_itself(self) -> bool:
-        """True if only the deadlines of the run and of its calls end it, and no limit on its active time."""
-        return self.is_job or self.goal is not None
+        """True if the program limits the time of the run, which has no timeouts for itself and its rounds."""
+        return self.is_job or self.workflow is not None or self.goal is not None
 
     @property
     def acts_for_conversation_id(self) -> ConversationId:

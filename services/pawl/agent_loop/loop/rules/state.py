@@ -14,6 +14,7 @@ from pawl.agent_loop.loop.rules.fact import AgentRead, Command
 from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
+from pawl.agent_loop.workflows.graph import Graph
 from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import SETTLED
 
@@ -64,6 +65,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     named_runs: frozenset[RunId] = frozenset()
     # Agents that ReadAgent has read, by call. Not persisted.
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
+    # The definition that ReadProgram has read. Not persisted.
+    graph: Graph | None = None
     # True if the registry has returned the tools. The first commit stores them.
     tools_pinned: bool = False
     # Seconds until this process starts the open model call; None if the call has been started, here or elsewhere.

@@ -1,4 +1,4 @@
-"""Converts the limits of goals, which their users can raise, and the label by which goals are listed."""
+"""Converts the limits of goals, which their users can raise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from pawl.chassis.labels import RESERVED
 from pawl.errors import InvalidField, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -16,12 +15,6 @@ from pawl.values import TOKENS_MAX
 
 # Maximum number of attempts of a goal.
 ATTEMPTS_MAX: Final = 100
-# All goal runs have this label.
-LABEL: Final = {f"{RESERVED}goal": "true"}
-
-
-def labels(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> dict[str, str]:
-    return dict(LABEL) if request.HasField("goal") else {}
 
 
 def raised(command: ledger_pb2.RaiseGoalCommand) -> RaiseGoal:

@@ -23,6 +23,7 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
+from pawl.job_store.ledger.rpc.fields import fingerprint
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
 from pawl.job_store.ledger.rules.rows import ConversationKey
@@ -427,7 +428,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
-        fingerprint=operations.fingerprint(unnamed),
+        fingerprint=fingerprint(unnamed),
         key_hash=operations.key_hash_of(request),
         title=check_title(request.title),
         made_title=made_title(request.messages[0].text),

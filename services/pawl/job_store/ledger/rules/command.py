@@ -92,7 +92,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job. Only the run's owner reads which of the two it is."""
+    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two it is."""
 
     name: ClassVar[str] = inbox.PAUSE
 
@@ -105,7 +105,17 @@ class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[bytes], None]
 
 
-Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | Pause | RaiseGoal
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event for a run with a cursor. Only the run's owner reads it."""
+
+    name: ClassVar[str] = inbox.EVENT
+
+
+Command: TypeAlias = (
+    ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | RaiseGoal | Pause | Event
+)
+# Commands about the run as a whole.
+_WITHOUT_CALL: Final = (Steer, Cancel, Redrive, TopUp, RaiseGoal, Pause, Event)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +231,7 @@ class Send(Decider, frozen=True, kw_only=True):
             raise Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
             return self._cancel(unit, run, incoming, command)
-        if isinstance(command, TopUp | Pause | RaiseGoal) and run.is_stopping:
+        if isinstance(command, TopUp | RaiseGoal | Pause | Event) and run.is_stopping:
             raise Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
         if isinstance(command, RaiseGoal):
             try:
@@ -232,9 +242,9 @@ class Send(Decider, frozen=True, kw_only=True):
                 return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, TopUp | RaiseGoal):
             return self._top_up(unit, run, incoming, command.tokens)
-        if isinstance(command, Pause):
-            if not run.reports_to:
-                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job"))
+        if isinstance(command, Pause | Event):
+            if not (run.has_cursor or (run.reports_to and isinstance(command, Pause))):
+                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
             return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:
@@ -307,7 +317,7 @@ class Send(Decider, frozen=True, kw_only=True):
 
 
 def _call_of(command: Command) -> CallId | None:
-    return None if isinstance(command, Steer | Cancel | Redrive | TopUp | Pause | RaiseGoal) else command.call_id
+    return None if isinstance(command, _WITHOUT_CALL) else command.call_id
 
 
 def _unknown(error: PawlError) -> Receipt:

@@ -28,6 +28,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
     the parent run ends and reports to the root conversation. If `is_silent`, it reports nothing, not even its end.
+    `mark_round` is CURSOR_ROUND or LAST_ROUND, or 0 if the run is neither a workflow nor a goal.
     """
 
     call_id: CallId
@@ -41,6 +42,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     is_job: bool = False
     is_silent: bool = False
     labels: Mapping[str, str] = {}
+    mark_round: int = 0
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -86,6 +88,7 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
         labels=delegation.labels,
+        mark_round=delegation.mark_round,
     )
     above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
     is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)

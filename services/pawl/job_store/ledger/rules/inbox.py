@@ -27,6 +27,7 @@ CANCEL: Final = "cancel"
 TOP_UP: Final = "top_up"
 PAUSE: Final = "pause"
 RAISE_GOAL: Final = "raise_goal"
+EVENT: Final = "event"
 AGENT_ENDED: Final = "agent_ended"
 COMPLETED: Final = "completed"
 

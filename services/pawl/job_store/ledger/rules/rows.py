@@ -64,6 +64,11 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     request_id: RequestId
 
 
+# The `mark_round` of a run with a cursor: no round comes after it.
+CURSOR_ROUND: Final = 2**31 - 1
+# The `mark_round` of a run whose worker needs the calls of the last round only.
+LAST_ROUND: Final = 2**31 - 2
+
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
@@ -279,6 +284,18 @@ class RunRow(Actor, frozen=True, kw_only=True):
     def is_turn(self) -> bool:
         """True if job notices, rather than a message, started the run."""
         return self.generation > 0 and not self.reports_to
+
+    @property
+    def has_cursor(self) -> bool:
+        """True if the run's program keeps its state in a cursor, so that its worker needs only its open calls."""
+        return self.mark_round == CURSOR_ROUND
+
+    @property
+    def loaded_from_round(self) -> int:
+        """The first round whose settled calls a worker loads; of a job or goal, the last one."""
+        if self.has_cursor:
+            return CURSOR_ROUND
+        return self.round if self.reports_to or self.mark_round == LAST_ROUND else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:

@@ -17,7 +17,9 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 
 class StartJob(Submit, frozen=True, kw_only=True):
-    """Start the job `run_id`, which reports to the conversation that its message would otherwise go to.
+    """Start the run `run_id`, which reports to the conversation that its message would otherwise go to.
+
+    If `run_id` is empty, the ledger makes one.
 
     The message is in a conversation of its own, so the run waits for no other run. It uses a background slot:
     `store_slots` and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start
@@ -33,7 +35,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
         queue = QueueKey(self.store_id, in_background=True)
         return replace(
             super().row_keys,
-            runs=(RunKey(self.store_id, self.run_id),),
+            runs=(RunKey(self.store_id, self.run_id),) if self.run_id else (),
             queues=((queue, self.store_queue_max, self.store_slots),),
         )
 
@@ -45,19 +47,20 @@ class StartJob(Submit, frozen=True, kw_only=True):
             QueueFull: Too many jobs wait in the store.
             RequestIdReused: The run exists, but its request is no longer remembered.
         """
-        if unit.runs.get(RunKey(self.store_id, self.run_id)) is not None:
+        run_id = self.run_id or RunId(unit.ids.new("run"))
+        if unit.runs.get(RunKey(self.store_id, run_id)) is not None:
             raise RequestIdReused
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
-        conversation = jobs.add_open_job(unit, conversation, self.run_id, self.user_id)
+        conversation = jobs.add_open_job(unit, conversation, run_id, self.user_id)
         # The parent run keeps the conversation out of all lists, as for delegated runs.
         own = delegation.own_conversation(
-            unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=self.run_id
+            unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=run_id
         )
         budget = (self.token_budget, self.token_ceiling)
         options = self.options + self.job(unit.now)
-        run = turn.queued(own, self.run_id, self.message, options, budget, now=unit.now)
+        run = turn.queued(own, run_id, self.message, options, budget, now=unit.now)
         run = replace(
             self.signed(run), reports_to=conversation.conversation_id, in_background=True, silent=self.is_silent
         )

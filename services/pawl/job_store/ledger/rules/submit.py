@@ -60,6 +60,9 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
     the store's `store_slots` slots.
 
+    `mark_round` is CURSOR_ROUND for a workflow and LAST_ROUND for a goal. These use a background slot: the limits are
+    then those of background runs.
+
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
     """
@@ -86,6 +89,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
+    mark_round: int = 0
 
     @property
     def row_keys(self) -> RowKeys:
@@ -95,7 +99,9 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_slots),),
+            queues=(
+                (QueueKey(self.store_id, in_background=self.mark_round > 0), self.store_queue_max, self.store_slots),
+            ),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
@@ -226,7 +232,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages are already waiting in this conversation: try again later")
-        self.check_queue(unit)
+        self.check_queue(unit, in_background=self.mark_round > 0)
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         run = self.signed(run)
@@ -263,6 +269,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             people=self.people,
             agent_name=self.agent_name,
             labels=self.labels,
+            mark_round=self.mark_round,
+            in_background=self.mark_round > 0,
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
