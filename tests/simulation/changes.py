@@ -8,6 +8,7 @@ from datetime import datetime
 from pawl.chassis.ids import RunId, UserId
 from pawl.job_store.ledger.reading import ChangedRuns
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
+from pawl.values import CallState, RunState
 from tests.simulation.store import Database
 
 
@@ -37,10 +38,27 @@ class MemoryChanges:
         rows = sorted(found.values(), key=lambda run: (run.create_time, run.run_id))
         return ChangedRuns(
             time=self._database.now(),
-            run_ids=[run.run_id for run in rows if all_open or since is None or run.update_time >= since],
+            versions={
+                run.run_id: self._version(run, rows)
+                for run in rows
+                if all_open or since is None or run.update_time >= since or self._delegates(run)
+            },
             open_run_ids=[run.run_id for run in is_open],
             conversation_ids=sorted(named | {run.conversation_id for run in is_open}),
         )
+
+    def _version(self, run: RunRow, rows: Sequence[RunRow]) -> str:
+        children = [
+            each
+            for each in rows
+            if each.parent_run_id == run.run_id and not each.reports_to and not run.state.is_terminal
+        ]
+        own = "" if run.state is RunState.QUEUED and run.worker_id is None else str(hash(repr(run)))
+        parts = [own, *(self._version(child, rows) for child in children)]
+        return ",".join(parts) if all(parts) else ""
+
+    def _delegates(self, run: RunRow) -> bool:
+        return any(call.state is CallState.DELEGATED for call in self._tables.calls_of(run.key))
 
     async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
         await self._database.reach()

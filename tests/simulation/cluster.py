@@ -42,6 +42,7 @@ from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.triggers import Triggers
 from pawl.job_store.wiring import wire
 from pawl.server.process.service import Background
+from pawl.tool_registry.ledger import LedgerReads
 from tests.fakes.loop_world import MemoryAgents
 from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.workflows import MemoryWorkflows
@@ -204,6 +205,7 @@ class AgentLoop:
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
         history.approvals_required[self.worker.worker_id] = approvals_required
         self.ledger = PublicLedger(channel, self.worker.wake)
+        self.reads = LedgerReads(channel)
         self.clients = ClientSide(
             ledger=self.ledger,
             live=BusEvents(bus),

@@ -30,6 +30,7 @@ from tests.simulation import (
     own_tools,
     process,
     senders,
+    stops,
     timers,
 )
 from tests.simulation.chance import Chance
@@ -130,7 +131,8 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     await asyncio.gather(*background_tasks, return_exceptions=True)
     record = Record(world.tables, history)
     of_parts = (
-        part.CHECKERS for part in (budgets, agents, jobs, goals, grants, own_tools, database_trouble, timers, senders)
+        part.CHECKERS
+        for part in (budgets, agents, jobs, goals, stops, grants, own_tools, database_trouble, timers, senders)
     )
     for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):

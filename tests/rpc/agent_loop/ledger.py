@@ -106,6 +106,7 @@ class PlayedLedger(PublicLedger):
         super().__init__(channel)
         self.down = False
         self.reads = 0
+        self.run_reads: list[str] = []
         # Accepted commands, without their ids and users
         self.commands: list[ledger_pb2.Command] = []
         self.released: list[tuple[str, str]] = []
@@ -314,6 +315,8 @@ class PlayedLedger(PublicLedger):
         if method == "ListEvents":
             self.reads += 1
             request.events_max = PAGE_EVENTS
+        if method == "GetRun":
+            self.run_reads.append(request.run_id)
         if self.down:
             raise DependencyUnavailable
         return await answer(self.servicers, method, request, user)

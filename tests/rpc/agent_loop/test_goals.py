@@ -30,8 +30,8 @@ BY_TOOL = goal_pb2.GoalCriterion(tool_name="look", arguments_json=b'{"n": 1}', e
 
 
 def start(request_id: str = "", *, criterion: goal_pb2.GoalCriterion = BY_TOOL, **more: Any) -> pb.StartGoalRequest:
-    goal = goal_pb2.Goal(**{"aim": "Paint it blue.", "criterion": criterion} | more)
-    return pb.StartGoalRequest(request_id=request_id, goal=goal)
+    fields: dict[str, Any] = {"aim": "Paint it blue.", "criterion": criterion} | more
+    return pb.StartGoalRequest(request_id=request_id, goal=goal_pb2.Goal(**fields))
 
 
 def judged_by(**fields: Any) -> goal_pb2.GoalCriterion:
@@ -61,7 +61,7 @@ async def test_a_goal_is_a_run_in_a_conversation_of_its_own(
 
 async def test_wrong_goals_are_refused(api: Any, clock: ManualClock) -> None:
     past = {"seconds": int(clock.now()) - 5}
-    tool = goal_pb2.GoalCriterion
+    tool: Any = goal_pb2.GoalCriterion
     await check_refusals(
         api,
         [
@@ -150,7 +150,7 @@ async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceA
         b'{"answer":"{\\"met\\":false,\\"progress\\":0.5,\\"reason\\":\\"Half.\\",\\"citations\\":[\\"call_x\\"]}"}'
     )
     result = call_pb2.CallResult(content_json=answer).SerializeToString()
-    done = {"end_time": datetime.fromtimestamp(99, UTC), "run_id": run_id, "tool_name": "run_agent"}
+    done: dict[str, Any] = {"end_time": datetime.fromtimestamp(99, UTC), "run_id": run_id, "tool_name": "run_agent"}
     await ledger.add_call(first, call_pb2.CALL_STATE_SUCCEEDED, round=1, index=1, child_run_id="run_a", **done)
     await ledger.add_call(judged, call_pb2.CALL_STATE_SUCCEEDED, round=1, index=2, result=result, **done)
     await ledger.add_call(second, call_pb2.CALL_STATE_RUNNING, run_id=run_id, tool_name="run_agent", round=2, index=1)
@@ -171,7 +171,7 @@ async def test_limits_are_raised_once_per_request(
     request = start(attempts_max=90, deadline_time={"seconds": int(deadline.timestamp())})
     request.total_tokens_max = 100
     run_id = (await goals.StartGoal(request, metadata=ME)).goal.run.run_id
-    later = {"seconds": int(deadline.timestamp()) + 60}
+    later: Any = {"seconds": int(deadline.timestamp()) + 60}
 
     raised = pb.RaiseGoalRequest(request_id="r1", run_id=run_id, attempts=5, tokens=50, deadline_time=later)
     run = (await goals.RaiseGoal(raised, metadata=ME)).goal.run
@@ -182,11 +182,13 @@ async def test_limits_are_raised_once_per_request(
     assert await reason(goals.RaiseGoal(raised, metadata=ME)) == "REQUEST_ID_REUSED"
     for wrong in (
         pb.RaiseGoalRequest(run_id=run_id, attempts=11),
-        pb.RaiseGoalRequest(run_id=run_id, deadline_time={"seconds": int(deadline.timestamp())}),
+        pb.RaiseGoalRequest(run_id=run_id, deadline_time=request.goal.deadline_time),
     ):
         assert await reason(goals.RaiseGoal(wrong, metadata=ME)) == "INVALID_FIELD"
     for user in OTHER_USERS:
-        request = pb.RaiseGoalRequest(run_id=run_id, attempts=1)
-        assert await reason(goals.RaiseGoal(request, metadata=user)) == "RUN_NOT_FOUND"
+        assert (
+            await reason(goals.RaiseGoal(pb.RaiseGoalRequest(run_id=run_id, attempts=1), metadata=user))
+            == "RUN_NOT_FOUND"
+        )
     await ledger.change(run_id, RunState.COMPLETED)
     assert await reason(goals.RaiseGoal(pb.RaiseGoalRequest(run_id=run_id, attempts=1), metadata=ME)) == "RUN_ENDED"

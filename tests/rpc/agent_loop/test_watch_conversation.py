@@ -226,6 +226,48 @@ async def test_run_that_starts_and_ends_between_two_streams_is_streamed_too(
         assert [seq for of, seq in again.seen.events if of == run_id] == list(range(1, last_seq + 1))
 
 
+async def test_client_that_loses_its_connection_again_gets_the_events_of_all_runs_in_between(
+    follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, clock: ManualClock
+) -> None:
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.events)
+    await ledger.finish()
+    seen, runs = stream.seen, list[str]()
+    for text in ("one", "two", "three"):
+        await clock.advance(1)
+        started = await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text=text), metadata=ME)
+        runs.append(started.run.run_id)
+        await ledger.finish(runs[-1])
+    has_all = False
+    while not has_all:
+        # Longer than the cursor's time goes back.
+        await clock.advance(60)
+        async with follow(after=seen) as again:
+            events = len(seen.events)
+            await again.until(lambda seen, events=events: len(seen.events) > events or seen.heartbeats)
+            has_all = len(seen.events) == events
+    for run_id in runs:
+        last_seq = ledger.runs[run_id].run.last_seq
+        assert [seq for of, seq in seen.events if of == run_id] == list(range(1, last_seq + 1))
+
+
+async def test_change_reads_only_what_has_changed(follow: Any, ledger: PlayedLedger) -> None:
+    jobs = [f"job_{number}" for number in range(10)]
+    for number in range(10):
+        await add_job(ledger, number)
+    ledger.put_background("conv_1", *jobs)
+    async with follow() as stream:
+        await stream.until(lambda seen: seen.caught_up)
+        assert stream.seen.jobs.keys() == set(jobs)
+        ledger.run_reads.clear()
+        await ledger.change("job_3", RunState.CANCELLING)
+        await stream.until(lambda seen: seen.jobs["job_3"].state == run_pb2.RUN_STATE_CANCELLING)
+        await ledger.finish()
+        await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
+        assert set(ledger.run_reads) <= {"job_3", "run_1"}
+        assert len(ledger.run_reads) <= 4
+
+
 async def test_events_of_a_run_continue_long_after_its_end(
     follow: Any, ledger: PlayedLedger, clock: ManualClock
 ) -> None:

@@ -58,6 +58,31 @@ async def test_run_is_listed_again_while_its_child_may_wait_for_the_user(user: U
     assert (await user.run("run_child")).conversation_id in second.conversation_ids
 
 
+async def test_version_of_a_run_differs_after_its_changes_and_those_of_its_child(user: User) -> None:
+    owner = await user.start()
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child", index=0)
+    await owner.commit(
+        round=1, calls=[call], delegations=[pb.Delegation(call_id="call_1", run_id="run_child", text="work")]
+    )
+
+    async def versions() -> dict[str, str]:
+        found = await changes(user, conversation_id)
+        return dict(zip(found.run_ids, found.versions, strict=True))
+
+    assert await versions() == {owner.run_id: "", "run_child": ""}, "the child is QUEUED"
+    child = user.owner("run_child", (await user.claim())[0].epoch)
+    first = await versions()
+    assert all(first.values())
+    assert await versions() == first
+    await child.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))])
+    second = await versions()
+    assert not set(second.values()) & set(first.values())
+    await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))])
+    third = await versions()
+    assert (third["run_child"], third[owner.run_id] != second[owner.run_id]) == (second["run_child"], True)
+
+
 async def test_other_users_read_neither_runs_nor_unshared_or_erased_conversations(replica: Replica) -> None:
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     conversation_id = await start_jobs(ann, "mine")

@@ -43,6 +43,27 @@ async def test_job_that_starts_below_a_cancelled_run_is_cancelled(user: User, ow
     assert (await user.run("job_c")).state == run_pb2.RUN_STATE_CANCELLED
 
 
+async def test_stop_of_a_job_reaches_the_jobs_of_its_agent(user: User, owner: Owner) -> None:
+    """ASYNC-6: also a job that no worker has claimed yet."""
+    await owner.commit(round=1, **starting_step("outer"))
+    (outer,) = await claimed_jobs(user)
+    agent = await delegating(user, outer, "a")
+    await agent.commit(round=1, **starting_step("b", "c"))
+    (begun,) = await claimed_jobs(user)
+    await user.cancel(outer.run_id)
+    (claimed,) = [run for run in await user.claim(runs_max=8) if run.run_id == outer.run_id]
+    outer.epoch = claimed.epoch
+    settled = outer.call("a", call_pb2.CALL_STATE_CANCELLED, child_run_id=agent.run_id, result=result())
+    consumed = [command.command_id for command in await outer.inbox()]
+    await outer.commit(calls=[settled], consumed=consumed)
+    for run_id in (agent.run_id, "job_b", "job_c"):
+        run = await user.run(run_id)
+        assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_PARENT), run_id
+    (command,) = await begun.inbox()
+    assert command.cancel.cause == run_pb2.STOP_CAUSE_PARENT
+    assert not (await user.run(owner.run_id)).stop_cause
+
+
 async def test_message_of_a_delegated_run_reports_waiting_notices(user: User, owner: Owner) -> None:
     """ASYNC-5: the next model call receives them, even if no wake-up arrived."""
     agent = await delegating(user, owner, "a")

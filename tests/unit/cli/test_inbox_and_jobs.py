@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,11 @@ from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Reviewer
 from pawl.cli.jobs import job_lines, paused_text, progress_text, put_reports
 from pawl.cli.operating import undo_line
-from pawl.cli.runs import show_step, status_lines
+from pawl.cli.runs import show_step, status_lines, without_old_progress
 from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2
+from pawl.event.v1.event_pb2 import RunEvent
 from pawl.tool.v1 import rule_pb2
 
 AWAITING, OFFERED, ASKED = (
@@ -323,3 +325,26 @@ def test_every_undo_state_has_a_description_and_an_inverse_names_its_call() -> N
         assert ("does not know" in line, "call_1  write" in line) == (False, True), state
     call = call_pb2.Call(call_id="undo_1", undoes_call_id="call_1", arguments_json=b"{}")
     assert "undoes: call call_1" in wording.call_lines(call, datetime.now(tz=UTC))
+
+
+async def test_watching_shows_only_the_newest_of_earlier_progress() -> None:
+    def progress(seq: int, call_id: str) -> event_pb2.RunEvent:
+        return event_pb2.RunEvent(seq=seq, tool_progress=event_pb2.ToolProgress(call_id=call_id))
+
+    def settled(seq: int, call_id: str) -> event_pb2.RunEvent:
+        return event_pb2.RunEvent(seq=seq, call_changed=event_pb2.CallChanged(call=call_pb2.Call(call_id=call_id)))
+
+    events = [progress(1, "a"), progress(2, "b"), settled(3, "a"), progress(4, "b"), progress(5, "c")]
+    events += [settled(6, "d"), progress(7, "b"), progress(8, "b")]
+
+    async def watched(last_seq: int, *, after: int = 0) -> list[int]:
+        async def stream() -> AsyncIterator[Any]:
+            for event in events[after:]:
+                yield event
+
+        return [event.seq async for event in without_old_progress(stream(), last_seq) if isinstance(event, RunEvent)]
+
+    assert await watched(0) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert await watched(6) == [3, 6, 4, 5, 7, 8]
+    assert await watched(8) == [3, 6, 8, 5]
+    assert await watched(5, after=6) == [7, 8]

@@ -223,9 +223,11 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
     """An operator ended the run."""
     STOP_CAUSE_PARENT: _StopCause.ValueType  # 5
-    """The call that the run was executing was cancelled, because the call's own run was stopped or failed."""
+    """The call that the run was executing was cancelled, because the call's own run was stopped or failed. For a
+    job that a delegated run started: the job above it was stopped, or the model of a run above stopped it.
+    """
     STOP_CAUSE_MODEL: _StopCause.ValueType  # 6
-    """The model stopped a job in its conversation (with the stop_job tool)."""
+    """The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
 
 class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
     """Who or what stopped a run."""
@@ -239,9 +241,11 @@ STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4
 """An operator ended the run."""
 STOP_CAUSE_PARENT: StopCause.ValueType  # 5
-"""The call that the run was executing was cancelled, because the call's own run was stopped or failed."""
+"""The call that the run was executing was cancelled, because the call's own run was stopped or failed. For a
+job that a delegated run started: the job above it was stopped, or the model of a run above stopped it.
+"""
 STOP_CAUSE_MODEL: StopCause.ValueType  # 6
-"""The model stopped a job in its conversation (with the stop_job tool)."""
+"""The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
 Global___StopCause: _TypeAlias = StopCause  # noqa: Y015
 
 class _AttentionReason:

@@ -2904,6 +2904,7 @@ class ListChangesResponse(_message.Message):
     CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     ACTIVE_RUN_ID_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     has_more: _builtins.bool
     """Whether more messages follow."""
     active_run_id: _builtins.str
@@ -2928,6 +2929,13 @@ class ListChangesResponse(_message.Message):
     def time(self) -> _timestamp_pb2.Timestamp:
         """Time of the read. Later changes may be missing."""
 
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A version for each of `run_ids`, in the same order, which differs if the run, its calls, or the runs that
+        execute its calls have changed. Empty if one of these runs waits to be claimed: its reasons depend on
+        other runs.
+        """
+
     def __init__(
         self,
         *,
@@ -2938,10 +2946,11 @@ class ListChangesResponse(_message.Message):
         conversation_ids: _abc.Iterable[_builtins.str] | None = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         active_run_id: _builtins.str = ...,
+        versions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_id", b"active_run_id", "conversation", b"conversation", "conversation_ids", b"conversation_ids", "has_more", b"has_more", "messages", b"messages", "run_ids", b"run_ids", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_id", b"active_run_id", "conversation", b"conversation", "conversation_ids", b"conversation_ids", "has_more", b"has_more", "messages", b"messages", "run_ids", b"run_ids", "time", b"time", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

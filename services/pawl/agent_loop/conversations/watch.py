@@ -160,11 +160,20 @@ class ConversationWatches:
 
 
 class _Sent(NamedTuple):
-    """The last state of a run that a stream has sent, and when."""
+    """The last state of a run that a stream has sent, and when. With the same `version`, it is still the same."""
 
+    version: str
     digest: int
     state: int
     sent_at: float
+
+
+class _Followed(NamedTuple):
+    """A run whose events are to be sent: when it got the turn, and its last known seq and state."""
+
+    began_microseconds: int
+    last_seq: int
+    state: int
 
 
 class _Stream:
@@ -181,12 +190,11 @@ class _Stream:
         self._woken = asyncio.Event()
         self._has_changed = False
         self._read_at = 0.0
-        # Time of the cursor or else of the first read, by the database's clock.
+        # The client has the events of runs that got the turn until then: those of the run in its cursor, and before.
         self._start_microseconds = 0
         self._conversation = 0
         self._sent: dict[RunId, _Sent] = {}
-        # Runs whose events are to be sent, each with its last known seq and state.
-        self._followed: dict[RunId, tuple[int, int]] = {}
+        self._followed: dict[RunId, _Followed] = {}
         self._follower: asyncio.Task[None] | None = None
         # Events for the client, and whether it has taken them.
         self._events: tuple[RunId, list[RunEvent] | Gap] | None = None
@@ -232,7 +240,10 @@ class _Stream:
         return bool(await tasks.within(seconds, self._woken.wait())) or self._has_changed
 
     def _response(self, **fields: Any) -> WatchConversationResponse:
-        return WatchConversationResponse(cursor=self._cursor.encode(self.caller, self._conversation_id), **fields)
+        # A client that continues from here still needs the events of the runs that wait for this one's.
+        waiting = [each.began_microseconds - 1 for id_, each in self._followed.items() if id_ != self._cursor.run_id]
+        cursor = replace(self._cursor, microseconds=min([self._cursor.microseconds, *waiting]))
+        return WatchConversationResponse(cursor=cursor.encode(self.caller, self._conversation_id), **fields)
 
     def _response_of(self, run_id: RunId, events: list[RunEvent] | Gap) -> WatchConversationResponse:
         if isinstance(events, Gap):
@@ -249,15 +260,19 @@ class _Stream:
         if is_first and last_number < self._cursor.number:
             raise SeqBeyondEnd(last_seq=last_number)
         self._start_microseconds = self._start_microseconds or self._cursor.microseconds or found.time.ToMicroseconds()
-        if is_first and self._cursor.run_id and self._cursor.run_id not in found.run_ids:
-            # It may have ended long ago, before the client had all its events.
-            found.run_ids.insert(0, self._cursor.run_id)
         # Before the runs are read, so that none of their later changes is missed.
         self._around.show(self, set(map(ConversationId, found.conversation_ids)))
         async with aclosing(self._pages(found)) as pages:
             async for response in pages:
                 yield response
-        read = [await self._run(RunId(run_id), is_active=run_id == found.active_run_id) for run_id in found.run_ids]
+        versions = dict(zip(found.run_ids, found.versions, strict=True))
+        if is_first and self._cursor.run_id:
+            # It may have ended long ago, before the client had all its events. The runs after it are compared with it.
+            versions = {self._cursor.run_id: ""} | versions
+        read = [
+            await self._run(RunId(run_id), version, is_active=run_id == found.active_run_id)
+            for run_id, version in versions.items()
+        ]
         items = [item for item in read if item is not None]
         if any((item.run.state or item.job.state) in ENDED for item in items):
             # The client gets the messages of a run before its end.
@@ -265,7 +280,7 @@ class _Stream:
                 async for response in pages:
                     yield response
         self._sent = {
-            run_id: sent for run_id, sent in self._sent.items() if sent.state not in ENDED or run_id in found.run_ids
+            run_id: sent for run_id, sent in self._sent.items() if sent.state not in ENDED or run_id in versions
         }
         parts = list(in_parts(items, ConversationItem.ByteSize, size_max=_PART_BYTES_MAX))
         for part in parts[:-1]:
@@ -309,14 +324,18 @@ class _Stream:
             self._cursor = replace(self._cursor, number=page.messages[-1].number)
         return self._response(items=items, gap=gap) if items else None
 
-    async def _run(self, run_id: RunId, *, is_active: bool) -> ConversationItem | None:
+    async def _run(self, run_id: RunId, version: str, *, is_active: bool) -> ConversationItem | None:
         """Return a run or job; None if the client has its current state."""
+        sent = self._sent.get(run_id)
+        if sent is not None and version and sent.version == version:
+            return None
         try:
             async with self._around.readers:
                 run = await self._around.ledger.get_run(self.caller, run_id)
         except RunNotFound:  # It was removed.
             return None
-        sent = self._sent.get(run_id)
+        if run_id == self._cursor.run_id:
+            self._start_microseconds = _began_microseconds(run)
         if is_active or run_id == self._cursor.run_id or self._has_begun(run, sent):
             self._follow(run_id, run)
         if run.reports_to_conversation_id:
@@ -328,12 +347,13 @@ class _Stream:
         digest, now = _digest(item.job if item.HasField("job") else run), self._read_at
         if sent is not None:
             if sent.digest == digest:
+                self._sent[run_id] = sent._replace(version=version)
                 return None
             early = sent.sent_at + PROGRESS_SECONDS - now
             if item.HasField("job") and sent.state == run.state and early > 0:
                 asyncio.get_running_loop().call_later(early, self.change)
                 return None
-        self._sent[run_id] = _Sent(digest, run.state, now)
+        self._sent[run_id] = _Sent(version, digest, run.state, now)
         return item
 
     def _has_begun(self, run: Run, sent: _Sent | None) -> bool:
@@ -341,8 +361,7 @@ class _Stream:
         if run.conversation_id != self._conversation_id or RunState(run.state) is RunState.QUEUED:
             return False
         if sent is None:
-            began = run.start_time if run.HasField("start_time") else run.create_time
-            return began.ToMicroseconds() > self._start_microseconds
+            return _began_microseconds(run) > self._start_microseconds
         return sent.state == RunState.QUEUED
 
     def _follow(self, run_id: RunId, run: Run) -> None:
@@ -351,7 +370,7 @@ class _Stream:
         if run.last_seq < seq and run_id not in self._followed:
             raise SeqBeyondEnd(last_seq=run.last_seq)
         if run.last_seq > seq or run_id in self._followed:
-            self._followed[run_id] = run.last_seq, run.state
+            self._followed[run_id] = _Followed(_began_microseconds(run), run.last_seq, run.state)
             if self._follower is None or self._follower_has_ended():
                 self._follower = asyncio.get_running_loop().create_task(self._send_events(), name="conversation.events")
                 self._follower.add_done_callback(lambda _: self._woken.set())
@@ -365,9 +384,9 @@ class _Stream:
         return True
 
     async def _send_events(self) -> None:
-        """Send the events of the followed runs, of each until it rests or ends."""
+        """Send the events of the followed runs, in the order of their turns, of each until it rests or ends."""
         while self._followed:
-            run_id = next(iter(self._followed))
+            run_id = min(self._followed, key=lambda id_: self._followed[id_].began_microseconds)
             try:
                 await self._send_events_of(run_id)
             except RunNotFound:
@@ -386,8 +405,8 @@ class _Stream:
                     continue
                 seq = events[-1].seq
                 state = next((each.run_changed.run.state for each in reversed(events) if _is_state(each)), state)
-                last_seq, known = self._followed[run_id]
-                if seq >= last_seq and (state or known) in RESTING - ENDED:
+                known = self._followed[run_id]
+                if seq >= known.last_seq and (state or known.state) in RESTING - ENDED:
                     break
             # Before anything else is awaited, because the run may be followed again from now on.
             del self._followed[run_id]
@@ -401,6 +420,13 @@ class _Stream:
 
 def _is_state(event: RunEvent) -> bool:
     return event.HasField("run_changed")
+
+
+def _began_microseconds(run: Run) -> int:
+    """Return when a run got the turn, or ended without it."""
+    named = next((name for name in ("start_time", "end_time") if run.HasField(name)), "create_time")
+    microseconds: int = getattr(run, named).ToMicroseconds()
+    return microseconds
 
 
 def _digest(message: ProtoMessage) -> int:

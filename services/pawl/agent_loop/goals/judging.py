@@ -10,7 +10,7 @@ import msgspec
 
 from pawl.agent_loop.loop.rules import output, text
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError
+from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError, Meter, with_doubles
 from pawl.agent_loop.loop.rules.run import Goal, GoalCriterion, GoalJudge
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
@@ -106,7 +106,7 @@ def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
     progress, reason = _fraction(said.get("progress")), said.get("reason")
     why = line(reason, REASON_BYTES_MAX) if isinstance(reason, str) else ""
     try:
-        outcome = _EXPRESSIONS.evaluate(criterion.expression, {"value": value}) if criterion.expression else value
+        outcome = _evaluated(criterion.expression, value) if criterion.expression else value
     except ExpressionError as error:
         return Judgement(met=False, reason=line(f"The expression failed: {error}", REASON_BYTES_MAX))
     if not criterion.expression and isinstance(value, dict):
@@ -212,6 +212,10 @@ def _answer(call: Call) -> _Answer | None:
         return msgspec.json.decode(document, type=_Answer)
     except (msgspec.DecodeError, UnicodeError):
         return None
+
+
+def _evaluated(source: str, value: Any) -> Any:
+    return _EXPRESSIONS.evaluate(source, {"value": with_doubles(value)}, Meter())
 
 
 def _cited(call: Call) -> str:

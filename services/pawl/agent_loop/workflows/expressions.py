@@ -8,13 +8,13 @@ followed without CEL, so its data may be larger.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError
+from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError, Meter
 from pawl.tools.rules.schema import did_you_mean
 
 CHARACTERS_MAX: Final = 1000
@@ -34,6 +34,7 @@ _TOKEN: Final = re.compile(
 # Characters that matter to find the end of an expression.
 _STOPS: Final = re.compile(r"""[rR]?"(?:\\.|[^"\\])*"|[rR]?'(?:\\.|[^'\\])*'|[{}]""")
 _WORDS: Final = frozenset({"true", "false", "null", "in"})
+_UNDECLARED: Final = re.compile(r"undeclared reference to '(\w+)")
 _encode: Final = msgspec.json.Encoder().encode
 _Path: TypeAlias = tuple[str | int, ...]
 
@@ -61,10 +62,30 @@ class Inserted(NamedTuple):
         return _plain_path(self.source)
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a name that does not exist."""
+    names = sorted(known)
+    return did_you_mean(name, names).removeprefix("; ") or f"known: {', '.join(names)[:200] or 'none'}"
+
+
 def references(template: Any) -> frozenset[str]:
     """Return the names of the nodes that a template reads."""
     found = (path for each in _inserted(template) for path in _paths(each.source))
     return frozenset(path[1] for path in found if path[0] == "nodes" and len(path) > 1)
+
+
+def is_name(name: str) -> bool:
+    """Return whether an expression may use this name."""
+    try:
+        environment(("input",)).compile(f"[0].exists({name}, true)")
+    except ExpressionError:
+        return False
+    return True
+
+
+def count(template: Any) -> int:
+    """Return the number of expressions in a template."""
+    return sum(1 for _ in _inserted(template))
 
 
 def is_expression(text: str) -> bool:
@@ -91,17 +112,20 @@ def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
     return found
 
 
+def result_type(text: str, names: Names) -> str:
+    """Return the CEL type of a checked string that is one expression, such as BOOL; DYN if it depends on the data."""
+    (part,) = _inserted(text)
+    kind: str = environment(tuple(sorted(names))).compile(part.source).return_type().name()
+    return kind.partition("<")[0]
+
+
 def render(template: Any, scope: Mapping[str, Any]) -> Any:
     """Return the template with the values of its expressions.
 
     Raises:
-        ExpressionError: an expression fails or costs too much, or the result is too large.
+        ExpressionError: an expression fails, or the expressions cost too much or return more than RESULT_BYTES_MAX.
     """
-    found = _rendered(template, scope)
-    size = len(_encode(found))
-    if size > RESULT_BYTES_MAX:
-        raise ExpressionError(f"the result is {size} bytes, over the limit of {RESULT_BYTES_MAX}")
-    return found
+    return _Rendering(scope).rendered(template)
 
 
 @lru_cache(maxsize=1024)
@@ -181,6 +205,8 @@ def _check_expression(source: str, names: Names, where: str) -> list[DefinitionF
     try:
         environment(tuple(sorted(names))).compile(source)
     except ExpressionError as error:
+        if (unknown := _UNDECLARED.search(str(error))) is not None:
+            found.append(DefinitionFault(where, f"there is no {unknown[1]!r} here", near(unknown[1], names)))
         found = found or [DefinitionFault(where, f"{source!r}: {error}")]
     return found
 
@@ -193,37 +219,45 @@ def _check_path(path: tuple[str, ...], names: Names, where: str) -> list[Definit
     if path[0] == "nodes" and len(path) == 1:
         return [DefinitionFault(where, "nodes is not a value", "write nodes.NAME.output")]
     if fields is not None and len(path) > 1 and path[1] not in fields:
-        hint = did_you_mean(path[1], fields).removeprefix("; ") or f"known: {', '.join(sorted(fields)) or 'none'}"
-        return [DefinitionFault(where, f"{path[0]}.{path[1]} does not exist", hint)]
+        return [DefinitionFault(where, f"{path[0]}.{path[1]} does not exist", near(path[1], fields))]
     if path[0] == "nodes" and not _NODE_FIELDS.issuperset(path[2:3] or ("",)):
         return [DefinitionFault(where, f"{'.'.join(path[:3])} does not exist", f"write nodes.{path[1]}.output")]
     return []
 
 
-def _rendered(template: Any, scope: Mapping[str, Any]) -> Any:
-    if isinstance(template, str):
-        parts = split(template)
-        if len(parts) == 1:
-            return _value(parts[0], scope)
-        return "".join(map(_text, (_value(part, scope) for part in parts)))
-    if isinstance(template, Mapping):
-        return {name: _rendered(value, scope) for name, value in template.items()}
-    if isinstance(template, list | tuple):
-        return [_rendered(value, scope) for value in template]
-    return template
+class _Rendering:
+    """Renders one template. Its expressions share the limits."""
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self._scope = scope
+        self._environment = environment(tuple(sorted(scope)))
+        self._meter = Meter()
+        self._bytes_left = RESULT_BYTES_MAX
+
+    def rendered(self, template: Any) -> Any:
+        if isinstance(template, Mapping):
+            return {name: self.rendered(value) for name, value in template.items()}
+        if isinstance(template, list | tuple):
+            return [self.rendered(value) for value in template]
+        if not isinstance(template, str):
+            return template
+        parts = [part if isinstance(part, str) else self._value(part) for part in split(template)]
+        return parts[0] if len(parts) == 1 else "".join(map(_text, parts))
+
+    def _value(self, part: Inserted) -> Any:
+        if part.path is not None:
+            value = _followed(part.path, self._scope)
+        else:
+            used = _used(_paths(part.source), self._scope)
+            value = self._environment.evaluate(part.source, {**dict.fromkeys(self._scope), **used}, self._meter)
+        self._bytes_left -= len(_encode(value))
+        if self._bytes_left < 0:
+            raise ExpressionError(f"the values are over the limit of {RESULT_BYTES_MAX} bytes")
+        return value
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else _encode(value).decode()
-
-
-def _value(part: str | Inserted, scope: Mapping[str, Any]) -> Any:
-    if isinstance(part, str):
-        return part
-    if part.path is not None:
-        return _followed(part.path, scope)
-    used = _used(_paths(part.source), scope)
-    return environment(tuple(sorted(scope))).evaluate(part.source, {**dict.fromkeys(scope), **used})
 
 
 def _followed(path: _Path, scope: Mapping[str, Any]) -> Any:

@@ -22,7 +22,6 @@ from pawl.agent_loop.workflows.definition import (
     AnyNode,
     CallNode,
     ConditionNode,
-    EdgeKind,
     HumanNode,
     MapNode,
     OutputNode,
@@ -31,9 +30,8 @@ from pawl.agent_loop.workflows.definition import (
     TimedNode,
     WaitNode,
     WorkflowDefinition,
-    incoming,
-    order,
 )
+from pawl.agent_loop.workflows.edges import EdgeKind, incoming, order
 
 # Items of a map that one child run processes.
 CHUNK_ITEMS: Final = 50

@@ -29,8 +29,8 @@ from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause
 from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RunFailure
 from pawl.agent_loop.loop.rules.state import READ, State, stop_of
+from pawl.agent_loop.workflows import children, drafting, graph
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows import drafting, graph
 from pawl.agent_loop.workflows.cursor import EVENTS_MAX, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import (
     ITEMS_MAX,
@@ -74,8 +74,8 @@ def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  
     return ()
 
 
-def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # see children.of_agent
-    return delegation
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:
+    return children.of_agent(state, call, delegation)
 
 
 def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the output is set when its node ends

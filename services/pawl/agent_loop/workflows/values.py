@@ -15,7 +15,7 @@ from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import definition as definitions
-from pawl.agent_loop.workflows import expressions
+from pawl.agent_loop.workflows import edges, expressions
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import (
     AgentNode,
@@ -257,7 +257,7 @@ def time_of(value: Any) -> float:
 
 def outer_names(node: AnyNode) -> frozenset[str]:
     """Return the nodes whose values the items of a map use."""
-    return frozenset().union(*(definitions.references(each) for each in definitions.below(node).values()))
+    return frozenset().union(*(edges.references(each) for each in definitions.below(node).values()))
 
 
 def is_too_large(data: bytes) -> bool:

@@ -204,13 +204,16 @@ class MessagePage(Page[MessageRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRuns:
-    """A user's runs in a conversation that have changed, oldest first, read at `time`.
+    """Versions of a user's runs in a conversation that have changed, oldest first, read at `time`.
+
+    The version of a run differs after each change of the run, its calls, and the runs that execute its calls. It is
+    empty if one of them waits to be claimed, because its reasons depend on other runs.
 
     `open_run_ids` and `conversation_ids` are those of all of the user's open runs, also if they have not changed.
     """
 
     time: datetime
-    run_ids: Sequence[RunId]
+    versions: Mapping[RunId, str]
     open_run_ids: Sequence[RunId]
     conversation_ids: Sequence[ConversationId]
 

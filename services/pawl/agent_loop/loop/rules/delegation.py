@@ -139,7 +139,7 @@ def _delegation(state: State, call: Call, now: float) -> Delegation:
     if agent is not None:
         gives_tools = bool(agent.tool_names) and not task.tool_names
         pinned = PinnedAgent(name=agent.definition.name, version=agent.version, gives_tools=gives_tools)
-    child = Delegation(
+    return Delegation(
         call_id=call.call_id,
         run_id=child_run_id(call),
         text=strict_json.storable(task.task),
@@ -150,7 +150,6 @@ def _delegation(state: State, call: Call, now: float) -> Delegation:
         user_roles=run.user_roles,
         goal=goal,
     )
-    return children.of_agent(state, call, child)
 
 
 def _goal(state: State, call: Call, now: float) -> Goal:

@@ -34,7 +34,7 @@ from pawl.errors import (
     RunNotFound,
     TokenCeiling,
 )
-from pawl.job_store.ledger.rules import attention, inbox, log, offers, stop, turn
+from pawl.job_store.ledger.rules import attention, inbox, jobs, log, offers, stop, turn
 from pawl.job_store.ledger.rules.decisions import Decide, Decider
 from pawl.job_store.ledger.rules.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.ledger.rules.inbox import Refused, Replaced
@@ -305,7 +305,10 @@ class Send(Decider, frozen=True, kw_only=True):
             return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
         run = self._log_act(unit, run, OperatorAct.ENDED, reason=command.reason)
-        return stop.request(unit, run, command.cause)
+        cause = command.cause
+        if cause is StopCause.MODEL and jobs.receiver_of(unit, run) not in {"", self.started_by}:
+            cause = StopCause.PARENT  # The model that is notified of the job's end has not stopped it.
+        return stop.request(unit, run, cause)
 
     def _log_act(
         self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: CallId = CallId(""), reason: str = ""

@@ -35,7 +35,7 @@ ROUND_STARTED: Final = "round.started"
 # agent-loop's failure reason for a run without tokens.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
-_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
+_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "failure", "unstopped")
 
 # Only these may wait for a command without a deadline (I3: every other run continues automatically).
 _MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
@@ -286,6 +286,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
             crashes=0 if self._settles() or self.lease is LeaseAction.PARK else run.crashes,
             progress_time=now if self._settles() else run.progress_time,
+            # The cause of an accepted cancellation, which the owner knows only from the command, is final.
+            stop_cause=self.stop_cause if run.stop_cause is None else run.stop_cause,
             **{name: value for name, value in figures if value is not None},
         )
 

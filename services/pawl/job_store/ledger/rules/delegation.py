@@ -117,11 +117,13 @@ def own_conversation(
 
 
 def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
-    """Stop the child run of `call`. The parent settles the call without waiting for the child run.
+    """Stop the child run of `call` and, if a job above it was stopped, the jobs that it started.
 
-    `cancel` is the command for the owner of the child run.
+    The parent settles the call without waiting for the child run. `cancel` is the command for the runs' owners.
     """
     run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by
     if not is_done and run is not None:
         stop.command(unit, run, StopCause.PARENT, cancel)
+        if run.in_background:
+            stop.jobs_below(unit, run, cancel)

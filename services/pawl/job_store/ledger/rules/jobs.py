@@ -183,6 +183,21 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
     return background.opened_below(run.run_id)
 
 
+def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
+    """Return the delegated run whose model is notified of the job's end; empty if a run of the conversation is."""
+    conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
+    open_jobs = conversation.background.open_jobs if conversation else ()
+    return next((each.receiver for each in open_jobs if each.run_id == job.run_id), RunId(""))
+
+
+def opened_below(unit: UnitOfWork, run: RunRow) -> list[RunRow]:
+    """Return the open jobs that report to a delegated run."""
+    conversation = _reported_to(unit, run)
+    job_ids = conversation.background.opened_below(run.run_id) if conversation else ()
+    rows = (unit.runs.get(RunKey(run.store_id, job_id)) for job_id in job_ids)
+    return [row for row in rows if row is not None]
+
+
 def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
     """Start a turn for the notices that no active run receives, if there are any."""
     notices = (each for each in conversation.background.notices if not each.receiver)

@@ -142,12 +142,13 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The active run, the jobs with notices, and the runs that delegated jobs report to; empty without jobs."""
+        """The active run, the jobs with notices, and delegated jobs with the runs that they report to."""
         if self.background == NO_BACKGROUND:
             return ()
         notices, open_jobs = self.background.notices, self.background.open_jobs
         above = (run_id for each in (*notices, *open_jobs) for run_id in each.above)
-        notified = (self.active_run_id, *(each.run_id for each in notices), *above)
+        delegated = (each.run_id for each in open_jobs if each.receiver)
+        notified = (self.active_run_id, *(each.run_id for each in notices), *above, *delegated)
         return tuple(dict.fromkeys(run_id for run_id in notified if run_id))
 
     @property

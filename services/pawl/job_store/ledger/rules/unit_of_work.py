@@ -118,7 +118,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - A run comes with its open calls, unread commands and conversation only if `calls_of`, `commands_of` and
       `conversations_of` name it.
     - A conversation comes with its active run, the call that this run executes, the first queued runs, the jobs that
-      have notices for it, and the runs that its delegated jobs report to.
+      have notices for it, and its open delegated jobs with the runs that they report to.
     - A run that `conversations_of` or `ends` names comes also with the conversation that it, or its jobs, report to.
     - A request that created a conversation comes with that conversation.
     - `ends` names runs that may end or start a job. They come with their conversation, the next queued run, the call
