@@ -241,7 +241,8 @@ async def test_a_wait_between_attempts_checks_again_before_the_next_attempt() ->
     assert world.ledger.run(key).state is RunState.COMPLETED
     assert (world.ledger.time() - waited_from).total_seconds() >= 290
     assert len(world.tasks) == 1
-    assert made(world, key)[-1] == (2, "check", "SUCCEEDED")
+    assert made(world, key)[-1] == (1, "check", "SUCCEEDED")
+    assert world.ledger.calls(key)[-1].index == Step.CHECK_LATER
 
 
 async def test_a_judge_decides_from_the_calls_that_it_cites() -> None:

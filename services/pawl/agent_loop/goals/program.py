@@ -44,7 +44,7 @@ def _next_attempt(state: State, goal: Goal, cursor: GoalCursor, now: float) -> D
     if now < cursor.not_before:
         return Wait(until=min(filter(None, (cursor.not_before, goal.deadline_time))))
     if rules.checks_before(goal, number) and cursor.checked < number:
-        return Propose(calls=(rules.check(state, goal, number, Step.CHECK_BEFORE, now),))
+        return Propose(calls=(rules.check(state, goal, now, at=rules.check_before(number)),))
     if _lacks_tokens(state):
         return Fail(failure=rules.out_of_tokens(cursor))
     return Propose(calls=(rules.attempt(state, goal, number, now),))
@@ -52,7 +52,7 @@ def _next_attempt(state: State, goal: Goal, cursor: GoalCursor, now: float) -> D
 
 def _judgement(state: State, goal: Goal, attempt: Call, now: float) -> Decision:
     if goal.criterion.judge is None:
-        return Propose(calls=(rules.check(state, goal, attempt.round, Step.JUDGEMENT, now),))
+        return Propose(calls=(rules.check(state, goal, now, at=(attempt.round, Step.JUDGEMENT)),))
     shown = rules.evidence(state, attempt)
     if shown is None:
         return ReadCalls(run_id=attempt.child_run_id)

@@ -1,7 +1,8 @@
 """Drafts a goal's calls, records their results, and writes its texts.
 
-Each attempt is a round. Its calls are an optional check before the attempt, the attempt itself, and its judgement,
-which is repeated once if a judge's answer cannot be used. Their ids are derived from the run, the round and the step.
+Each attempt is a round. Its calls are the attempt and its judgement, which is repeated once if a judge's answer cannot
+be used. A tool also checks the criterion before the first attempt and after each wait. The ids of the calls are derived
+from the run, the round and the step.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Step(IntEnum):
     ATTEMPT = 1
     JUDGEMENT = 2
     JUDGED_AGAIN = 3
+    CHECK_LATER = 4
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,11 @@ def step_of(state: State, number: int, step: Step) -> Call | None:
     return state.calls.get(call_id(state.run.run_id, number, step))
 
 
+def check_before(number: int) -> tuple[int, Step]:
+    """Return the round and step of the check before an attempt."""
+    return (1, Step.CHECK_BEFORE) if number == 1 else (number - 1, Step.CHECK_LATER)
+
+
 def checks_before(goal: Goal, number: int) -> bool:
     """Return whether the criterion is checked before the attempt: before the first one, and after each wait."""
     return bool(goal.criterion.tool_name) and (number == 1 or goal.wait_seconds > 0)
@@ -138,9 +145,9 @@ def attempt(state: State, goal: Goal, number: int, now: float) -> Call:
     return _draft(state, RUN_AGENT, msgspec.json.encode(arguments), now, at=(number, Step.ATTEMPT))
 
 
-def check(state: State, goal: Goal, number: int, step: Step, now: float) -> Call:
+def check(state: State, goal: Goal, now: float, *, at: tuple[int, Step]) -> Call:
     criterion = goal.criterion
-    return _draft(state, criterion.tool_name, criterion.arguments_json or b"{}", now, at=(number, step))
+    return _draft(state, criterion.tool_name, criterion.arguments_json or b"{}", now, at=at)
 
 
 def judgement(state: State, goal: Goal, attempted: Call, shown: Evidence, now: float) -> Call:
@@ -161,7 +168,7 @@ def recorded(state: State, goal: Goal) -> State:
     if cursor.met or cursor.failure is not None:
         return state
     number = len(cursor.attempts) + 1
-    before, attempted = step_of(state, number, Step.CHECK_BEFORE), step_of(state, number, Step.ATTEMPT)
+    before, attempted = step_of(state, *check_before(number)), step_of(state, number, Step.ATTEMPT)
     if before is not None and before.settled and cursor.checked < number:
         found = judging.by_tool(goal.criterion, before)
         return _with(state, _checked(replace(cursor, checked=number), found, before), found, before)
