@@ -372,7 +372,7 @@ class MemoryLedger(WorkerLedgerClient):
         return self.tables.runs[key]
 
     def run(self, key: RunKey) -> Run:
-        return wire.RUN.read(messages.run(self.row(key)))
+        return wire.RUN.read(messages.run(self.row(key), whole=True))
 
     def calls(self, key: RunKey) -> list[Call]:
         return [wire.CALL.read(messages.call(row)) for row in self.tables.calls_of(key)]

@@ -198,7 +198,7 @@ OF_RUNS = (
     Mutant(
         name="accepted_stops_are_forgotten",
         module=_COMMAND,
-        text="return stop.request(unit, run, command.cause)",
+        text="return stop.request(unit, run, cause)",
         instead="return inbox.accept(unit, run, incoming, consumed=True)",
         checker="accepted_cancels_stop_the_run",
     ),

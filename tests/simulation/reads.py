@@ -333,7 +333,11 @@ class MemoryReads(MemoryChanges):
         background = self._tables.conversations[key].background
         waiting = background.pending_of(run.user_id, run.receives_as)[:NOTICES_MAX]
         notices = tuple((self._tables.runs[RunKey(run.store_id, each.run_id)], each.occasion) for each in waiting)
-        return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(run.user_id))
+        return PendingNotices(
+            notices=notices,
+            open_jobs=background.open_jobs_of(run.user_id),
+            jobs_below=len(background.opened_below(run.receives_as)) if run.receives_as else 0,
+        )
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()

@@ -38,7 +38,7 @@ function Ask({ asked, resolve }: { asked: Asked; resolve: (payload: object, inte
 
 const threadId = new URLSearchParams(location.search).get("thread") ?? "copilotkit";
 
-// A background job as it was when the last run ended. Stop works at any time.
+// A background job. `useTurns` keeps it current.
 const job = z.object({
   jobId: z.string(),
   state: z.string(),
@@ -65,7 +65,7 @@ function Job({ content }: { content: z.infer<typeof job> }) {
 }
 const activities = [{ activityType: "pawl.job", content: job, render: Job }];
 
-// Background work starts turns when no run is open. A stream beside CopilotKit's reports them, and those it has missed.
+// Background work makes progress and starts turns when no run is open. A stream beside CopilotKit's reports both.
 function useTurns(threadId: string) {
   const { agent } = useAgent();
   const { copilotkit } = useCopilotKit();
@@ -73,7 +73,9 @@ function useTurns(threadId: string) {
     if (agent.isRunning) return;
     const turns = new EventSource(`/turns?thread=${encodeURIComponent(threadId)}`);
     turns.onmessage = ({ data }) => {
-      const { name, messages = [] } = JSON.parse(data);
+      const { type, name, messageId, content, messages = [] } = JSON.parse(data);
+      const isJob = ({ id }) => type === "ACTIVITY_SNAPSHOT" && id === messageId;
+      if (agent.messages.some(isJob)) agent.setMessages(agent.messages.map((shown) => (isJob(shown) ? { ...shown, content } : shown)));
       const isNew = ({ id, role, content }) => role === "assistant" && content && !agent.messages.some((shown) => shown.id === id);
       if (!agent.isRunning && (name === "pawl.run" || messages.some(isNew))) void copilotkit.connectAgent({ agent });
     };

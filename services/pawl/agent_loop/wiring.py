@@ -119,11 +119,7 @@ class ClientSide:
         )
         self.operators = OperatorServicer(ledger, ids)
         self.conversations = ConversationWatches(
-            ledger=ledger,
-            watches=self.watches,
-            clock=clock,
-            job=job,
-            heartbeat_seconds=2 * times.heartbeat_seconds,
+            ledger=ledger, watches=self.watches, clock=clock, job=job, heartbeat_seconds=2 * times.heartbeat_seconds
         )
         self._conversation_servicer = ConversationServicer(ledger, ids, self.conversations)
         workflows = Workflows(ledger=WorkflowLedger(ledger.channel), agents=self.agents, registry=registry)

@@ -434,7 +434,7 @@ class Chat:
                 show_items(self._console, page.runs, runs.COLUMNS, none=runs.NO_RUNS)
             case ["/jobs"]:
                 of = self._conversation_id
-                found = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
+                found = [job.message async for job in self._target.list_jobs(of, open_only=True)] if of else []
                 self._screen.end_line()
                 show_items(self._console, found, jobs.COLUMNS, none=jobs.NONE_OPEN)
             case ["/stop", *job_ids] if len(job_ids) <= 1:

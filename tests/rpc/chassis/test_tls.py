@@ -31,6 +31,7 @@ from tests.fakes.manual_clock import ManualClock
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
 from tests.rpc.chassis.test_limits_and_access import SERVICE_KEY, USER_KEY, keys
+from tests.rpc.chassis.test_relays import ANN, GATEWAY_KEY, Known
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -102,6 +103,16 @@ async def test_service_key_is_useless_without_its_certificate(
                 await call_as_service(server.internal_address, other, batches=batches)
             messages.add(caught.value.message)
         assert messages == {UNKNOWN}
+
+
+async def test_gateway_relays_calls_of_users_without_a_certificate(
+    serving: Any, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with serving(authenticator=Known()) as server:
+        shown = tls.of_client(tmp_path / "job-store-authority.pem", clock)
+        async with open_channel(server.address, relay_key=lambda: GATEWAY_KEY, tls=shown) as channel:
+            metadata = (("authorization", f"Bearer {ANN}"),)
+            assert await EchoStub(channel).call("generate", "who", metadata=metadata) == ["first", "user/acme/ann"]
 
 
 async def test_service_port_requires_a_certificate_from_the_authority(

@@ -254,6 +254,9 @@ async def test_copilotkit_shows_and_stops_background_work(copilot: Chat, suite: 
     await copilot.say(f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
     job = copilot.page.get_by_role("group", name="Background job")
     await expect(job).to_contain_text("scrape", timeout=ANSWER_MS)
+    await expect(job).to_contain_text("of 5000", timeout=ANSWER_MS)
+    shown = await job.inner_text()
+    await expect(job).not_to_have_text(shown, timeout=ANSWER_MS)
     await job.get_by_role("button", name="Stop").click()
     await expect(job.get_by_role("button", name="Stop")).to_have_count(0)
     headers = {"Authorization": f"Bearer {LOCAL_KEY}"}

@@ -357,12 +357,14 @@ async def test_an_email_becomes_the_data_of_its_run_or_is_skipped(clock: ManualC
     ledger = EventBook(due_trigger())
     triggers = triggers_of(ledger, clock)
     position = MailPosition(uid_validity=7, uid=11)
-    mail = DeliverMailRequest(trigger_id="trg_1", event_id="f0.7.11", position=position, data_json=b'{"text":"hi"}')
+    mail = DeliverMailRequest(trigger_id="trg_1", event_id="f0.7.11", position=position)
+    mail.data_json = b'{"text":"hi","message_id":"<2@x>","thread":"<1@x>"}'
     assert (await triggers.deliver_mail(ANN.store_id, mail)).HasField("fire")
     ((event, message, _),) = ledger.fired
     assert (event.event_id, ledger.last.mail) == ("f0.7.11", position)
     assert '"source":"mail"' in message.text
-    assert '"data":{"text":"hi"}' in message.text
+    assert dict(message.labels) == {"pawl.mail_id": "<2@x>", "pawl.mail_thread": "<1@x>"}
+    assert '"data":{"text":"hi",' in message.text
     mail.skipped = "not you"
     await triggers.deliver_mail(ANN.store_id, mail)
     assert (ledger.fired[1][1], ledger.last.skipped, ledger.fired[1][0].data) == (None, "not you", b"")

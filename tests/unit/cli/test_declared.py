@@ -168,7 +168,7 @@ def test_steps_touch_only_own_and_adopted_resources(
         owner = owners.get(step.key)
         assert step.version == (owner.version if owner else 0)
         is_own = owner is not None and owner.set_name == "mine"
-        if step.action in {Action.DELETE, Action.FORGET}:
+        if step.action is Action.DELETE:
             assert prunes
             assert is_own
             assert step.key not in wanted
@@ -366,6 +366,18 @@ def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:
     rule = found[Key("rule", "r")]
     assert (rule.effect, rule.scope, rule.expire_time.seconds) == (2, 4, 1893456000)
     assert references(Key("rule", "r"), rule) == {Key("source", "shop")}
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_written_enums_are_short(kind: str, tmp_path: Path) -> None:
+    """Unless the short name would be ambiguous or is the default."""
+    for field in TYPES[kind].DESCRIPTOR.fields:
+        for value in field.enum_type.values if field.enum_type is not None else ():
+            one = [value.number] if field.is_repeated else value.number
+            text = files.to_yaml(kind, TYPES[kind](name="x", **{field.name: one}))
+            assert not value.number or value.name not in text, text
+            found, problems = read(tmp_path, {f"{kind}s/x.yaml": text})
+            assert (problems, getattr(found[Key(kind, "x")], field.name)) == ([], one)
 
 
 def test_secrets_are_exported_as_names() -> None:

@@ -26,7 +26,7 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.event.v1 import conversation_pb2 as event_conversation_pb2
 from pawl.gateway.agui import input as agui_input
 from pawl.gateway.agui.events import Fold, message_of
-from pawl.gateway.agui.follow import turns
+from pawl.gateway.agui.follow import changes
 from pawl.gateway.agui.http import _Plan, _Thread
 from pawl.gateway.services import Services
 from tests.golden import GAP, LOG, TOLD
@@ -366,10 +366,31 @@ async def test_follow_streams_a_turn_again_that_waited_and_continues() -> None:
     )
     shown, states = dict[str, int](), list[tuple[str, str]]()
     with pytest.raises(ConversationErased):
-        async for run in turns(cast("Services", services), (), "c", shown):
+        async for run in changes(cast("Services", services), (), "c", shown):
             shown[run["runId"]] = int(run["lastSeq"])
             states.append((run["runId"], run["state"].removeprefix("RUN_STATE_")))
     assert states == [("a", "WAITING"), ("b", "WAITING"), ("a", "RUNNING"), ("b", "CANCELLED")]
+
+
+async def test_follow_streams_the_progress_of_a_job_between_turns_as_an_activity() -> None:
+    def job(fraction: float) -> conversation_pb2.WatchConversationResponse:
+        shown = jobs_pb2.BackgroundJob(
+            job_id="j", state=run_pb2.RUN_STATE_RUNNING, progress=run_pb2.JobProgress(fraction=fraction)
+        )
+        return conversation_pb2.WatchConversationResponse(items=[conversation_pb2.ConversationItem(job=shown)])
+
+    services = FollowedThread(job(0.25), job(0.25), job(0.5))
+    thread = _Thread(cast("Services", services), (), agui_input.read({"threadId": "t", "runId": "f", "messages": []}))
+    await thread.find()
+    page, fractions = Page(), list[float]()
+    with pytest.raises(ConversationErased):
+        async for event in thread.follow():
+            if event["type"] == "RUN_STARTED":
+                page.expect_run()
+            page.take(json.loads(json.dumps(event)))
+            if event["type"] == "ACTIVITY_SNAPSHOT":
+                fractions.append(event["content"]["progress"]["fraction"])
+    assert (page.ended, fractions, services.cursors) == (True, [0.25, 0.5], [""])
 
 
 async def test_follow_is_refused_with_a_message_and_for_a_thread_without_messages() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pawl.chassis.ids import ConversationId
 from pawl.job_store.ledger.rules.background import Background
 from pawl.job_store.ledger.rules.jobs import Entered
-from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, QueueKey, RunRow
+from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.slots import QueueKey
 from pawl.values import CallState, RunState
 from tests.unit.job_store.world import STORE, World, change, delegation
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/batch/v1/batch.proto\x12\rpawl.batch.v1\"j\n\x0c\x42\x61tchRequest\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.batch.v1.Call\x12\x1a\n\x12\x63\x61ncelled_call_ids\x18\x02 \x03(\x04\x12\x1a\n\x12response_bytes_max\x18\x03 \x01(\x03\"`\n\x04\x43\x61ll\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"G\n\rBatchResponse\x12%\n\x07replies\x18\x01 \x03(\x0b\x32\x14.pawl.batch.v1.Reply\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\"n\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x15\n\x08response\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.pawl.batch.v1.FailureB\x0b\n\t_response\"\xa1\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x36\n\x08metadata\x18\x04 \x03(\x0b\x32$.pawl.batch.v1.Failure.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32V\n\x0c\x42\x61tchService\x12\x46\n\x05\x42\x61tch\x12\x1b.pawl.batch.v1.BatchRequest\x1a\x1c.pawl.batch.v1.BatchResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/batch/v1/batch.proto\x12\rpawl.batch.v1\"\x9c\x01\n\x0c\x42\x61tchRequest\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.batch.v1.Call\x12\x1a\n\x12\x63\x61ncelled_call_ids\x18\x02 \x03(\x04\x12\x1a\n\x12response_bytes_max\x18\x03 \x01(\x03\x12\x30\n\tprocessed\x18\x04 \x03(\x0b\x32\x1d.pawl.batch.v1.ProcessedBytes\"0\n\x0eProcessedBytes\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x8b\x01\n\x04\x43\x61ll\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12)\n\x08metadata\x18\x06 \x03(\x0b\x32\x17.pawl.batch.v1.Metadata\"&\n\x08Metadata\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"G\n\rBatchResponse\x12%\n\x07replies\x18\x01 \x03(\x0b\x32\x14.pawl.batch.v1.Reply\x12\x0f\n\x07\x63losing\x18\x02 \x01(\x08\"n\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x15\n\x08response\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.pawl.batch.v1.FailureB\x0b\n\t_response\"\xa1\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x36\n\x08metadata\x18\x04 \x03(\x0b\x32$.pawl.batch.v1.Failure.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32V\n\x0c\x42\x61tchService\x12\x46\n\x05\x42\x61tch\x12\x1b.pawl.batch.v1.BatchRequest\x1a\x1c.pawl.batch.v1.BatchResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FAILURE_METADATAENTRY']._loaded_options = None
   _globals['_FAILURE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_BATCHREQUEST']._serialized_start=44
-  _globals['_BATCHREQUEST']._serialized_end=150
-  _globals['_CALL']._serialized_start=152
-  _globals['_CALL']._serialized_end=248
-  _globals['_BATCHRESPONSE']._serialized_start=250
-  _globals['_BATCHRESPONSE']._serialized_end=321
-  _globals['_REPLY']._serialized_start=323
-  _globals['_REPLY']._serialized_end=433
-  _globals['_FAILURE']._serialized_start=436
-  _globals['_FAILURE']._serialized_end=597
-  _globals['_FAILURE_METADATAENTRY']._serialized_start=550
-  _globals['_FAILURE_METADATAENTRY']._serialized_end=597
-  _globals['_BATCHSERVICE']._serialized_start=599
-  _globals['_BATCHSERVICE']._serialized_end=685
+  _globals['_BATCHREQUEST']._serialized_start=45
+  _globals['_BATCHREQUEST']._serialized_end=201
+  _globals['_PROCESSEDBYTES']._serialized_start=203
+  _globals['_PROCESSEDBYTES']._serialized_end=251
+  _globals['_CALL']._serialized_start=254
+  _globals['_CALL']._serialized_end=393
+  _globals['_METADATA']._serialized_start=395
+  _globals['_METADATA']._serialized_end=433
+  _globals['_BATCHRESPONSE']._serialized_start=435
+  _globals['_BATCHRESPONSE']._serialized_end=506
+  _globals['_REPLY']._serialized_start=508
+  _globals['_REPLY']._serialized_end=618
+  _globals['_FAILURE']._serialized_start=621
+  _globals['_FAILURE']._serialized_end=782
+  _globals['_FAILURE_METADATAENTRY']._serialized_start=735
+  _globals['_FAILURE_METADATAENTRY']._serialized_end=782
+  _globals['_BATCHSERVICE']._serialized_start=784
+  _globals['_BATCHSERVICE']._serialized_end=870
 # @@protoc_insertion_point(module_scope)

@@ -31,6 +31,7 @@ class BatchRequest(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     CANCELLED_CALL_IDS_FIELD_NUMBER: _builtins.int
     RESPONSE_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    PROCESSED_FIELD_NUMBER: _builtins.int
     response_bytes_max: _builtins.int
     """Maximum response size in bytes, set in the first request on a stream; 0 means no limit. A call with a larger
     response fails with TOO_LARGE.
@@ -43,20 +44,51 @@ class BatchRequest(_message.Message):
     def cancelled_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Calls to cancel. IDs of calls that have already ended are ignored."""
 
+    @_builtins.property
+    def processed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessedBytes]:
+        """Response bytes of relayed calls that the client has processed since its last report."""
+
     def __init__(
         self,
         *,
         calls: _abc.Iterable[Global___Call] | None = ...,
         cancelled_call_ids: _abc.Iterable[_builtins.int] | None = ...,
         response_bytes_max: _builtins.int = ...,
+        processed: _abc.Iterable[Global___ProcessedBytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "cancelled_call_ids", b"cancelled_call_ids", "response_bytes_max", b"response_bytes_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "cancelled_call_ids", b"cancelled_call_ids", "processed", b"processed", "response_bytes_max", b"response_bytes_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchRequest: _TypeAlias = BatchRequest  # noqa: Y015
+
+@_typing.final
+class ProcessedBytes(_message.Message):
+    """Response bytes that the client has processed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Call ID."""
+    bytes: _builtins.int
+    """Number of bytes."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "call_id", b"call_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessedBytes: _TypeAlias = ProcessedBytes  # noqa: Y015
 
 @_typing.final
 class Call(_message.Message):
@@ -69,6 +101,7 @@ class Call(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """ID, chosen by the client and unique on the stream."""
     method: _builtins.str
@@ -79,6 +112,12 @@ class Call(_message.Message):
     """Timeout in seconds; 0 means no timeout."""
     request_id: _builtins.str
     """ID of the request that this call belongs to, for both sides' logs."""
+    @_builtins.property
+    def metadata(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metadata]:
+        """Metadata of a relayed call: a streaming call with a credential of its own, by which it is authenticated, limited
+        and ended as if it were called directly. The server pauses it while 128 KiB of its responses are unprocessed.
+        """
+
     def __init__(
         self,
         *,
@@ -87,14 +126,41 @@ class Call(_message.Message):
         request: _builtins.bytes = ...,
         timeout_seconds: _builtins.float = ...,
         request_id: _builtins.str = ...,
+        metadata: _abc.Iterable[Global___Metadata] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "method", b"method", "request", b"request", "request_id", b"request_id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "metadata", b"metadata", "method", b"method", "request", b"request", "request_id", b"request_id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Call: _TypeAlias = Call  # noqa: Y015
+
+@_typing.final
+class Metadata(_message.Message):
+    """An entry of a call's metadata."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key, in lower case."""
+    value: _builtins.str
+    """Value."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Metadata: _TypeAlias = Metadata  # noqa: Y015
 
 @_typing.final
 class BatchResponse(_message.Message):

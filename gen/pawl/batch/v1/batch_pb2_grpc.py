@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class BatchServiceStub(object):
-    """Carries calls to the serving process's internal services. Requires the service key.
+    """Carries calls to the serving process's internal services, and streaming calls that the gateway relays for users.
+    Requires a service key.
     """
 
     def __init__(self, channel):
@@ -43,7 +44,8 @@ class BatchServiceStub(object):
 
 
 class BatchServiceServicer(object):
-    """Carries calls to the serving process's internal services. Requires the service key.
+    """Carries calls to the serving process's internal services, and streaming calls that the gateway relays for users.
+    Requires a service key.
     """
 
     def Batch(self, request_iterator, context):
@@ -74,7 +76,8 @@ def add_BatchServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BatchService(object):
-    """Carries calls to the serving process's internal services. Requires the service key.
+    """Carries calls to the serving process's internal services, and streaming calls that the gateway relays for users.
+    Requires a service key.
     """
 
     @staticmethod

@@ -31,7 +31,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class BatchServiceStub:
-    """Carries calls to the serving process's internal services. Requires the service key."""
+    """Carries calls to the serving process's internal services, and streaming calls that the gateway relays for users.
+    Requires a service key.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -47,7 +49,9 @@ class BatchServiceStub:
 
 @_typing.type_check_only
 class BatchServiceAsyncStub(BatchServiceStub):
-    """Carries calls to the serving process's internal services. Requires the service key."""
+    """Carries calls to the serving process's internal services, and streaming calls that the gateway relays for users.
+    Requires a service key.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Batch: _aio.StreamStreamMultiCallable[_batch_pb2.BatchRequest, _batch_pb2.BatchResponse]  # type: ignore[assignment]
@@ -59,7 +63,9 @@ class BatchServiceAsyncStub(BatchServiceStub):
     """
 
 class BatchServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Carries calls to the serving process's internal services. Requires the service key."""
+    """Carries calls to the serving process's internal services, and streaming calls that the gateway relays for users.
+    Requires a service key.
+    """
 
     @_abc_1.abstractmethod
     def Batch(

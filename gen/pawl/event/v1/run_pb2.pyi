@@ -1743,12 +1743,16 @@ class Run(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels from StartRunRequest.labels, and `pawl.workflow`, the name of the workflow that a user started."""
+        """Labels from StartRunRequest.labels. A workflow run that a user started also has the name of its workflow
+        (`pawl.workflow`); a run that an e-mail started has the ID of the e-mail and that of the first message of its
+        thread, if known (`pawl.mail_id` and `pawl.mail_thread`).
+        """
 
     @_builtins.property
     def job(self) -> Global___Job:
         """The job, if the run is one: it repeats a call and does not use a model. `parent_run_id` and
-        `parent_call_id` are then the run and call that started it, or empty if JobService.StartJob did.
+        `parent_call_id` are then the run and call that started it, or empty if JobService.StartJob did. A workflow
+        that reports to a conversation is also one of its jobs.
         """
 
     @_builtins.property

@@ -673,6 +673,7 @@ class LoadRunResponse(_message.Message):
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    JOBS_BELOW_COUNT_FIELD_NUMBER: _builtins.int
     SHARED_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
     CONTINUES_KNOWN_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
@@ -680,6 +681,10 @@ class LoadRunResponse(_message.Message):
     """The worker's own state from the last commit; empty at first."""
     open_job_count: _builtins.int
     """Number of open jobs that the run's user has in the conversation."""
+    jobs_below_count: _builtins.int
+    """Number of open jobs whose notices the run receives because it, or an ended run below it, started them; 0 unless
+    it is a child run.
+    """
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
     continues_known: _builtins.bool
@@ -732,13 +737,14 @@ class LoadRunResponse(_message.Message):
         own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
+        jobs_below_count: _builtins.int = ...,
         shared_tokens_left: _builtins.int | None = ...,
         continues_known: _builtins.bool = ...,
         prefix: Global___HistoryPrefix | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "now", b"now", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "continues_known", b"continues_known", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "continues_known", b"continues_known", "jobs_below_count", b"jobs_below_count", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
     _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015
@@ -2078,8 +2084,11 @@ class ListCommandsResponse(_message.Message):
     COMMANDS_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    JOBS_BELOW_COUNT_FIELD_NUMBER: _builtins.int
     open_job_count: _builtins.int
     """Same as LoadRunResponse.open_job_count."""
+    jobs_below_count: _builtins.int
+    """Same as LoadRunResponse.jobs_below_count."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
         """Unconsumed commands."""
@@ -2094,10 +2103,11 @@ class ListCommandsResponse(_message.Message):
         commands: _abc.Iterable[Global___Command] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
+        jobs_below_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "jobs_below_count", b"jobs_below_count", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from pawl.client.blocking import Client, SyncSession
 from pawl.client.client import AsyncClient
 from pawl.client.decisions import answer, approve, edit, reject, result
 from pawl.client.forms import file, form, image, output
+from pawl.client.jobs import JobHandle
 from pawl.client.session import AsyncSession
 from pawl.client.target import NoAnswer
 from pawl.client.text import Piece
@@ -24,6 +25,7 @@ __all__ = [
     "AsyncClient",
     "AsyncSession",
     "Client",
+    "JobHandle",
     "NoAnswer",
     "PawlError",
     "Piece",

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from pawl.chassis.process.tasks import end
 from pawl.client.client import AsyncClient
+from pawl.client.jobs import JobHandle
 from pawl.client.session import AsyncSession
 from pawl.errors import PawlError
 
@@ -84,11 +85,19 @@ async def _awaited(work: Callable[[], Awaitable[R]]) -> R:
     return await work()
 
 
+def _of(client: Any, found: R) -> R:
+    """Have a job's methods block as those of the client that it comes from."""
+    if isinstance(found, JobHandle):
+        found.client = client
+    return found
+
+
 def _plain(method: Callable[Concatenate[A, P], Awaitable[R]]) -> Callable[Concatenate[Any, P], R]:
     """Return a blocking version of a method."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._thread.run(lambda: method(self._asyncio, *args, **kwargs))  # type: ignore[no-any-return]
+        found: R = self._thread.run(lambda: method(self._asyncio, *args, **kwargs))
+        return _of(self, found)
 
     functools.update_wrapper(call, method)
     return call
@@ -112,7 +121,7 @@ def _iterating(
 
         try:
             while (item := self._thread.run(following)) is not _OVER:
-                yield item
+                yield _of(self, item)
         finally:
             self._thread.begin(close)
 

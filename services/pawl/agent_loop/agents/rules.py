@@ -112,6 +112,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     source: str
+    arguments_schema_json: bytes = b""
 
 
 class Selected(NamedTuple):

@@ -214,4 +214,5 @@ def _with_inbox(state: State, response: pb.LoadRunResponse | pb.ListCommandsResp
         commands=tuple(map(wire.COMMAND.read, response.commands)),
         notices=tuple(map(_NOTICE.read, response.notices)),
         open_jobs=response.open_job_count,
+        jobs_below=response.jobs_below_count,
     )

@@ -130,7 +130,14 @@ class RegistryClient:
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
         request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), with_opt_in=True)
         response = await translated(self._stub.ResolveTools(request))
-        return tuple(OfferedTool(name=tool.definition.name, source=tool.source) for tool in response.tools)
+        return tuple(
+            OfferedTool(
+                name=tool.definition.name,
+                source=tool.source,
+                arguments_schema_json=tool.definition.arguments_schema_json,
+            )
+            for tool in response.tools
+        )
 
     async def check(
         self,

@@ -176,6 +176,8 @@ class TriggerServicer:
         if asked.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
             asked.conversation_key = event.conversation_key
         message, refusal = await self._starting.message(caller_of(due.owner), asked)
+        if message is not None:
+            message.labels.update(outside.mail_labels(event.data))
         request = triggers_pb2.FireTriggerRequest(
             due=due, event=event, claimed=claimed, message=message, refusal=refusal, mail=mail
         )

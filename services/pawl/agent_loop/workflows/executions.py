@@ -18,15 +18,14 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import UndoSource, UndoState
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows import definition as definitions
-from pawl.agent_loop.workflows import graph as graphs
+from pawl.agent_loop.workflows import mermaid
 from pawl.agent_loop.workflows import rerun as reruns
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.execution import SHOWN_BYTES_MAX, Execution
 from pawl.agent_loop.workflows.graph import Graph, Step
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.rerun import Rerun
 from pawl.agent_loop.workflows.values import CallsNeeded
-from pawl.agent_loop.workflows.versions import WorkflowLedger
 from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.rpc.client import translated
@@ -64,9 +63,9 @@ class WorkflowRun(NamedTuple):
 
 
 class Executions:
-    def __init__(self, ledger: PublicLedger) -> None:
+    def __init__(self, ledger: PublicLedger, graphs: Graphs) -> None:
         self._ledger = ledger
-        self._workflows = WorkflowLedger(ledger.channel)
+        self._graphs = graphs
 
     async def run(self, caller: Principal, run_id: RunId) -> WorkflowRun:
         """Return one of the caller's workflow runs.
@@ -78,10 +77,7 @@ class Executions:
         if not run.HasField("workflow"):
             raise RunNotFound("the run is not a workflow run")
         pinned = wire.WORKFLOW.read(run.workflow)
-        version = await self._workflows.get(caller.store_id, pinned.name, pinned.version)
-        graph = graphs.of_definition(definitions.decode(version.definition_json))
-        if (chunk := pinned.chunk) is not None:
-            graph = graphs.of_items(graph, chunk.node, chunk.first_index, len(msgspec.json.decode(chunk.items_json)))
+        graph = await self._graphs.of(caller.store_id, pinned)
         read = await self._ledger.get_run_as_service(caller, run_id, with_loop_state=True)
         cursor: object = loop_state.read(read.loop_state).cursor
         if not isinstance(cursor, WorkflowCursor):
@@ -96,13 +92,15 @@ class Executions:
             RunNotFound, NodeNotFound
         """
         found = await self.run(caller, run_id)
-        execution = Execution(wire.RUN.read(found.run), found.graph, found.cursor)
+        execution, chart = Execution(wire.RUN.read(found.run), found.graph, found.cursor), ""
         if node:
             nodes = [await self._node(caller, execution, found.step(node))]
         else:
             execution.add_calls(await self._calls(caller, execution.last_calls), bytes_max=SHOWN_BYTES_MAX)
             nodes = execution.tree()
             await self._count_items(caller, nodes)
+            if found.graph.mapping is None:
+                chart = mermaid.flowchart(found.graph.definition, execution.states)
         shown = run_pb2.Run()
         shown.CopyFrom(found.run)
         for field in ("pending_calls", "active_calls"):
@@ -113,6 +111,7 @@ class Executions:
             current_nodes=execution.current,
             failed_node=execution.failed,
             paused=found.cursor.is_paused,
+            mermaid=chart,
         )
 
     async def _node(self, caller: Principal, execution: Execution, step: Step) -> NodeExecution:

@@ -25,14 +25,13 @@ Names: TypeAlias = Mapping[str, frozenset[str] | None]
 _NODE_FIELDS: Final = frozenset({"output", "error", "state"})
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d{1,6}\])*", re.ASCII)
 _STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", re.ASCII)
+# A string literal of CEL.
+_TEXT: Final = r"""[rR](?:"[^"]*"|'[^']*')|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
 # A string literal, or a name with the fields that are read from it. A field in front of "(" is a function.
-_TOKEN: Final = re.compile(
-    r"""[rR]?"(?:\\.|[^"\\])*"|[rR]?'(?:\\.|[^'\\])*'|"""
-    r"""(?<![\w.])([A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*(?!\w*\s*\())*)(\s*\()?""",
-    re.ASCII,
-)
-# Characters that matter to find the end of an expression.
-_STOPS: Final = re.compile(r"""[rR]?"(?:\\.|[^"\\])*"|[rR]?'(?:\\.|[^'\\])*'|[{}]""")
+_NAME: Final = r"(?<![\w.])([A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*(?!\w*\s*\())*)(\s*\()?"
+_TOKEN: Final = re.compile(f"{_TEXT}|{_NAME}", re.ASCII)
+# What matters to find the end of an expression.
+_STOPS: Final = re.compile(f"{_TEXT}|[{{}}]")
 _WORDS: Final = frozenset({"true", "false", "null", "in"})
 _UNDECLARED: Final = re.compile(r"undeclared reference to '(\w+)")
 _encode: Final = msgspec.json.Encoder().encode
@@ -64,8 +63,7 @@ class Inserted(NamedTuple):
 
 def near(name: str, known: Iterable[str]) -> str:
     """Return a hint for a name that does not exist."""
-    names = sorted(known)
-    return did_you_mean(name, names).removeprefix("; ") or f"known: {', '.join(names)[:200] or 'none'}"
+    return did_you_mean(name, known).removeprefix("; ") or f"known: {', '.join(sorted(known))[:200] or 'none'}"
 
 
 def references(template: Any) -> frozenset[str]:
@@ -115,6 +113,8 @@ def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
 def result_type(text: str, names: Names) -> str:
     """Return the CEL type of a checked string that is one expression, such as BOOL; DYN if it depends on the data."""
     (part,) = _inserted(text)
+    if part.path is not None:
+        return "DYN"
     kind: str = environment(tuple(sorted(names))).compile(part.source).return_type().name()
     return kind.partition("<")[0]
 
@@ -199,15 +199,18 @@ def _paths(source: str) -> frozenset[tuple[str, ...]]:
 def _check_expression(source: str, names: Names, where: str) -> list[DefinitionFault]:
     if not source:
         return [DefinitionFault(where, "an expression is empty", "write $${ for a literal ${")]
-    found = []
-    for path in sorted(_paths(source)):
-        found += _check_path(path, names, where)
-    try:
-        environment(tuple(sorted(names))).compile(source)
-    except ExpressionError as error:
-        if (unknown := _UNDECLARED.search(str(error))) is not None:
-            found.append(DefinitionFault(where, f"there is no {unknown[1]!r} here", near(unknown[1], names)))
-        found = found or [DefinitionFault(where, f"{source!r}: {error}")]
+    found = [fault for path in sorted(_paths(source)) for fault in _check_path(path, names, where)]
+    plain = _plain_path(source)
+    unknown = None if plain is None or plain[0] in names else str(plain[0])
+    if plain is None:
+        try:
+            environment(tuple(sorted(names))).compile(source)
+        except ExpressionError as error:
+            undeclared = _UNDECLARED.search(str(error))
+            unknown = None if undeclared is None else undeclared[1]
+            found = found or ([DefinitionFault(where, f"{source!r}: {error}")] if unknown is None else [])
+    if unknown is not None:
+        found.append(DefinitionFault(where, f"there is no {unknown!r} here", near(unknown, names)))
     return found
 
 
@@ -264,7 +267,8 @@ def _followed(path: _Path, scope: Mapping[str, Any]) -> Any:
     value: Any = scope
     for position, step in enumerate(path):
         if not _has(value, step):
-            raise ExpressionError(f"{_shown(path[: position + 1])} does not exist")
+            shown = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path[: position + 1])
+            raise ExpressionError(f"{shown.removeprefix('.')} does not exist")
         value = value[step]
     return value
 
@@ -273,10 +277,6 @@ def _has(value: Any, step: str | int) -> bool:
     if isinstance(step, str):
         return isinstance(value, Mapping) and step in value
     return isinstance(value, list) and step < len(value)
-
-
-def _shown(path: _Path) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[str, Any]:

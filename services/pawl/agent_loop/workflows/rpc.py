@@ -12,9 +12,13 @@ from pawl.agent_loop.api import convert
 from pawl.agent_loop.api.inbox import Inbox
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.replies import run_after
+from pawl.agent_loop.workflows import definition as definitions
+from pawl.agent_loop.workflows import mermaid
 from pawl.agent_loop.workflows.executions import Executions
+from pawl.agent_loop.workflows.reading import Graphs
+from pawl.agent_loop.workflows.schema import SCHEMA_JSON
 from pawl.agent_loop.workflows.starting import Reused, WorkflowStarting
-from pawl.agent_loop.workflows.versions import Workflows
+from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
 from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.chassis.labels import RESERVED
@@ -32,7 +36,7 @@ class WorkflowServicer:
         self._inbox = inbox
         self._workflows = workflows
         self._starting = starting
-        self._executions = Executions(ledger)
+        self._executions = Executions(ledger, Graphs(WorkflowLedger(ledger.channel)))
 
     async def SaveWorkflow(self, request: pb.SaveWorkflowRequest, context: Context) -> pb.SaveWorkflowResponse:
         saved = await self._workflows.save(
@@ -44,7 +48,14 @@ class WorkflowServicer:
         name = check_id(request.name, "name")
         if request.version > _VERSION_MAX:
             raise WorkflowNotFound
-        return pb.GetWorkflowResponse(workflow=await self._workflows.get(require_user(), name, request.version))
+        found = await self._workflows.get(require_user(), name, request.version)
+        chart = mermaid.flowchart(definitions.decode(found.definition_json))
+        return pb.GetWorkflowResponse(workflow=found, mermaid=chart)
+
+    async def GetWorkflowSchema(
+        self, request: pb.GetWorkflowSchemaRequest, context: Context
+    ) -> pb.GetWorkflowSchemaResponse:
+        return pb.GetWorkflowSchemaResponse(schema_json=SCHEMA_JSON)
 
     async def DeleteWorkflow(self, request: pb.DeleteWorkflowRequest, context: Context) -> pb.DeleteWorkflowResponse:
         await self._workflows.delete(require_decider(), check_id(request.name, "name"))

@@ -86,8 +86,6 @@ class WorkflowStarting:
         labels = check_labels(request.labels)
         limits = {"total_tokens_max": request.total_tokens_max} if request.total_tokens_max else {}
         options = AskedOptions(limits=limits)
-        if asked.reports_to_conversation_id:
-            await self._ledger.get_conversation(caller, asked.reports_to_conversation_id)
         pinned: dict[str, Any] | None = None
         refusal: PawlError | None = None
         try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
+import msgspec
 
 from pawl.agent_loop.agents.agents import Agents
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.workflows import definition as definitions
-from pawl.agent_loop.workflows import parsing
+from pawl.agent_loop.workflows import parsing, validation
 from pawl.agent_loop.workflows.definition import AgentNode, AnyNode, ToolNode, WorkflowDefinition, WorkflowNode
 from pawl.agent_loop.workflows.expressions import DefinitionFault
 from pawl.agent_loop.workflows.parsing import DefinitionError
@@ -90,7 +91,7 @@ class Workflows:
             definition = parsing.parse(definition_json)
             if faults := [fault async for fault in self._faults(caller, definition)]:
                 raise DefinitionError(faults)
-            uses = sorted({node.workflow for _, node in _nodes(definition) if isinstance(node, WorkflowNode)})
+            uses = sorted({node.workflow for _, node in definitions.walk(definition) if isinstance(node, WorkflowNode)})
             saved = await self._ledger.put(caller, _version(definition), uses, validate_only=validate_only)
         except DefinitionError as error:
             found = error.faults
@@ -130,38 +131,47 @@ class Workflows:
         newest = await self._ledger.get(caller.store_id, name, 0)
         return newest if version in {0, newest.version} else await self.get(caller, name, version)
 
-    async def _faults(self, caller: Principal, definition: WorkflowDefinition) -> Any:
+    async def _faults(self, caller: Principal, definition: WorkflowDefinition) -> AsyncIterator[DefinitionFault]:
         """Yield what the definition names that does not exist or that the caller may not use."""
-        tools = {tool.name for tool in await self._registry.offered(caller)}
-        if fault := await self._schema_fault(caller, "input", definition.input_schema):
-            yield fault
-        for path, node in _nodes(definition):
+        tools = {tool.name: tool for tool in await self._registry.offered(caller)}
+        schemas = {"input": definition.input_schema}
+        for path, node in definitions.walk(definition):
             for field, tool in _tools(node):
                 if tool not in tools:
                     hint = did_you_mean(tool, tools).removeprefix("; ")
                     yield DefinitionFault(f"{path}.{field}", f"there is no tool {tool!r} that you may call", hint)
+            if isinstance(node, ToolNode) and node.tool in tools:
+                arguments_schema = msgspec.json.decode(tools[node.tool].arguments_schema_json or b"{}")
+                for fault in validation.arguments_faults(node.arguments, arguments_schema, f"{path}.arguments"):
+                    yield fault
             if isinstance(node, AgentNode):
                 if node.output_schema is not None:
-                    fault = await self._schema_fault(caller, f"{path}.output_schema", node.output_schema)
-                    if fault:
-                        yield fault
+                    schemas[f"{path}.output_schema"] = node.output_schema
                 try:
                     await self._agents.of_run(caller, node.agent)
                 except AgentNotFound:
                     yield DefinitionFault(f"{path}.agent", f"there is no agent {node.agent!r} that you may use")
             if isinstance(node, WorkflowNode) and node.workflow != definition.name:
-                try:
-                    await self.of_run(caller, node.workflow, node.version)
-                except WorkflowNotFound:
-                    named = f"{node.workflow!r}" + (f", version {node.version}" if node.version else "")
-                    yield DefinitionFault(f"{path}.workflow", f"there is no workflow {named}")
+                async for fault in self._workflow_faults(caller, node, path):
+                    yield fault
+        for path, schema in schemas.items():
+            try:
+                await self._registry.check_output(caller.store_id, strict_json.dumps_canonical(schema), None)
+            except InvalidSchema as error:
+                yield DefinitionFault(path, error.message)
 
-    async def _schema_fault(self, caller: Principal, path: str, schema: dict[str, Any]) -> DefinitionFault | None:
+    async def _workflow_faults(
+        self, caller: Principal, node: WorkflowNode, path: str
+    ) -> AsyncIterator[DefinitionFault]:
         try:
-            await self._registry.check_output(caller.store_id, strict_json.dumps_canonical(schema), None)
-        except InvalidSchema as error:
-            return DefinitionFault(path, error.message)
-        return None
+            found = await self.of_run(caller, node.workflow, node.version)
+        except WorkflowNotFound:
+            named = f"{node.workflow!r}" + (f", version {node.version}" if node.version else "")
+            yield DefinitionFault(f"{path}.workflow", f"there is no workflow {named}")
+            return
+        schema = msgspec.json.decode(found.input_schema_json)
+        for fault in validation.arguments_faults(node.input, schema, f"{path}.input"):
+            yield fault
 
 
 def _user_fields(caller: Principal) -> dict[str, Any]:
@@ -175,17 +185,8 @@ def _version(definition: WorkflowDefinition) -> WorkflowVersion:
         description=definition.description,
         input_schema_json=strict_json.dumps_canonical(definition.input_schema),
         as_tool=definition.as_tool,
-        node_count=sum(1 for _ in _nodes(definition)),
+        node_count=sum(1 for _ in definitions.walk(definition)),
     )
-
-
-def _nodes(definition: WorkflowDefinition) -> Iterator[tuple[str, AnyNode]]:
-    """Yield all nodes with their paths in the document."""
-    waiting = [(f"nodes.{name}", node) for name, node in definition.nodes.items()]
-    while waiting:
-        path, node = waiting.pop(0)
-        yield path, node
-        waiting = [(f"{path}.{name}", each) for name, each in definitions.below(node).items()] + waiting
 
 
 def _tools(node: AnyNode) -> Iterator[tuple[str, str]]:

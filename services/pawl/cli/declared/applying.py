@@ -23,7 +23,7 @@ from pawl.client import AsyncClient
 from pawl.errors import Conflict, NotFound, PawlError, PermissionDenied, Unavailable
 
 WARNING: Final = "  warning: "
-_DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELETE: "deleted", Action.FORGET: "deleted"}
+_DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELETE: "deleted"}
 
 
 class ApplyError(CommandError):
@@ -174,9 +174,8 @@ async def _take(target: AsyncClient, wanted: FileSet, step: Step, *, exists: boo
             asked = wanted.asked[step.key].definition
             return await kind.save(target, asked, exists=exists, validate_only=False)
         case Action.DELETE:
-            await kind.delete(target, step.key.name)
-            await ask(target, pb.DeleteDeclarationRequest(declaration=declaration))
-        case Action.FORGET:
+            if exists:
+                await kind.delete(target, step.key.name)
             await ask(target, pb.DeleteDeclarationRequest(declaration=declaration))
         case Action.KEEP:
             pass

@@ -28,11 +28,9 @@ SET_FILE: Final = "pawl.yaml"
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _FILE_BYTES_MAX: Final = 1024 * 1024
 # Default values of agents' options, which are left out of the output.
-_DEFAULTS: Final = frozenset(
-    {
-        *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
-        *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
-    }
+_DEFAULTS: Final = (
+    *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
+    *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
 )
 _DEPTH_MAX: Final = 100
 _UNKNOWN_FIELD: Final = re.compile(r'Message type "\S+" has (no field named "[^"]*").*', re.DOTALL)
@@ -105,9 +103,7 @@ def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[As
 def to_yaml(kind: str, definition: Message, comments: Sequence[str] = ()) -> str:
     """Return a resource as its file, with comments after it."""
     fields: dict[str, Any] = {} if kind == "agent" else {"kind": kind}
-    fields |= _without_defaults(
-        _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
-    )
+    fields |= _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
     if "labels" in fields:
         fields["labels"] = dict(sorted(fields["labels"].items()))
     text: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
@@ -213,7 +209,7 @@ def _value_name(kind: EnumDescriptor, typed: Any) -> Any:
 
 
 def _shown(kind: Any, value: Any) -> Any:
-    """Convert protobuf JSON to a document. The inverse of `_natural`."""
+    """Convert protobuf JSON to a document without default values. The inverse of `_natural`."""
     if isinstance(value, list):
         return [_shown(kind, each) for each in value]
     if not isinstance(value, dict) or kind.GetOptions().map_entry:
@@ -227,20 +223,17 @@ def _shown(kind: Any, value: Any) -> Any:
             made[name.removesuffix("_json")] = json.loads(content) if is_json else content.decode(errors="replace")
         elif field.type in _INTEGERS:
             made[name] = int(each)
-        else:
-            made[name] = _shown(field.message_type, each) if field.message_type else each
+        elif field.enum_type is not None and each not in _DEFAULTS:
+            names = [_short_name(field.enum_type, one) for one in (each if isinstance(each, list) else [each])]
+            made[name] = names if isinstance(each, list) else names[0]
+        elif field.enum_type is None and (shown := _shown(field.message_type, each)) != {}:
+            made[name] = shown
     return made
 
 
-def _without_defaults(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    kept = {
-        name: _without_defaults(each)
-        for name, each in value.items()
-        if not (isinstance(each, str) and each in _DEFAULTS)
-    }
-    return {name: each for name, each in kept.items() if each != {}}
+def _short_name(kind: EnumDescriptor, name: str) -> str:
+    short = wording.short_name(kind, kind.values_by_name[name].number).upper()
+    return short if _value_name(kind, short) == name else name
 
 
 def _secrets(value: Any, place: _Path) -> Iterator[tuple[_Path, str]]:

@@ -1,10 +1,10 @@
-"""Finds the turns of a thread that no AG-UI request started."""
+"""Finds the turns of a thread that no AG-UI request started, and the changes of its jobs."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from pawl.errors import Unavailable
 from pawl.event.v1 import run_pb2
@@ -16,10 +16,10 @@ _WATCH: Final = "pawl.agent.v1.ConversationService/WatchConversation"
 _EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRED})
 
 
-async def turns(
+async def changes(
     services: Services, metadata: Metadata, conversation_id: str, shown: Mapping[str, int]
 ) -> AsyncGenerator[Json, None]:
-    """Yield each run of a conversation that no AG-UI request started, once it has the turn.
+    """Yield each run of a conversation that no AG-UI request started, once it has the turn, and each change of a job.
 
     The watch is closed while the caller streams a run, and continues after it at the same position. The caller keeps
     the last seq of each run that it has streamed in `shown`. A run that waited is yielded again when it continues.
@@ -29,22 +29,24 @@ async def turns(
     """
     watch, cursor = PUBLIC[_WATCH], ""
     while True:
+        fresh: list[run_pb2.Run] = []
         asked = watch.read({"conversationId": conversation_id, "after": cursor})
         async with contextlib.aclosing(services.watch(watch.name, asked, metadata)) as responses:
-            cursor, fresh = await _next(responses, cursor, shown)
+            async for response in responses:
+                cursor = response.cursor or cursor
+                for item in response.items:
+                    if item.HasField("job"):
+                        yield write(item.job)
+                runs = (item.run for item in response.items if item.HasField("run"))
+                fresh = [
+                    run for run in runs if run.last_seq > shown.get(run.run_id, 0 if _is_turn(run) else run.last_seq)
+                ]
+                if fresh:
+                    break
+            else:
+                raise Unavailable("The stream of events was interrupted. Try again.")
         for run in fresh:
             yield write(run)
-
-
-async def _next(
-    responses: AsyncGenerator[Any, None], cursor: str, shown: Mapping[str, int]
-) -> tuple[str, list[run_pb2.Run]]:
-    async for response in responses:
-        cursor = response.cursor or cursor
-        runs = [item.run for item in response.items if item.HasField("run")]
-        if fresh := [run for run in runs if run.last_seq > shown.get(run.run_id, 0 if _is_turn(run) else run.last_seq)]:
-            return cursor, fresh
-    raise Unavailable("The stream of events was interrupted. Try again.")
 
 
 def _is_turn(run: run_pb2.Run) -> bool:

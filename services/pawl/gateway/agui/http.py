@@ -25,7 +25,7 @@ from pawl.errors import (
 from pawl.gateway.agui import events as agui
 from pawl.gateway.agui import input as agui_input
 from pawl.gateway.agui.events import Fold, Json, Names
-from pawl.gateway.agui.follow import turns
+from pawl.gateway.agui.follow import changes
 from pawl.gateway.agui.input import Input
 from pawl.gateway.login.callers import Callers
 from pawl.gateway.services import PUBLIC, WATCH_RUN, Metadata, Services, write
@@ -191,23 +191,38 @@ class _Thread:
             raise ConversationNotFound("This thread has no messages yet. Follow it after its first run.")
 
     async def follow(self) -> AsyncGenerator[Json, None]:
-        """Yield a snapshot, then each turn that no AG-UI request starts, as an AG-UI run of its own. Does not end."""
+        """Yield a snapshot, then each turn that no AG-UI request starts, as an AG-UI run of its own. Does not end.
+
+        A change of a job between turns is an AG-UI run that has only the job's activity.
+        """
         found, plan = self._found, _Plan({})
         for event in self._first_events(plan):
             yield event
         results = {call_id: message["id"] for call_id, message in found.results.items()}
         yield {"type": "MESSAGES_SNAPSHOT", "messages": await self._before("", found.user_ids, results)}
-        for each in await self._success_with_jobs(plan):
+        *activities, last = await self._success_with_jobs(plan)
+        for each in (*activities, last):
             yield each
-        shown = dict[str, int]()
-        async with contextlib.aclosing(turns(self._services, self._metadata, self._conversation_id, shown)) as runs:
-            async for run in runs:
-                asked = msgspec.structs.replace(found, run_id=run["runId"])
+        shown, jobs = dict[str, int](), {each["messageId"]: each for each in activities}
+        async with contextlib.aclosing(
+            changes(self._services, self._metadata, self._conversation_id, shown)
+        ) as found_changes:
+            async for change in found_changes:
+                if "jobId" in change:
+                    activity = agui.job_activity(change)
+                    if jobs.get(change["jobId"]) != activity:
+                        jobs[change["jobId"]] = activity
+                        for each in (*self._first_events(plan), activity, self._success()):
+                            yield each
+                    continue
+                asked = msgspec.structs.replace(found, run_id=change["runId"])
                 turn = _Thread(self._services, self._metadata, asked, self._conversation_id)
-                async with contextlib.aclosing(turn.events(_Plan(run))) as events:
+                async with contextlib.aclosing(turn.events(_Plan(change))) as events:
                     async for event in events:
+                        if event["type"] == "ACTIVITY_SNAPSHOT":
+                            jobs[event["messageId"]] = event
                         yield event
-                shown[run["runId"]] = max(turn._last_seq, int(run["lastSeq"]))
+                shown[change["runId"]] = max(turn._last_seq, int(change["lastSeq"]))
 
     async def leave(self, run_id: str) -> None:
         """Stop a run whose client disconnected before this AG-UI run ended."""

@@ -292,6 +292,7 @@ class Service:
                 tls=self.tls if self._settings.tls_ca_file else None,
                 server_name=peer.replace("_", "-"),
                 translate=from_rpc_error if public else None,
+                relay_key=service_key(self._settings, self.clock) if public else None,
             )
         )
         self.health.add(peer, lambda: ping(channel), optional=optional)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -11,8 +11,9 @@ from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceServicer
 from pawl.chassis.process import tasks
 from pawl.chassis.rpc import status
-from pawl.chassis.rpc.batch_client import GATHER_CALLS_MIN, GATHER_SECONDS
-from pawl.chassis.rpc.kinds import Context, Handler, parser
+from pawl.chassis.rpc.batch_client import GATHER_CALLS_MIN, GATHER_SECONDS, UNPROCESSED_BYTES_MAX
+from pawl.chassis.rpc.kinds import Behaviour as RawBehaviour
+from pawl.chassis.rpc.kinds import Context, Encoder, Handler, encoder, parser
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import MethodNotFound, PawlError, TooLarge
 from pawl.server.rpc.interceptor import Interceptor, Method
@@ -23,6 +24,7 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 # Streaming handlers pause while this many bytes are unsent.
 _WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
 
+_Relayed = dict[str, tuple[RawBehaviour, Encoder]]
 Put = Callable[[bytes], Awaitable[None]]
 # Takes the bytes of a request. Returns the bytes of a single response, or passes the bytes of each response to `Put`.
 Behaviour = Callable[[bytes, Put], Awaitable[bytes | None]]
@@ -36,6 +38,7 @@ class BatchServicer(BatchServiceServicer):
         self._interceptor = interceptor
         self._bytes_max = bytes_max
         self._carried: _Carried = {}
+        self._relayed: _Relayed = {}
         self._streams: set[_Stream] = set()
 
     def add(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
@@ -45,6 +48,14 @@ class BatchServicer(BatchServiceServicer):
                 method = self._interceptor.carried(name, is_stream=handler.response_streaming)
                 self._carried[name] = method, _behaviour(handler, self._bytes_max)
 
+    def add_relayed(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
+        """Accept relayed calls of the methods that only have a response stream."""
+        for method_name, handler in handlers.items():
+            if handler.response_streaming and not handler.request_streaming:
+                name = f"/{service_name}/{method_name}"
+                behaviour = self._interceptor.wrap(name, handler, refuse=_raise)
+                self._relayed[name] = behaviour, encoder(handler.response_serializer)
+
     def close_streams(self) -> None:
         """Ask the clients of all streams to use another replica. Running calls are still answered."""
         for stream in self._streams:
@@ -53,7 +64,7 @@ class BatchServicer(BatchServiceServicer):
     async def Batch(  # type: ignore[override]  # writes directly, from several tasks
         self, request_iterator: AsyncIterator[batch_pb2.BatchRequest], context: Context
     ) -> None:
-        stream = _Stream(self._carried, context)
+        stream = _Stream(self._carried, self._relayed, context)
         self._streams.add(stream)
         try:
             await stream.serve(request_iterator)
@@ -62,9 +73,11 @@ class BatchServicer(BatchServiceServicer):
 
 
 class _Stream:
-    def __init__(self, carried: _Carried, context: Context) -> None:
+    def __init__(self, carried: _Carried, relayed: _Relayed, context: Context) -> None:
         self._carried = carried
+        self._relayed = relayed
         self._context = context
+        self._relays: dict[int, _Relay] = {}
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._replies: list[batch_pb2.Reply] = []
         self._waiting_bytes = 0
@@ -103,6 +116,9 @@ class _Stream:
             for call_id in request.cancelled_call_ids:
                 if call_id in self._calls:
                     self._calls[call_id].cancel()
+            for processed in request.processed:
+                if processed.call_id in self._relays:
+                    self._relays[processed.call_id].note_processed(processed.bytes)
             for call in request.calls:
                 task = asyncio.get_running_loop().create_task(self._serve(call))
                 self._calls[call.id] = task
@@ -110,7 +126,8 @@ class _Stream:
     async def _write(self) -> None:
         while not self._ended or self._replies:
             await self._has_work.wait()
-            if len(self._calls) + len(self._replies) >= GATHER_CALLS_MIN:
+            # Relayed calls are mostly idle, and their first output is urgent.
+            if len(self._calls) - len(self._relays) + len(self._replies) >= GATHER_CALLS_MIN:
                 await asyncio.sleep(GATHER_SECONDS)
             self._has_work.clear()
             await self._flush()
@@ -133,6 +150,10 @@ class _Stream:
             self._put(batch_pb2.Reply(id=call.id, response=self._checked(response)))
 
         try:
+            if call.metadata:
+                await self._relay(call, put)
+                self._put(batch_pb2.Reply(id=call.id, last=True))
+                return
             if call.method not in self._carried:
                 raise MethodNotFound
             method, behaviour = self._carried[call.method]
@@ -144,6 +165,15 @@ class _Stream:
             self._put(batch_pb2.Reply(id=call.id, last=True, failure=status.failure(error)))
         finally:
             del self._calls[call.id]
+            self._relays.pop(call.id, None)
+
+    async def _relay(self, call: batch_pb2.Call, put: Put) -> None:
+        if call.method not in self._relayed:
+            raise MethodNotFound
+        behaviour, encode = self._relayed[call.method]
+        context: Any = _Relay(self._context, call, encode, put)
+        self._relays[call.id] = context
+        await behaviour(None, context)
 
     def _checked(self, response: bytes | None) -> bytes | None:
         """Reject a response over the client's limit, because it would end the stream and thus all other calls."""
@@ -159,6 +189,49 @@ class _Stream:
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
             self._room.clear()
         self._has_work.set()
+
+
+class _Relay:
+    """The context of a relayed call, like that of a direct call. Its connection is that of the batches."""
+
+    def __init__(self, batch: Context, call: batch_pb2.Call, encode: Encoder, put: Put) -> None:
+        self._call = call
+        self._encode = encode
+        self._put = put
+        self._unprocessed_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self.peer, self.auth_context = batch.peer, batch.auth_context
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return [(entry.key, entry.value) for entry in self._call.metadata]
+
+    def _ignore(self, *_: object) -> None:
+        """Do nothing. There is no deadline, and the batches have an end and metadata of their own."""
+
+    code = done = set_trailing_metadata = time_remaining = _ignore
+
+    async def send_initial_metadata(self, _: object) -> None:
+        """Do nothing, for the same reason."""
+
+    async def read(self) -> bytes:
+        return self._call.request
+
+    async def write(self, response: Any) -> None:
+        while self._unprocessed_bytes >= UNPROCESSED_BYTES_MAX:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        raw = self._encode(response)
+        self._unprocessed_bytes += len(raw)
+        await self._put(raw)
+
+    def note_processed(self, size_bytes: int) -> None:
+        self._unprocessed_bytes -= size_bytes
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+async def _raise(_: object, error: PawlError) -> None:
+    raise error
 
 
 def _behaviour(handler: Handler, bytes_max: int) -> Behaviour:

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
@@ -30,7 +30,7 @@ from pawl.chassis.ids import IdSource, is_id
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc import status, tls
-from pawl.chassis.rpc.kinds import Behaviour, Context, encoder, read_raw
+from pawl.chassis.rpc.kinds import Behaviour, Context, Handler, encoder, read_raw
 from pawl.chassis.rpc.limits import AnonymousCalls, Arrivals, CallSlots, Limits, read_one
 from pawl.chassis.rpc.request_id import REQUEST_ID_KEY, set_request_id
 from pawl.errors import (
@@ -57,6 +57,7 @@ _ANONYMOUS_ARRIVING_MAX: Final = 8
 _DEADLINE_MARGIN_SECONDS: Final = 0.02
 
 T = TypeVar("T")
+Refuse: TypeAlias = Callable[[Context, PawlError], Awaitable[object]]
 
 _log = logs.get_logger(__name__)
 _current_call: ContextVar[_ActiveCall] = ContextVar("pawl_call")
@@ -134,15 +135,18 @@ class Interceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(handler_call_details)
             if handler is None:
                 return self._unknown
-            wrapped = self._methods[name] = self._wrap(name, handler)
+            wrapped = self._methods[name] = grpc.stream_stream_rpc_method_handler(
+                self.wrap(name, handler), None, encoder(handler.response_serializer)
+            )
         return wrapped
 
-    def _wrap(self, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    def wrap(self, name: str, handler: Handler, refuse: Refuse = status.abort) -> Behaviour:
+        """Return the method of a handler as a function of raw requests, which refuses calls with `refuse`."""
         access = self._access.get(name.split("/")[1], Access())
         is_stream = handler.request_streaming or handler.response_streaming
         method = Method(self, name, access, is_stream=is_stream, reads_many=handler.request_streaming)
         behaviour = read_raw(handler, method.receive, bytes_max=self.limits.message_bytes_max)
-        return grpc.stream_stream_rpc_method_handler(method.wrap(behaviour), None, encoder(handler.response_serializer))
+        return method.wrap(behaviour, refuse)
 
     def carried(self, name: str, *, is_stream: bool) -> Method:
         """Return a method for calls that arrive in batches, on a stream that was already admitted."""
@@ -255,7 +259,7 @@ class Method:
         self._seconds = interceptor.metrics.seconds.labels(name)
         self._in_flight = interceptor.metrics.in_flight.labels(name)
 
-    def wrap(self, behaviour: Behaviour) -> Behaviour:
+    def wrap(self, behaviour: Behaviour, refuse: Refuse = status.abort) -> Behaviour:
         async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
             call, refused = _ActiveCall(self), ""
             self._in_flight.inc()
@@ -275,7 +279,7 @@ class Method:
                 if context.done():
                     raise asyncio.CancelledError from None  # The client has disconnected.
                 try:
-                    await status.abort(context, refusal)
+                    await refuse(context, refusal)
                 except grpc.aio.InternalError:
                     raise asyncio.CancelledError from None  # The client disconnected just now.
             finally:
@@ -354,7 +358,9 @@ class Method:
                 source=source,
                 may_look_up=lambda: failures.start_lookup(call, source, metadata["authorization"]),
             )
-            if principal.is_service and self.interceptor.certified_services:
+            # The gateway's key has no rights: each call that it relays has a credential of its own.
+            is_gateway = principal.credential_id == auth.GATEWAY.credential_id
+            if principal.is_service and self.interceptor.certified_services and not is_gateway:
                 tls.check_service(principal.credential_id, context.auth_context())
             return principal
         except Unauthenticated as refusal:

@@ -145,6 +145,8 @@ class RpcServer:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
             self._access[name] = access
             self.service_names.append(name)
+            if not access.service_only:
+                self._batches.add_relayed(name, methods)
         return registrar.services
 
     def set_health(self, *, serving: bool) -> None:

@@ -154,6 +154,15 @@ class Catalog:
         if new:
             _log.info("tool.loaded", source=source, tools=sorted(new))
 
+    def forget(self, prefix: str) -> None:
+        """Forget the tools of this process whose sources start with `prefix`."""
+        kept = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
+        if len(kept) < len(self._loaded):
+            self._loaded = kept
+            # They may refer to the forgotten tools.
+            self._versions.clear()
+            self._kept_bytes = 0
+
     @property
     def loaded_names(self) -> list[str]:
         return sorted(self._loaded)

@@ -11,13 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import Decide
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.chassis.ids import RunKey
-from pawl.values import ENDED, EffectClass, RunState
+from pawl.values import ENDED, CommandOutcome, DecisionKind, EffectClass, RunState
 from tests.fakes.loop_world import World
-from tests.fakes.model import Script
+from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.scenario import at_each, present
+from tests.unit.agent_loop.scenario import at_each, at_work, end_of, present
 
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
 VERDICTS = {
@@ -88,11 +89,11 @@ async def test_failed_node_is_tried_again_after_growing_delays() -> None:
     world.registry.results["fails"] = ERROR
     key = start(world, nodes)
     await world.finish(key)
-    run, calls = world.ledger.run(key), world.ledger.calls(key)
+    run, made = world.ledger.run(key), world.ledger.calls(key)
     assert run.state is RunState.FAILED
     assert present(run.failure).reason == "TOOL_ERROR"
     assert present(run.failure).message == "Node a: broken"
-    times = [present(call.create_time) for call in calls]
+    times = [present(call.create_time) for call in made]
     assert [round(after - before) for before, after in pairwise(times)] == [11, 31]
 
 
@@ -185,3 +186,99 @@ def test_run_resumes_from_the_last_finished_node() -> None:
         return requests > position
 
     at_each(main, more_than=10)
+
+
+async def test_agent_node_returns_the_answer_of_its_run() -> None:
+    nodes = {
+        "write": {"kind": "agent", "task": "Shorten: ${input.text}", "instructions": "Be brief.", "tools": ["look"]},
+        "answer": {"kind": "output", "value": "${nodes.write.output}!"},
+    }
+    world = world_of(says("short"))
+    run = await finished(nodes, {"text": "long"}, world)
+    assert run.output_text == "short!"
+    request = world.model.requests[0]
+    assert "Shorten: long" in str(request.messages)
+    assert "Be brief." in str(request.messages)
+    assert [each["function"]["name"] for each in request.tools] == ["look"]
+
+
+async def test_agent_node_with_a_schema_returns_json() -> None:
+    nodes = {
+        "sort": {"kind": "agent", "task": "Sort it.", "output_schema": {"type": "object", "minProperties": 1}},
+        "answer": {"kind": "output", "value": "${nodes.sort.output.urgent}"},
+    }
+    run = await finished(nodes, world=world_of(says("no JSON"), says('{"urgent":true}')))
+    assert json.loads(run.output_json) is True
+
+
+async def test_failed_agent_fails_its_node() -> None:
+    nodes = {"a": {"kind": "agent", "agent": "absent", "task": "x", "on_error": "continue"}}
+    nodes["answer"] = {"kind": "output", "value": "${nodes.a.error.reason}"}
+    assert (await finished(nodes)).output_text == "NOT_ALLOWED"
+
+
+@pytest.mark.parametrize("jobs", ["wait", "leave"])
+async def test_agent_node_waits_for_the_jobs_of_its_tree_unless_it_leaves_them(jobs: str) -> None:
+    nodes = {
+        "a": {"kind": "agent", "task": "x", "jobs": jobs},
+        "answer": {"kind": "output", "value": "${nodes.a.output}"},
+    }
+    background = 'work {"_executeAsync":true,"n":1}'
+    world = world_of(calls(background), says("Started."), says("It is done."), says("Noted."), work="made")
+    world.model.by_round = False
+    world.registry.seconds = 60.0
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    run = world.ledger.run(key)
+    assert run.output_text == ("It is done." if jobs == "wait" else "Started.")
+    assert run.state is RunState.COMPLETED
+    assert (sum(world.registry.effects.values()) == 1) >= (jobs == "wait")
+
+
+async def test_human_node_asks_the_user_and_takes_the_answer() -> None:
+    nodes = {
+        "ask": {"kind": "human", "question": "Which colour for ${input.what}?", "options": ["blue", "red"]},
+        "answer": {"kind": "output", "value": "${nodes.ask.output}"},
+    }
+    world = world_of()
+    key = start(world, nodes, {"what": "the door"})
+    await world.drive()
+    (call,) = world.ledger.calls(key)
+    assert present(call.question).question == "Which colour for the door?"
+    await world.respond(key)
+    await world.finish(key)
+    assert world.ledger.run(key).output_text == "blue"
+
+
+async def test_human_node_gets_its_default_at_the_deadline() -> None:
+    nodes = {
+        "ask": {"kind": "human", "question": "Ok?", "deadline_seconds": 60, "default": {"n": "${input.n}"}},
+        "late": {"kind": "human", "question": "Ok?", "deadline_seconds": 60, "on_error": "continue"},
+        "answer": {"kind": "output", "value": {"ask": "${nodes.ask.output}", "late": "${nodes.late.error.reason}"}},
+    }
+    world = world_of()
+    key = start(world, nodes, {"n": 3})
+    while world.ledger.run(key).state not in ENDED:
+        await world.drive()
+    assert json.loads(world.ledger.run(key).output_json) == {"ask": {"n": 3}, "late": "EXPIRED"}
+
+
+@pytest.mark.parametrize("kind", [DecisionKind.APPROVE, DecisionKind.REJECT, DecisionKind.ANSWER])
+async def test_human_approval_is_decided_like_a_gated_call(kind: DecisionKind) -> None:
+    nodes = {
+        "check": {"kind": "human", "form": "approval", "who": "approvers", "question": "Send?", "on_error": "continue"},
+        "answer": {"kind": "output", "value": {"out": "${nodes.check.output}", "error": "${nodes.check.error}"}},
+    }
+    world = world_of()
+    key = start(world, nodes)
+    await world.drive()
+    (call,) = world.ledger.calls(key)
+    assert present(call.approval).preview == "Send?"
+    answer = "later" if kind is DecisionKind.ANSWER else ""
+    outcome = await world.ledger.send(key, Decide(call_id=call.call_id, kind=kind, answer=answer), approver="boss")
+    assert outcome is CommandOutcome.ACCEPTED
+    await world.finish(key)
+    found = json.loads(world.ledger.run(key).output_json)
+    assert found["out"] == {DecisionKind.APPROVE: True, DecisionKind.ANSWER: "later"}.get(kind)
+    assert (found["error"] or {}).get("reason") == ("REJECTED" if kind is DecisionKind.REJECT else None)

@@ -33,7 +33,11 @@ GATHER_SECONDS: Final = 0.002
 
 _MESSAGE_BYTES: Final = 512 * 1024
 # Streams are replaced after this time, so that calls also reach replicas that have been added.
-_STREAM_SECONDS: Final = 30.0
+STREAM_SECONDS: Final = 30.0
+# Relayed calls keep their stream for hours, so there must not be many.
+RELAY_SECONDS: Final = 600.0
+# The server pauses a relayed call while this many bytes of its responses are unprocessed.
+UNPROCESSED_BYTES_MAX: Final = 128 * 1024
 # The server enforces the deadline and gives a reason, so the client waits slightly longer.
 _GRACE_SECONDS: Final = 0.05
 # A replica that ended or refused a stream is avoided for this time if other replicas exist.
@@ -56,7 +60,7 @@ Identity: TypeAlias = tuple[tuple[str, str], ...]
 class Call:
     """A call in progress: read its responses with `next`, then call `end`."""
 
-    __slots__ = ("_responses", "_timer", "_waiter", "ended", "error", "key", "message", "moves", "stream")
+    __slots__ = ("_processed", "_responses", "_timer", "_waiter", "ended", "error", "key", "message", "moves", "stream")
 
     def __init__(self, message: batch_pb2.Call, key: str) -> None:
         self.message = message
@@ -66,6 +70,7 @@ class Call:
         self.ended = False
         self.error: PawlError | None = None
         self._responses: deque[bytes] = deque()
+        self._processed = 0
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         if message.timeout_seconds:
@@ -85,7 +90,12 @@ class Call:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._responses.popleft()
+        response = self._responses.popleft()
+        self._processed += len(response)
+        if self._processed >= UNPROCESSED_BYTES_MAX // 2 and self.message.metadata and self.stream is not None:
+            self.stream.report(batch_pb2.ProcessedBytes(call_id=self.message.id, bytes=self._processed))
+            self._processed = 0
+        return response
 
     def take(self, response: bytes) -> None:
         self._responses.append(response)
@@ -123,10 +133,12 @@ class Line:
         state: Callable[[], grpc.ChannelConnectivity],
         *,
         streams_max: int = 1,
+        stream_seconds: float = STREAM_SECONDS,
     ) -> None:
         self.name = name
         self.open_stream = open_stream
         self.streams_max = streams_max
+        self.stream_seconds = stream_seconds
         self.streams: list[_Stream] = []
         self.unavailable_until = -math.inf
         self.busy_until = -math.inf
@@ -176,21 +188,14 @@ class Batches:
         self._next_id = 0
         self._closed = False
 
-    def start(self, method: str, request: bytes, *, request_id: str, timeout_seconds: float | None, key: str) -> Call:
-        """Start a call that belongs to `key`. Without a timeout, it can take any amount of time.
+    def start(self, method: str, request: bytes, *, key: str = "", **fields: Any) -> Call:
+        """Start a call that belongs to `key`, with more `fields` of a batch_pb2.Call.
 
         Raises:
             DependencyUnavailable: The channel is closed.
         """
         self._next_id += 1
-        message = batch_pb2.Call(
-            id=self._next_id,
-            method=method,
-            request=request,
-            request_id=request_id,
-            timeout_seconds=timeout_seconds or 0.0,
-        )
-        call = Call(message, key)
+        call = Call(batch_pb2.Call(id=self._next_id, method=method, request=request, **fields), key)
         self.send(call)
         return call
 
@@ -257,6 +262,7 @@ class _Stream:
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
         self._cancelled: list[int] = []
+        self._processed: list[batch_pb2.ProcessedBytes] = []
         self._has_work = asyncio.Event()
         self._is_leaving = False
         self.is_open = False
@@ -275,6 +281,10 @@ class _Stream:
         self._calls[call.message.id] = self._unsent[call.message.id] = call
         self._has_work.set()
 
+    def report(self, processed: batch_pb2.ProcessedBytes) -> None:
+        self._processed.append(processed)
+        self._has_work.set()
+
     def forget(self, call: Call) -> None:
         """Stop waiting for a call; cancel it if it is still running."""
         if self._calls.pop(call.message.id, None) is not None and not self._unsent.pop(call.message.id, None):
@@ -289,7 +299,7 @@ class _Stream:
             self._asked_at = None
 
     async def run(self) -> None:
-        pause = _STREAM_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
+        pause = self._line.stream_seconds * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
         timer = asyncio.get_running_loop().call_later(pause, self.leave)
         failure: PawlError = DependencyUnavailable("the stream of calls has ended")
         writers: list[asyncio.Task[None]] = []
@@ -338,7 +348,7 @@ class _Stream:
                 if len(self._calls) >= GATHER_CALLS_MIN:
                     await asyncio.sleep(GATHER_SECONDS)
                 self._has_work.clear()
-                while self._unsent or self._cancelled:
+                while self._unsent or self._cancelled or self._processed:
                     await rpc.write(self._next_message())
             await rpc.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -350,7 +360,8 @@ class _Stream:
         for message in taken:
             del self._unsent[message.id]
         cancelled, self._cancelled = self._cancelled, []
-        return batch_pb2.BatchRequest(calls=taken, cancelled_call_ids=cancelled)
+        processed, self._processed = self._processed, []
+        return batch_pb2.BatchRequest(calls=taken, cancelled_call_ids=cancelled, processed=processed)
 
     def _take(self, response: batch_pb2.BatchResponse) -> None:
         self._asked_at = None

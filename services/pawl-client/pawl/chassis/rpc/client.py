@@ -12,12 +12,22 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 import msgspec
 
+from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 from pawl.chassis.identity.auth import named_user
 from pawl.chassis.process import tasks
 from pawl.chassis.process.address import split_address
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX, Batches, Identity, Line, Responses, only_response
+from pawl.chassis.rpc.batch_client import (
+    RELAY_SECONDS,
+    REQUEST_BYTES_MAX,
+    STREAM_SECONDS,
+    Batches,
+    Identity,
+    Line,
+    Responses,
+    only_response,
+)
 from pawl.chassis.rpc.limits import KEEPALIVE
 from pawl.chassis.rpc.renewal import RenewedChannel
 from pawl.chassis.rpc.replicas import key_of
@@ -57,6 +67,7 @@ def open_channel(
     tls: Tls | None = None,
     server_name: str | None = None,
     translate: Translate | None = None,
+    relay_key: Callable[[], str] | None = None,
 ) -> grpc.aio.Channel:
     """Return a channel to one service; it connects on the first call.
 
@@ -74,6 +85,9 @@ def open_channel(
     With `translate`, its result is raised when a call fails, and a call with a unary response is a plain coroutine. If
     several replicas are possible and one is silent for a second, calls that are safe to repeat and new response streams
     that only read are sent to the next replica.
+
+    With `relay_key`, the key of a service, all response streams share a few gRPC streams, which needs half the memory.
+    Each still has its own credential, in its metadata, and fails like a call of its own.
 
     With `tls`, the channel uses certificates and follows changes to them. The server's certificate must name
     `server_name`, or the host of a single address.
@@ -94,6 +108,7 @@ def open_channel(
         replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
         response_bytes_max=message_bytes_max,
         translate=translate,
+        relay=None if relay_key is None else (relay_key, _line(addresses, channel, RELAY_SECONDS)),
         has_replicas=len(_parts(addresses)) > 1
         # A name may resolve to several addresses.
         or not (addresses.startswith(("unix:", "localhost:")) or _ip_version(addresses)),
@@ -144,6 +159,7 @@ class _Channel(grpc.aio.Channel):
         replicas: Mapping[str, grpc.aio.Channel],
         response_bytes_max: int,
         translate: Translate | None,
+        relay: tuple[Callable[[], str], Line] | None,
         has_replicas: bool,
     ) -> None:
         self._channel = channel
@@ -160,6 +176,14 @@ class _Channel(grpc.aio.Channel):
                 identity=self._identity,
                 response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
             )
+        self._relays: Batches | None = None
+        if relay is not None:
+            key, line = relay
+            self._relays = Batches(
+                [line],
+                identity=lambda: (("authorization", f"Bearer {key()}"),),
+                response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
+            )
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,8 +192,9 @@ class _Channel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        if self._batches is not None:
-            await self._batches.close()
+        for batches in (self._batches, self._relays):
+            if batches is not None:
+                await batches.close()
         await asyncio.gather(*(channel.close(grace) for channel in {self._channel, *self._replicas.values()}))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
@@ -190,6 +215,9 @@ class _Channel(grpc.aio.Channel):
         return self._batching(single, self._deadline_seconds, *args, **kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        if self._relays is not None:
+            return _relaying(self._relays, *args, **kwargs)
+
         def single(channel: grpc.aio.Channel) -> Any:
             return self._streaming(channel.unary_stream(*args, **kwargs), only_reads=True)
 
@@ -261,8 +289,8 @@ class _Channel(grpc.aio.Channel):
             if special or len(raw) > REQUEST_BYTES_MAX:
                 return to_each[batches.line(key).name](request, timeout=timeout, **special)
             seconds = deadline_seconds if timeout is None else timeout
-            ids = {"request_id": current_request_id(), "key": key}
-            start = partial(batches.start, method, raw, timeout_seconds=seconds, **ids)
+            fields = {"timeout_seconds": seconds or 0.0, "request_id": current_request_id()}
+            start = partial(batches.start, method, raw, key=key, **fields)
             if deadline_seconds is None:
                 return Responses(start, response_deserializer)
             return only_response(start, response_deserializer)
@@ -360,7 +388,19 @@ def _request_id() -> tuple[tuple[str, str], ...]:
     return ((REQUEST_ID_KEY, request_id),) if request_id else ()
 
 
-def _line(address: str, channel: grpc.aio.Channel) -> Line:
+def _relaying(
+    relays: Batches, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
+) -> Callable[..., Responses]:
+    def call(request: Any, *, metadata: Sequence[tuple[str, str]]) -> Responses:
+        sent = [batch_pb2.Metadata(key=name, value=value) for name, value in (*metadata, *_request_id())]
+        return Responses(
+            partial(relays.start, method, request_serializer(request), metadata=sent), response_deserializer
+        )
+
+    return call
+
+
+def _line(address: str, channel: grpc.aio.Channel, stream_seconds: float = STREAM_SECONDS) -> Line:
     # Bypasses the wrappers above, because a batch stream does not belong to any request.
     open_stream: Any = BatchServiceStub(channel).Batch
     return Line(
@@ -368,6 +408,7 @@ def _line(address: str, channel: grpc.aio.Channel) -> Line:
         lambda identity: open_stream(metadata=identity),
         partial(channel.get_state, try_to_connect=True),
         streams_max=1 if address.startswith("unix:") or _ip_version(address) else _STREAMS_OF_A_NAME,
+        stream_seconds=stream_seconds,
     )
 
 

@@ -13,7 +13,7 @@ from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis.ids import CallId
-from pawl.values import RunState
+from pawl.values import RunState, WaitKind
 
 
 def follows(state: State, now: float) -> Decision:
@@ -28,13 +28,17 @@ def follows(state: State, now: float) -> Decision:
         return EnterSteers()
     last = state.last_message
     limits = run.options.limits
-    if state.loop.said_nothing and (last is None or last.role is not Role.USER):
+    is_silent = state.loop.said_nothing and (last is None or last.role is not Role.USER)
+    if is_silent and not _awaits_jobs(state):
         return Finish(state=RunState.COMPLETED)
     answered = last is not None and last.role is Role.ASSISTANT
     if answered and last is not None and last.misfit and not output.may_be_tried_again(state):
         return Fail(failure=output.failure(last))
-    if answered and last is not None and not last.call_ids and not last.misfit:
+    has_ended = is_silent or (answered and last is not None and not last.call_ids and not last.misfit)
+    if has_ended and not _awaits_jobs(state):
         return Finish(state=RunState.COMPLETED)
+    if has_ended and not state.notices:
+        return Wait(until=None, waits=(WaitKind.JOB,))
     is_last = run.round >= limits.rounds_max
     if run.round > limits.rounds_max and answered:
         return Finish(state=RunState.COMPLETED) if run.output_text else _round_limit(limits.rounds_max)
@@ -52,6 +56,10 @@ def proposes(state: State, call_id: CallId, now: float) -> bool:  # noqa: ARG001
 
 def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # no command is for models
     return state
+
+
+def _awaits_jobs(state: State) -> bool:
+    return state.run.waits_for_jobs and bool(state.jobs_below or state.notices)
 
 
 def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the model writes the last message

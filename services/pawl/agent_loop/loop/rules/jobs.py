@@ -142,9 +142,6 @@ def detached(
 def as_driven(run: Run) -> Run:
     """Return the run with its options adjusted, if it is a job, a workflow run or a turn started by job notices."""
     options, limits = run.options, run.options.limits
-    if run.workflow is not None:
-        policy = UnknownOutcomePolicy.NEEDS_ATTENTION
-        return replace(run, options=replace(options, unknown_outcome_policy=policy, response_format=None))
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
         if run.job.delegates:
@@ -154,6 +151,9 @@ def as_driven(run: Run) -> Run:
         names = options.tool_names if run.job.delegates else (run.job.tool_name,)
         options = replace(options, tool_names=names, without_tools=False, tool_choice=ToolChoice(), limits=limits)
         return replace(run, options=options)
+    if not run.is_turn and run.workflow is not None:
+        policy = UnknownOutcomePolicy.NEEDS_ATTENTION
+        return replace(run, options=replace(options, unknown_outcome_policy=policy, response_format=None))
     if not run.is_turn:
         return run
     # No user requested it, so it does not wait for a user.
@@ -166,7 +166,7 @@ def as_driven(run: Run) -> Run:
         tool_choice=ToolChoice(),
         response_format=None,
     )
-    return replace(run, options=options, job=None)
+    return replace(run, options=options, job=None, workflow=None, waits_for_jobs=False)
 
 
 def entered(state: State) -> State:
@@ -344,13 +344,18 @@ def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict
         handle["estimated_minutes"] = terms.estimated_minutes
     notified = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
     shown = f"It continues in the background, and you {notified} its results. Do not wait for it, and do not repeat it."
-    if run.depth and job.reports is not JobReports.NONE:
+    if run.depth and not run.waits_for_jobs and job.reports is not JobReports.NONE:
         shown += " After your answer, the agent that you work for is notified instead."
     note = f"{state.loop.notes.get(call.call_id, '')} {shown}".strip()
     bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
     result = CallResult(content_json=strict_json.dumps_canonical(handle))
     state = state.with_calls([settle.settled(bare, CallState.DETACHED, result, now, note)])
-    return replace(state, delegations=(*state.delegations, started), open_jobs=state.open_jobs + 1)
+    return replace(
+        state,
+        delegations=(*state.delegations, started),
+        open_jobs=state.open_jobs + 1,
+        jobs_below=state.jobs_below + 1,
+    )
 
 
 def _refused(call: Call, reason: str, message: str, now: float) -> Call:
@@ -391,7 +396,9 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
         shown["alarm"] = alarm
     if run.missed_iterations:
         shown["missed"] = run.missed_iterations
-    if run.output_text:
+    if len(run.output_text) > OUTPUT_BYTES_MAX:
+        shown["result"] = f"The output of {len(run.output_text)} characters is too large to show."
+    elif run.output_text:
         shown["result"] = _json(run.output_text)
     return shown
 
@@ -414,9 +421,13 @@ def _progress_content(notice: Notice) -> dict[str, Any]:
 
 
 def _job(notice: Notice) -> Job:
-    if notice.run.job is None:
-        raise RuntimeError("a notice's run is not a job")
-    return notice.run.job
+    run = notice.run
+    if run.workflow is not None:
+        # A workflow run reports like a call that was made once.
+        return Job(tool_name=run.workflow.name, arguments_json=run.workflow.input_json, begin_time=0.0)
+    if run.job is None:
+        raise RuntimeError("a notice's run is neither a job nor a workflow run")
+    return run.job
 
 
 def _is_paused(notice: Notice) -> bool:

@@ -52,6 +52,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     # The conversation's open jobs.
     open_jobs: int = 0
+    # Those of them whose notices this run receives, if it is a child run.
+    jobs_below: int = 0
     # Notices in a message that has not been committed yet.
     entered: tuple[Notice, ...] = ()
     # The job iteration that the next commit reports; 0 if there is none.

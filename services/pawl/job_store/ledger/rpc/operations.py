@@ -16,7 +16,7 @@ from pawl.chassis.ids import (
     RunKey,
     check_id,
 )
-from pawl.chassis.labels import check_labels
+from pawl.chassis.labels import OF_MAIL, check_labels
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -99,6 +99,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         raise InvalidField("parts cannot be combined with text or with the policy STEER", field="parts")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
+    reports_to = check_id(request.workflow.reports_to_conversation_id, "conversation_id", optional=True)
     mark_round = _mark_round(request)
     own = own_tools.of_request(request)
     return Submit(
@@ -113,8 +114,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
                 *("tools", "client_id", "only_repeat", "workflow", "goal"),
             ),
         ),
-        conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
-        conversation_must_exist=request.conversation_must_exist,
+        conversation_id=reports_to or check_id(request.conversation_id, "conversation_id", optional=True),
+        conversation_must_exist=request.conversation_must_exist or bool(reports_to),
         policy=enum_member(MessagePolicy, request.policy, "policy"),
         message=user_messages.body(request),
         steer=steer.SerializeToString(),
@@ -125,6 +126,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
         mark_round=mark_round,
+        is_reported=bool(reports_to),
         store_slots=limits.slots.background_per_store if mark_round else limits.slots.per_store,
         token_budget=tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
@@ -137,7 +139,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         made_title=made_title(user_messages.text_of(request)),
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
-        labels=check_labels(request.labels)
+        labels=check_labels(request.labels, reserved=OF_MAIL)
         | labels.of_workflow(request.workflow.name)
         | labels.of_goal(is_goal=request.HasField("goal")),
         own_tools=own,

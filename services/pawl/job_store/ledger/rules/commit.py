@@ -29,7 +29,7 @@ from pawl.job_store.ledger.rules.events import EventBody, MessageAdded, OwnerEve
 from pawl.job_store.ledger.rules.rows import Attention, CommandKey, CommandRow, LastCommit, MessageRow, RunRow
 from pawl.job_store.ledger.rules.states import AttentionReason
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
-from pawl.values import CallState, LeaseAction, RunState, StopCause
+from pawl.values import CallState, LeaseAction, RunState, StopCause, WaitKind
 
 ROUND_STARTED: Final = "round.started"
 # agent-loop's failure reason for a run without tokens.
@@ -117,7 +117,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(
             step=self.run if is_alone else None,
             runs=(self.run, *shared, *started, *cancelled, *notified),
-            conversations_of=(self.run,) if self.messages or starts_job else (),
+            conversations_of=(self.run,) if self.messages or starts_job or WaitKind.JOB in self.waits else (),
             ends=(self.run, *cancelled) if may_end or self.tells_iteration or starts_job else cancelled,
             calls_of=(self.run,) if may_end else (),
             calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
@@ -343,7 +343,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                     raise InvalidField(
                         f"a parked run in state {run.state.name} must have a wake_time", field="wake_time"
                     )
-                claim_at = unit.now if unread else self.wake_time
+                is_due = bool(unread) or (WaitKind.JOB in run.waits and jobs.need_run(unit, run))
+                claim_at = unit.now if is_due else self.wake_time
             case LeaseAction.RELEASE:
                 claim_at = unit.now
             case _:

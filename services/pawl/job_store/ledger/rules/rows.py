@@ -350,29 +350,6 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 
-class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a queue. A store has one queue for background runs and one for all other runs."""
-
-    store_id: StoreId
-    in_background: bool
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts for one queue of a store: runs that have not started, active runs, and slots.
-
-    See `RunRow.needs_slot`.
-    """
-
-    queued: int
-    active: int
-    slots: int
-
-    @property
-    def waiting(self) -> int:
-        """Number of runs that wait for a slot. Runs for which a slot is free do not count."""
-        return self.queued - max(0, self.slots - self.active)
-
-
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The client and session that hold a front-end call. `client_id` is empty if no client holds it."""
 

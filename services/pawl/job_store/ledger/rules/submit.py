@@ -16,8 +16,9 @@ from pawl.errors import (
     RunNotFound,
     RunOfAnotherUser,
     ToolExists,
+    TooManyJobs,
 )
-from pawl.job_store.ledger.rules import inbox, jobs, stop, turn
+from pawl.job_store.ledger.rules import delegation, inbox, jobs, stop, turn
 from pawl.job_store.ledger.rules.conversations import ConversationRequest, absent
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.log import write
@@ -27,9 +28,9 @@ from pawl.job_store.ledger.rules.rows import (
     ConversationKey,
     ConversationRow,
     OwnTools,
-    QueueKey,
     RunRow,
 )
+from pawl.job_store.ledger.rules.slots import QueueKey
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import MessagePolicy, RunState, StopCause
 
@@ -61,7 +62,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     the store's `store_slots` slots.
 
     `mark_round` is CURSOR_ROUND for a workflow and LAST_ROUND for a goal. These use a background slot: the limits are
-    then those of background runs.
+    then those of background runs. With `is_reported`, the run's end is reported to the conversation that its message
+    would otherwise go to, as a job's is.
 
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
@@ -90,6 +92,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
     mark_round: int = 0
+    is_reported: bool = False
 
     @property
     def row_keys(self) -> RowKeys:
@@ -175,6 +178,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
+        if self.is_reported:
+            return self.start_reported(unit, conversation, RunId(unit.ids.new("run")), self.options, is_silent=False)
         active_id = conversation.active_run_id
         active = unit.runs.get(RunKey(self.store_id, active_id)) if active_id else None
         if active is None:
@@ -247,6 +252,28 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         interrupting = (*interrupting, run.run_id) if first else interrupting
         unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
         return Submitted(run=write(unit, run, [created]), steered=False)
+
+    def start_reported(
+        self, unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, options: bytes, *, is_silent: bool
+    ) -> Submitted:
+        """Create a run in a conversation of its own, and count it as an open job of `conversation`.
+
+        Raises:
+            TooManyJobs: The user has too many open jobs in the conversation.
+            QueueFull: Too many background runs wait in the store.
+        """
+        if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
+            raise TooManyJobs
+        self.check_queue(unit, in_background=True)
+        conversation = jobs.add_open_job(unit, conversation, run_id, self.user_id)
+        # The parent run keeps the conversation out of all lists, as for delegated runs.
+        own = delegation.own_conversation(
+            unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=run_id
+        )
+        budget = (self.token_budget, self.token_ceiling)
+        run = self.signed(turn.queued(own, run_id, self.message, options, budget, now=unit.now))
+        run = replace(run, reports_to=conversation.conversation_id, in_background=True, silent=is_silent)
+        return Submitted(run=turn.give(unit, own, run, before=(RunChanged(from_state=None, run=run),)), steered=False)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Refuse a run if too many already wait for a slot of the store.

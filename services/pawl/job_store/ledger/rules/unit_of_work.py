@@ -25,14 +25,13 @@ from pawl.job_store.ledger.rules.rows import (
     ConversationKey,
     ConversationRow,
     MessageRow,
-    Queue,
-    QueueKey,
     RequestKey,
     RequestRow,
     RunRow,
     Segment,
     SegmentRow,
 )
+from pawl.job_store.ledger.rules.slots import Queue, QueueKey
 from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT, Trim
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.job_store.triggers.rules import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -326,12 +327,14 @@ async def _pending_notices(
     receiver: RunId = RunId(""),
 ) -> PendingNotices:
     waiting = background.pending_of(user_id, receiver)[:NOTICES_MAX]
+    jobs_below = len(background.opened_below(receiver)) if receiver else 0
+    found = PendingNotices(open_jobs=background.open_jobs_of(user_id), jobs_below=jobs_below)
     if not waiting:
-        return PendingNotices(open_jobs=background.open_jobs_of(user_id))
+        return found
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
     rows = {record["run_id"]: tables.RUNS.read(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
-    return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(user_id))
+    return replace(found, notices=notices)
 
 
 async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:
