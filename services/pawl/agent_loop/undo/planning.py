@@ -31,8 +31,8 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer stored share
-    one source, which has their count.
+    The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer
+    stored share one source, which has their count.
 
     Raises:
         RunNotFound: the user does not have this run.
