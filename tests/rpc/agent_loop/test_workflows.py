@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, agents_pb2
+from pawl.agent.v1 import agent_pb2, agents_pb2, jobs_pb2
 from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.event.v1 import agent_pb2 as agent_values
-from pawl.event.v1 import workflow_pb2
+from pawl.event.v1 import run_pb2, workflow_pb2
+from pawl.job.v1 import ledger_pb2
 from tests.rpc.agent_loop.asking import CONTROL, MISSING, NO_ID, Api, check_refusals, failure, reason, start
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -18,6 +19,7 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
+    from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
 
 LOOK = {"kind": "tool", "tool": "look", "arguments": {"id": "${input.ticket}"}}
@@ -292,3 +294,47 @@ async def test_schema_of_definitions_describes_all_kinds_of_nodes(workflows: Wor
     schema = json.loads((await workflows.GetWorkflowSchema(pb.GetWorkflowSchemaRequest(), metadata=ME)).schema_json)
     assert "nodes" in schema["properties"]
     assert '"parallel"' in json.dumps(schema)
+
+
+async def test_workflow_that_reports_to_a_conversation_is_one_of_its_jobs(
+    workflows: WorkflowServiceAsyncStub, jobs: JobServiceAsyncStub, stub: AgentServiceAsyncStub, saved: None
+) -> None:
+    conversation_id = (await stub.StartRun(start(), metadata=ME)).run.conversation_id
+    run = (await workflows.StartWorkflow(begin(reports_to_conversation_id=conversation_id), metadata=ME)).run
+    assert run.conversation_id != conversation_id
+    assert run.reports_to_conversation_id == conversation_id
+    listed = (await jobs.ListJobs(jobs_pb2.ListJobsRequest(conversation_id=conversation_id), metadata=ME)).jobs
+    assert [(job.job_id, job.definition.tool_name, job.definition.iterations_max) for job in listed] == [
+        (run.run_id, "triage", 1)
+    ]
+    other = (await workflows.StartWorkflow(begin(), metadata=ME)).run
+    assert not other.HasField("job")
+    assert await reason(jobs.GetJob(jobs_pb2.GetJobRequest(job_id=other.run_id), metadata=ME)) == "RUN_NOT_FOUND"
+    asked = begin(reports_to_conversation_id=conversation_id)
+    for _ in range(9):
+        await workflows.StartWorkflow(asked, metadata=ME)
+    assert await reason(workflows.StartWorkflow(asked, metadata=ME)) == "TOO_MANY_JOBS"
+    stopped = await jobs.StopJob(jobs_pb2.StopJobRequest(job_id=run.run_id), metadata=ME)
+    assert stopped.job.state == run_pb2.RUN_STATE_CANCELLED
+
+
+async def test_pauses_and_events_are_accepted_once(
+    workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger, saved: None
+) -> None:
+    run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
+    pause = pb.PauseExecutionRequest(run_id=run_id, request_id="p")
+    for _ in range(2):
+        await workflows.PauseExecution(pause, metadata=ME)
+    await workflows.ResumeExecution(pb.ResumeExecutionRequest(run_id=run_id), metadata=ME)
+    paid = pb.SendEventRequest(run_id=run_id, name="paid", payload_json=b'{ "n": 1}', event_id="e")
+    for _ in range(2):
+        await workflows.SendEvent(paid, metadata=ME)
+    sent = [command.WhichOneof("kind") for command in ledger.commands]
+    assert sent == ["pause", "pause", "event"]
+    assert ledger.commands[-1].event == ledger_pb2.EventCommand(name="paid", payload_json=b'{"n":1}')
+    other = pb.SendEventRequest(run_id=run_id, name="paid", payload_json=b"2", event_id="e")
+    assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
+    await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=ME)
+    ended: Any = {"run_id": run_id}
+    assert await reason(workflows.SendEvent(pb.SendEventRequest(**ended, name="paid"), metadata=ME)) == "RUN_ENDED"
+    assert await reason(workflows.PauseExecution(pb.PauseExecutionRequest(**ended), metadata=ME)) == "RUN_ENDED"

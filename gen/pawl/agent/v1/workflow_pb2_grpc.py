@@ -187,6 +187,7 @@ class WorkflowServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -215,6 +216,9 @@ class WorkflowServiceServicer(object):
         - FAILED_PRECONDITION / RUN_NOT_ENDED
         - NOT_FOUND / NODE_NOT_FOUND
         - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

@@ -91,6 +91,7 @@ class WorkflowServiceStub:
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -111,6 +112,9 @@ class WorkflowServiceStub:
     - FAILED_PRECONDITION / RUN_NOT_ENDED
     - NOT_FOUND / NODE_NOT_FOUND
     - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -208,6 +212,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -228,6 +233,9 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - FAILED_PRECONDITION / RUN_NOT_ENDED
     - NOT_FOUND / NODE_NOT_FOUND
     - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -364,6 +372,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -396,6 +405,9 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / RUN_NOT_ENDED
         - NOT_FOUND / NODE_NOT_FOUND
         - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

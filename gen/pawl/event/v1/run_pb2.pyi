@@ -1751,7 +1751,8 @@ class Run(_message.Message):
     @_builtins.property
     def job(self) -> Global___Job:
         """The job, if the run is one: it repeats a call and does not use a model. `parent_run_id` and
-        `parent_call_id` are then the run and call that started it, or empty if JobService.StartJob did.
+        `parent_call_id` are then the run and call that started it, or empty if JobService.StartJob did. A workflow
+        that reports to a conversation is also one of its jobs.
         """
 
     @_builtins.property

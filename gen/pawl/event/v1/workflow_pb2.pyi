@@ -173,8 +173,8 @@ class PinnedWorkflow(_message.Message):
     input_json: _builtins.bytes
     """Input, canonical JSON, at most 256 KiB. Runs in lists and events omit inputs over 1 KiB."""
     reports_to_conversation_id: _builtins.str
-    """Conversation to which its end is reported, as the end of a job is; empty if it is reported to the user's
-    inbox. Run.reports_to_conversation_id is empty, because the run is not a job.
+    """Conversation to which its end is reported; empty if it is reported to the user's inbox. With a conversation,
+    the run is also one of its jobs: a call made once, of a tool with the workflow's name (Run.job).
     """
     rerun_of_run_id: _builtins.str
     """For WorkflowService.RerunFrom: run whose finished nodes it reuses; otherwise empty."""

@@ -135,7 +135,9 @@ class Execution:
 
     def _has_run(self, step: Step) -> bool:
         record = self._cursor.nodes.get(step.number)
-        return record is not None and (record.state not in _NEVER_RAN or record.start_ms != record.end_ms)
+        if record is None or record.origin:
+            return False
+        return record.state not in _NEVER_RAN or record.start_ms != record.end_ms
 
     def _state(self, step: Step) -> pb.NodeState.ValueType:
         record = self._cursor.nodes.get(step.number)
@@ -162,15 +164,14 @@ class Execution:
         if record.items is not None:
             shown["map"] = _map_fields(record)
         if call is not None:
-            shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id, "input_json": call.arguments_json}
+            shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id}
+            # The call of a map is the work of one child run.
+            shown["input_json"] = b"" if record.items is not None else call.arguments_json
         if record.reason and record.state in {NodeState.FAILED, NodeState.RETRYING}:
             shown["error"] = {"reason": record.reason, "message": record.message or _error_text(call)}
         return pb.NodeExecution(**shown, reused=bool(record.origin))
 
     def _times(self, record: NodeRecord) -> dict[str, Any]:
-        # The times of a reused node were counted from the start of another run.
-        if record.origin or not self._cursor.start_time:
-            return {}
         times = {"start_time": record.start_ms, "end_time": None if record.is_open else record.end_ms}
         return {name: timestamp(self._cursor.start_time + ms / 1000) for name, ms in times.items() if ms is not None}
 

@@ -86,8 +86,6 @@ class WorkflowStarting:
         labels = check_labels(request.labels)
         limits = {"total_tokens_max": request.total_tokens_max} if request.total_tokens_max else {}
         options = AskedOptions(limits=limits)
-        if asked.reports_to_conversation_id:
-            await self._ledger.get_conversation(caller, asked.reports_to_conversation_id)
         pinned: dict[str, Any] | None = None
         refusal: PawlError | None = None
         try:
@@ -113,7 +111,9 @@ class WorkflowStarting:
     async def _check_input(self, caller: Principal, schema_json: bytes, input_json: bytes) -> None:
         checked = await self._registry.check_output(caller.store_id, schema_json, input_json.decode())
         if checked.faults:
-            raise InvalidArguments(f"input: {'; '.join(checked.faults)}")
+            # Violations at the top are attributed to an answer.
+            faults = (fault.removeprefix("answer: ") for fault in checked.faults)
+            raise InvalidArguments(f"the input does not match the workflow's schema: {'; '.join(faults)}")
 
 
 def _digest(asked: PinnedWorkflow) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -206,15 +207,31 @@ def optional_moment(message: Any, name: str, above: str = "") -> datetime | None
 
 
 def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
-    """Return a run, without its pending calls. Large inputs of workflows are left out unless it is `whole`."""
+    """Return a run as users see it, without its pending calls.
+
+    A workflow that reports to a conversation is also shown as a job: a call that is made once. Large inputs of
+    workflows are left out unless the run is `whole`.
+    """
+    message = run_for_service(row)
+    if message.HasField("workflow"):
+        workflow = message.workflow
+        if not whole:
+            _leave_out_inputs(workflow)
+        if row.reports_to:
+            message.job.tool_name, message.job.arguments_json = workflow.name, workflow.input_json
+            message.job.iterations_max = 1
+            message.job.begin_time.CopyFrom(message.create_time)
+    return message
+
+
+def run_for_service(row: RunRow) -> run_pb2.Run:
+    """Return a run, without its pending calls."""
     message = _RUN.write(row)
     # In protobuf, concatenated encodings merge into one message.
     message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
     if (own := row.own_tools) is not None:
         message.own_tools.CopyFrom(run_pb2.OwnTools(names=own.names, client_id=own.client_id))
     put_grant(message, row)
-    if not whole and message.HasField("workflow"):
-        _leave_out_inputs(message.workflow)
     return message
 
 
@@ -227,8 +244,8 @@ def _leave_out_inputs(workflow: workflow_pb2.PinnedWorkflow) -> None:
         workflow.chunk.ClearField("scope_json")
 
 
-def run_in(situation: Situation, waiting: Waiting | None, *, whole: bool = False) -> run_pb2.Run:
-    message = run(situation.run, whole=whole)
+def run_in(situation: Situation, waiting: Waiting | None, write: Callable[[RunRow], run_pb2.Run] = run) -> run_pb2.Run:
+    message = write(situation.run)
     message.queue_position = situation.queue_position
     message.child_run_ids.extend(situation.child_run_ids)
     for state, count in situation.call_counts:

@@ -31,7 +31,7 @@ _PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
     """Yield the loaded run in parts. Only the first part has fields other than messages, calls and commands."""
     first = ledger_pb2.LoadRunResponse(
-        run=messages.run(loaded.run, whole=True),
+        run=messages.run_for_service(loaded.run),
         loop_state=loaded.loop_state,
         now=messages.timestamp(loaded.time),
         own_tools=own_tools.of_run(loaded.run),

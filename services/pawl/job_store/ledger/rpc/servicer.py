@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import astuple
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -210,7 +211,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         reader = _reader(request)
         view = await self._ledger.reads.run(operations.run_key(request), reader)
         waiting = explain_all(view.situations, self._ledger.limits.slots)
-        run = messages.run_in(view.situations[0], waiting, whole=True)
+        write = partial(messages.run, whole=True) if reader else messages.run_for_service
+        run = messages.run_in(view.situations[0], waiting, write)
         response = pb.GetRunResponse(run=_with_calls(run, view))
         if not reader:
             response.own_tools.extend(own_tools.of_run(view.run))
