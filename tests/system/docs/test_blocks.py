@@ -27,10 +27,12 @@ PAGES = (
     ("guides/notifications.md",),
     ("guides/tools.md",),
     ("guides/background.md",),
+    ("guides/workflows.md",),
     ("guides/tool-sources.md",),
     ("start/tutorial.md",),
     ("start/first-tool.md",),
     ("start/first-approval.md",),
+    ("guides/goals.md",),
 )
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 # First lines of blocks that are not run, and why.

@@ -976,6 +976,7 @@ class CommitRunRequest(_message.Message):
     TELLS_ITERATION_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     JOB_PROGRESS_FIELD_NUMBER: _builtins.int
+    GOAL_LIMITS_FIELD_NUMBER: _builtins.int
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
@@ -1083,6 +1084,10 @@ class CommitRunRequest(_message.Message):
     def job_progress(self) -> _run_pb2.JobProgress:
         """With `output_text`: Run.job_progress."""
 
+    @_builtins.property
+    def goal_limits(self) -> _goal_pb2.Goal:
+        """With `output_text`: the raised limits of Run.goal, without its other fields; absent if none were raised."""
+
     def __init__(
         self,
         *,
@@ -1116,12 +1121,13 @@ class CommitRunRequest(_message.Message):
         tells_iteration: _builtins.int = ...,
         missed_iterations: _builtins.int = ...,
         job_progress: _run_pb2.JobProgress | None = ...,
+        goal_limits: _goal_pb2.Goal | None = ...,
         tokens_used: _builtins.int = ...,
         budget_run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -1193,6 +1199,7 @@ class Delegation(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     run_id: _builtins.str
@@ -1233,6 +1240,10 @@ class Delegation(_message.Message):
     def goal(self) -> _goal_pb2.Goal:
         """The goal, if the child run is a goal run."""
 
+    @_builtins.property
+    def undo(self) -> _run_pb2.Undo:
+        """Target of the undo, if the child run undoes the effects of its parent."""
+
     def __init__(
         self,
         *,
@@ -1248,10 +1259,11 @@ class Delegation(_message.Message):
         workflow: _workflow_pb2.PinnedWorkflow | None = ...,
         goal: _goal_pb2.Goal | None = ...,
         waits_for_jobs: _builtins.bool = ...,
+        undo: _run_pb2.Undo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "workflow", b"workflow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "undo", b"undo", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1495,14 +1507,17 @@ Global___EventCommand: _TypeAlias = EventCommand  # noqa: Y015
 
 @_typing.final
 class RaiseGoalCommand(_message.Message):
-    """Raises a goal's limits. Its tokens are a TopUpCommand."""
+    """Raises a goal's limits, all or none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
     """Attempts to add."""
+    tokens: _builtins.int
+    """Tokens to add, as in TopUpCommand."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """New deadline; absent keeps the current one."""
@@ -1512,10 +1527,11 @@ class RaiseGoalCommand(_message.Message):
         *,
         attempts: _builtins.int = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Self
 
 import msgspec
@@ -15,11 +15,12 @@ from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
 from pawl.agent_loop.workflows.graph import Graph
-from pawl.chassis.ids import CallId, CommandId
+from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import SETTLED
 
 START: Final = "start"
 READ: Final = "read"
+_CHECK: Final = "check:"
 MODEL: Final = "model"
 
 
@@ -28,7 +29,12 @@ def stop_of(call_id: CallId) -> str:
 
 
 def check_of(call_id: CallId) -> str:
-    return f"check:{call_id}"
+    return f"{_CHECK}{call_id}"
+
+
+def checked_calls(under_way: Iterable[str]) -> Iterator[CallId]:
+    """Yield the calls that the registry is checking."""
+    return (CallId(name.removeprefix(_CHECK)) for name in under_way if name.startswith(_CHECK))
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +69,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     under_way: frozenset[str] = frozenset()
     # Calls that ReadCalls has read for the program. Not persisted.
     named: Mapping[CallId, Call] = field(default_factory=dict)
+    # Child runs all of whose calls are in `named`. Not persisted.
+    named_runs: frozenset[RunId] = frozenset()
     # Agents that ReadAgent has read, by call. Not persisted.
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
     # The definition that ReadProgram has read. Not persisted.
