@@ -30,7 +30,7 @@ PYTEST := pytest
 TESTS := $(BIN)/python -m $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --maxfail 25
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-client --no-emit-package pawl-proto
 
-.PHONY: help demo up test test-long test-ci test-lowest test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check diagrams docs lock clean
+.PHONY: help demo up test test-long test-ci test-lowest test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check docs lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -105,9 +105,6 @@ proto-check: $(PROTO_VENV)/.installed ## Lint the protos and compare gen/ with t
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	$(PROTO_BIN)/python proto/generate.py "$$fresh"; \
 	diff -r -x __pycache__ "$$fresh/pawl" gen/pawl || { echo 'gen/ does not match proto/: run "make proto".' >&2; exit 1; }
-
-diagrams: $(VENV)/.installed ## Write the parts of docs/ that are made from tables: state diagrams, who may call what
-	@$(BIN)/python -m docs.diagrams
 
 docs: $(VENV)/.installed $(PROTO_VENV)/.installed $(DOCS_VENV)/.installed ## Build the documentation site into build/docs/site; warnings are errors
 	@mkdir -p build

@@ -12,7 +12,7 @@ from typing import Final
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-from docs.site import tables
+from docs.site import states, tables
 from docs.site.contract import Contract
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -26,6 +26,7 @@ _PARTS: Final = ("start", "guides", "reference", "design", "images", "examples")
 _ELSEWHERE: Final = {
     "web/client/README.md": "reference/typescript-client.md",
     "tests/faults/README.md": "design/faults.md",
+    "bench/results/README.md": "design/targets.md",
     ".env.example": "reference/settings.md",
 }
 
@@ -46,6 +47,7 @@ def write(target: Path, contract: Contract) -> None:
     for path in sorted(pages.rglob("*.md")):
         page = path.relative_to(pages).as_posix()
         text = path.read_text(encoding="utf-8")
+        text = states.drawn(text) if page == states.PAGE else text
         path.write_text(_relinked(text, sources.get(page, f"docs/{page}"), page, pages, contract), encoding="utf-8")
     for page, text in {**contract.pages(), **tables.pages(contract)}.items():
         path = pages / page

@@ -23,10 +23,11 @@ from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import CommandKind, Decide, ToolResult
 from pawl.agent_loop.loop.rules.message import Message
-from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunFailure, RunOptions, Undo
+from pawl.agent_loop.loop.rules.run import Goal, PinnedAgent, PinnedWorkflow, Run, RunFailure, RunOptions, Undo
 from pawl.agent_loop.loop.rules.tool import Tool, Verdict
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, CredentialId, IdSource, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import LeaseLost, RunEnded
@@ -35,7 +36,7 @@ from pawl.event.v1.agent_pb2 import AgentUsage
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
-from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
+from pawl.job_store.agents.rules import AGENT, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import Limits
@@ -44,10 +45,14 @@ from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresUsage
+from pawl.job_store.versions.rules import DefinitionRow, Kind, Save, VersionRow
+from pawl.job_store.versions.store import PostgresVersions
+from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
 from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage
 from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry
+from tests.fakes.workflows import MemoryWorkflows
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
@@ -56,69 +61,72 @@ from tests.simulation.store import Database, MemoryJournal, Tables
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class MemoryAgentRepository(PostgresAgents):
-    def __init__(self) -> None:
-        self.agents: dict[tuple[StoreId, str], AgentRow] = {}
-        self.rows: dict[tuple[StoreId, str, int], AgentVersionRow] = {}
-        self.drafts: dict[tuple[StoreId, UserId], dict[str, AgentVersionRow]] = {}
+class MemoryVersions(PostgresVersions):
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self.definitions: dict[tuple[StoreId, str], DefinitionRow] = {}
+        self.rows: dict[tuple[StoreId, str, int], VersionRow] = {}
+
+    def of_store(self, store_id: StoreId) -> dict[str, DefinitionRow]:
+        return {key[1]: row for key, row in self.definitions.items() if key[0] == store_id}
 
     async def put(
-        self, store_id: StoreId, name: str, delegates_to: tuple[str, ...], save: Save, *, validate_only: bool
-    ) -> tuple[AgentVersionRow, bool]:
-        agents = {key[1]: agent for key, agent in self.agents.items() if key[0] == store_id}
-        newest = self.rows[store_id, name, agents[name].version] if name in agents else None
-        kept = save(agents, newest, TIME)
+        self, store_id: StoreId, name: str, uses: tuple[str, ...], save: Save, *, validate_only: bool
+    ) -> tuple[VersionRow, bool]:
+        known = self.of_store(store_id)
+        newest = self.rows[store_id, name, known[name].version] if name in known else None
+        kept = save(known, newest, TIME)
         if kept is newest:
             return kept, False
         if not validate_only:
             self.rows[store_id, name, kept.version] = kept
-            self.agents[store_id, name] = AgentRow(name=name, version=kept.version, delegates_to=delegates_to)
+            self.definitions[store_id, name] = DefinitionRow(name=name, version=kept.version, uses=uses)
         return kept, True
 
-    async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
-        agent = self.agents.get((store_id, name))
-        if not version and (agent is None or agent.is_deleted):
+    async def get(self, store_id: StoreId, name: str, version: int) -> VersionRow | None:
+        found = self.definitions.get((store_id, name))
+        if not version and (found is None or found.is_deleted):
             return None
-        return self.rows.get((store_id, name, version or (agent.version if agent else 0)))
+        return self.rows.get((store_id, name, version or (found.version if found else 0)))
 
-    async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
-        live = sorted(
-            agent.name
-            for (store, name), agent in self.agents.items()
-            if store == store_id and name > after and not agent.is_deleted
-        )
-        rows = [self.rows[store_id, name, self.agents[store_id, name].version] for name in live]
+    async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[VersionRow]:
+        live = sorted(row.name for row in self.of_store(store_id).values() if row.name > after and not row.is_deleted)
+        rows = [self.rows[store_id, name, self.definitions[store_id, name].version] for name in live]
         return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
 
-    async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
+    async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[VersionRow]:
         found = [row for key, row in self.rows.items() if key[:2] == (store_id, name) and row.version < before]
         found.sort(key=lambda row: -row.version)
         return Page(rows=found[:rows_max], has_more=len(found) > rows_max)
 
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
-        agent = self.agents.get((store_id, name))
-        if agent is None or agent.is_deleted:
+        found = self.definitions.get((store_id, name))
+        if found is None or found.is_deleted:
             return False
-        self.agents[store_id, name] = replace(agent, is_deleted=True)
+        self.definitions[store_id, name] = replace(found, is_deleted=True)
         return True
+
+
+class MemoryAgentRepository(MemoryVersions, PostgresAgents):
+    def __init__(self) -> None:
+        super().__init__(AGENT)
+        self.drafts: dict[tuple[StoreId, UserId], dict[str, VersionRow]] = {}
 
     async def put_draft(
         self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool
-    ) -> tuple[AgentVersionRow, bool]:
+    ) -> tuple[VersionRow, bool]:
         drafts = self.drafts.setdefault((store_id, user_id), {})
-        kept = save({key[1]: agent for key, agent in self.agents.items() if key[0] == store_id}, drafts, TIME)
+        kept = save(self.of_store(store_id), drafts, TIME)
         if kept is drafts.get(kept.name):
             return kept, False
         if not validate_only:
             drafts[kept.name] = kept
         return kept, True
 
-    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersionRow | None:
+    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> VersionRow | None:
         return self.drafts.get((store_id, user_id), {}).get(name)
 
-    async def list_drafts(
-        self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
-    ) -> Page[AgentVersionRow]:
+    async def list_drafts(self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int) -> Page[VersionRow]:
         drafts = self.drafts.get((store_id, user_id), {})
         rows = [drafts[name] for name in sorted(drafts) if name > after]
         return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
@@ -138,6 +146,11 @@ class MemoryUsage(PostgresUsage):
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
+
+
+def workflow_servicers() -> tuple[object, ...]:
+    workflows = MemoryVersions(WORKFLOW)
+    return WorkflowServicer(workflows), WorkflowLedgerServicer(workflows)
 
 
 class MemoryAgents(AgentLedger):
@@ -181,12 +194,14 @@ class World:
         self.clock = VirtualClock()
         self.ledger = MemoryLedger(crashes_max=crashes_max)
         self.agents = MemoryAgents()
+        self.workflows = MemoryWorkflows()
         self.registry = FakeRegistry(verdicts, seconds=seconds)
         self.model = FakeModel(scripts)
         self.meter = CountingMeter()
         self.dependencies = WorkerDependencies(
             ledger=self.ledger,
             agents=self.agents,
+            graphs=Graphs(self.workflows),
             registry=self.registry,
             model=self.model,
             clock=self.clock,
@@ -309,7 +324,9 @@ class MemoryLedger(WorkerLedgerClient):
         undo: Undo | None = None,
         agent: PinnedAgent | None = None,
         *,
+        goal: Goal | None = None,
         own_tools: Sequence[Tool] = (),
+        workflow: PinnedWorkflow | None = None,
     ) -> RunKey:
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
@@ -319,8 +336,10 @@ class MemoryLedger(WorkerLedgerClient):
             options=wire.OPTIONS.fields(options or RunOptions()),
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
             undo=wire.UNDO.fields(undo) if undo else None,
+            goal=wire.GOAL.fields(goal) if goal else None,
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
             tools=map(wire.OWN_TOOL.write, own_tools),
+            workflow=wire.WORKFLOW.write(workflow) if workflow else None,
         )
         key: RunKey = self._apply(operations.submit(request, self._limits)).run.key
         return key
@@ -353,7 +372,7 @@ class MemoryLedger(WorkerLedgerClient):
         return self.tables.runs[key]
 
     def run(self, key: RunKey) -> Run:
-        return wire.RUN.read(messages.run(self.row(key)))
+        return wire.RUN.read(messages.run(self.row(key), whole=True))
 
     def calls(self, key: RunKey) -> list[Call]:
         return [wire.CALL.read(messages.call(row)) for row in self.tables.calls_of(key)]

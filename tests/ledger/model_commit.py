@@ -179,7 +179,7 @@ def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
     before = len(run["log"])
     for name in ask["consumed"]:
         run["commands"][name]["unread"] = False
-    run["cause"] = ask["cause"] or run["cause"]
+    run["cause"] = run["cause"] or ask["cause"]
     run["unstopped"] = ask["unstopped"] or run["unstopped"]
     if (
         ask["messages"]

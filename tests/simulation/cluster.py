@@ -23,6 +23,7 @@ from pawl.agent_loop.schedules.rpc import ScheduleServicer as AgentLoopSchedules
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.triggers.rpc import TriggerServicer as AgentLoopTriggers
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
 from pawl.errors import TooLarge
@@ -41,8 +42,10 @@ from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.triggers import Triggers
 from pawl.job_store.wiring import wire
 from pawl.server.process.service import Background
+from pawl.tool_registry.ledger import LedgerReads
 from tests.fakes.loop_world import MemoryAgents
 from tests.fakes.manual_clock import VirtualClock
+from tests.fakes.workflows import MemoryWorkflows
 from tests.simulation import registry
 from tests.simulation.bus import Broker, SimulatedBus
 from tests.simulation.chance import Chance
@@ -187,6 +190,7 @@ class AgentLoop:
         dependencies = WorkerDependencies(
             ledger=CheckedLedger(channel, clock.monotonic, history),
             agents=MemoryAgents(),
+            graphs=Graphs(MemoryWorkflows()),
             registry=registry_client,
             model=model,
             clock=clock,
@@ -201,6 +205,7 @@ class AgentLoop:
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
         history.approvals_required[self.worker.worker_id] = approvals_required
         self.ledger = PublicLedger(channel, self.worker.wake)
+        self.reads = LedgerReads(channel)
         self.clients = ClientSide(
             ledger=self.ledger,
             live=BusEvents(bus),
@@ -226,7 +231,7 @@ class AgentLoop:
         self.forward_of_schedules = PublicLedger(channel).forward
         self.schedules = AgentLoopSchedules(
             ScheduleLedgerServiceStub(channel),
-            starting=Starting(self.clients.messages, lambda _: False),
+            starting=Starting(self.clients.messages, self.clients.workflow_starting, lambda _: False),
             clock=clock,
             forward=self.clients.forward,
         )
@@ -234,7 +239,7 @@ class AgentLoop:
         self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
             TriggerLedgerServiceStub(channel),
-            starting=Starting(self.clients.messages, lambda _: False),
+            starting=Starting(self.clients.messages, self.clients.workflow_starting, lambda _: False),
             clock=clock,
             ids=IdSource(clock, chance.stream("event ids", name).getrandbits),
             forward=self.clients.forward,

@@ -13,6 +13,7 @@ import msgspec
 from pawl.chassis.ids import RunKey
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, TURNS_MAX
+from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.job_store.ledger.rules.turn import budget_below
 from tests.simulation.checkers import ENDED, SETTLED
 from tests.simulation.model import WATCHED
@@ -123,7 +124,8 @@ def notices_stay_with_their_user(record: Record) -> Iterator[str]:
 def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
     """ASYNC-5: each job end is pending, answered by the model, or dismissed.
 
-    It is dismissed if the model stopped the job, or the user stopped the turn or lost write access. It is answered if a
+    A job that was cancelled at its start, because a run above it was being stopped, reports nothing. An end is
+    dismissed if the model stopped the job, or the user stopped the turn or lost write access. It is answered if a
     delegated run that received it has completed.
     """
     for job in record.runs.values():
@@ -133,7 +135,7 @@ def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
         row = next(
             row for row in record.tables.conversations.values() if row.conversation_id == conversation_id
         ).background
-        if job.job.reports == run_pb2.JOB_REPORTS_NONE:
+        if _row(record, job).silent:
             if any(each.run_id == job.run_id for each in row.notices) or _reports(record, job):
                 yield f"job {job.run_id} must not report, but does"
             continue
@@ -339,6 +341,10 @@ def is_silent_turn(run: run_pb2.Run) -> bool:
     return is_turn(run) and run.round > 0 and run_state(run.state) == "COMPLETED"
 
 
+def _row(record: Record, job: run_pb2.Run) -> RunRow:
+    return next(row for row in record.tables.runs.values() if row.run_id == job.run_id)
+
+
 def _reports(record: Record, job: run_pb2.Run) -> bool:
     conversations = (record.runs[run_id].conversation_id for run_id in _agents_above(record, job))
     talks = (job.reports_to_conversation_id, *conversations)
@@ -353,7 +359,7 @@ def _ends_in(record: Record, conversation_id: str, job: run_pb2.Run) -> list[int
 def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:
     tables = record.tables
     turns = [run for run in record.runs.values() if is_turn(run) and run.conversation_id == conversation_id]
-    (row,) = (each for each in tables.runs.values() if each.run_id == job.run_id)
+    row = _row(record, job)
     (conversation,) = (each for each in tables.conversations.values() if each.conversation_id == conversation_id)
     root = tables.runs[RunKey(row.store_id, row.agents_above[-1])] if len(row.agents_above) > 1 else row
     is_exhausted = budget_below(root) in conversation.background.used_up_budgets

@@ -217,7 +217,7 @@ def _tokens(piece: Piece) -> int:
 def _call(index: int, names: list[str], plan: str, draw: random.Random, background: BackgroundRequests) -> list[Piece]:
     name = draw.choice(names) if draw.random() < 0.97 else "absent"
     arguments = msgspec.json.encode({"n": draw.randrange(100)}).decode()
-    if name == "hire":
+    if name == "run_agent":
         arguments = msgspec.json.encode({"task": f"plan-{plan} please"}).decode()
     if draw.random() < 0.04:
         arguments = draw.choice(["{", '{"n":"bad"}', "[]", ""])

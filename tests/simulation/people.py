@@ -30,6 +30,7 @@ from tests.simulation.history import Message, Sent
 from tests.simulation.model import MODELS
 from tests.simulation.network import Network
 from tests.simulation.registry import FRONT_END, OWN, TOOLS
+from tests.simulation.stops import StoppingModels
 from tests.simulation.world import World
 
 STORE = StoreId("store")
@@ -56,6 +57,7 @@ class User:
         self.breaks = world.chance.stream("pauses", name)
         self.paused: set[str] = set()
         self.network = Network(world.chance, world.history, name)
+        self.stopping = StoppingModels(world, STORE, name, self.network)
         self.conversation_id = f"conv_{name}"
         self.done = False
         self.result_padding = 0
@@ -161,6 +163,7 @@ class User:
             await self._pay(run)
             if run.reports_to_conversation_id:
                 await self._pause_or_resume(run_id)
+                await self.stopping.consider(run)
             if not self.world.chance.calm and self.draw.random() < 0.04:
                 await self._cancel(run_id)
 

@@ -198,7 +198,7 @@ OF_RUNS = (
     Mutant(
         name="accepted_stops_are_forgotten",
         module=_COMMAND,
-        text="return stop.request(unit, run, command.cause)",
+        text="return stop.request(unit, run, cause)",
         instead="return inbox.accept(unit, run, incoming, consumed=True)",
         checker="accepted_cancels_stop_the_run",
     ),
@@ -431,5 +431,21 @@ OF_RUNS = (
         instead="epoch=run.epoch, claim_at=None",
         checker=REFERENCE_MODEL,
         seed=1,
+    ),
+    Mutant(
+        name="stops_do_not_reach_the_jobs_below",
+        module="pawl.job_store.ledger.rules.delegation",
+        text="            stop.jobs_below(unit, run, cancel)",
+        instead="            pass",
+        checker="stops_reach_the_jobs_below",
+        seed=106,
+    ),
+    Mutant(
+        name="stops_by_other_models_are_not_reported",
+        module="pawl.job_store.ledger.rules.command",
+        text='if cause is StopCause.MODEL and jobs.receiver_of(unit, run) not in {"", self.started_by}:',
+        instead="if False:",
+        checker="stops_are_reported_to_others",
+        seed=25,
     ),
 )

@@ -297,8 +297,8 @@ class MemoryReads(MemoryChanges):
         messages = [row for row in every if row.number > summarised]
         run_ids = {row.run_id for row in messages if row.user_id == author} | {key.run_id}
         calls = [row for row in self._tables.calls.values() if row.store_id == key.store_id and row.run_id in run_ids]
-        if run.reports_to:
-            calls = [call for call in calls if call.round >= run.round or not call.state.is_terminal]
+        first = run.loaded_from_round
+        calls = [call for call in calls if call.round >= first or not call.state.is_terminal]
         calls.sort(key=lambda call: (call.create_time, call.round, call.index, call.call_id))
         top = self._tables.runs.get(RunKey(key.store_id, run.budget_run_id)) if run.budget_run_id else run
         return Loaded(
@@ -330,7 +330,11 @@ class MemoryReads(MemoryChanges):
         background = self._tables.conversations[key].background
         waiting = background.pending_of(run.user_id, run.receives_as)[:NOTICES_MAX]
         notices = tuple((self._tables.runs[RunKey(run.store_id, each.run_id)], each.occasion) for each in waiting)
-        return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(run.user_id))
+        return PendingNotices(
+            notices=notices,
+            open_jobs=background.open_jobs_of(run.user_id),
+            jobs_below=len(background.opened_below(run.receives_as)) if run.receives_as else 0,
+        )
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()

@@ -42,14 +42,13 @@ from pawl.job_store.ledger.rules.rows import (
     ConversationKey,
     ConversationRow,
     MessageRow,
-    Queue,
-    QueueKey,
     RequestKey,
     RequestRow,
     RunRow,
     Segment,
     SegmentRow,
 )
+from pawl.job_store.ledger.rules.slots import Queue, QueueKey
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, RowKeys, UnitOfWork
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow

@@ -224,7 +224,7 @@ class CompletionNotFound(NotFound):
 
 
 class WorkflowNotFound(NotFound):
-    """The workflow or this version of it does not exist, or you cannot start it."""
+    """The workflow or this version of it does not exist."""
 
 
 class NodeNotFound(NotFound):

@@ -28,6 +28,8 @@ from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.agent_loop.triggers.rpc import TriggerServicer
 from pawl.agent_loop.wiring import ClientSide
+from pawl.agent_loop.workflows.reading import Graphs
+from pawl.agent_loop.workflows.versions import WorkflowLedger
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import WorkerId
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
@@ -72,7 +74,7 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start("pending", partial(clients.pending.follow, live))
             service.background.start("conversations", partial(clients.conversations.follow, live))
             clients.add_to(server)
-            starting = Starting(clients.messages, is_gone)
+            starting = Starting(clients.messages, clients.workflow_starting, is_gone)
             stub = ScheduleLedgerServiceStub(job_store)
             schedules = ScheduleServicer(stub, starting, service.clock, clients.forward)
             server.add_forwarding(add_ScheduleServiceServicer_to_server, schedules, clients.forward)
@@ -105,6 +107,7 @@ async def _worker(
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store, service.clock.monotonic),
         agents=AgentLedger(job_store),
+        graphs=Graphs(WorkflowLedger(job_store)),
         registry=registry,
         model=Breaker(model, service.clock.monotonic),
         clock=service.clock,

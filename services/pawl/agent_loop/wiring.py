@@ -10,8 +10,10 @@ from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to_server
+from pawl.agent.v1.goal_pb2_grpc import add_GoalServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
+from pawl.agent.v1.workflow_pb2_grpc import add_WorkflowServiceServicer_to_server
 from pawl.agent_loop.agents.agents import AgentLedger, Agents
 from pawl.agent_loop.agents.rpc import AgentRegistryServicer
 from pawl.agent_loop.api import watch
@@ -28,11 +30,16 @@ from pawl.agent_loop.api.watch import RunSteps, Watches
 from pawl.agent_loop.api.whoami import Introductions
 from pawl.agent_loop.conversations.rpc import ConversationServicer
 from pawl.agent_loop.conversations.watch import ConversationWatches
+from pawl.agent_loop.goals.rpc import GoalServicer
+from pawl.agent_loop.goals.starting import GoalStarting
 from pawl.agent_loop.jobs.convert import job
 from pawl.agent_loop.jobs.rpc import JobServicer
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.undo.undoing import Undoing
+from pawl.agent_loop.workflows.rpc import WorkflowServicer
+from pawl.agent_loop.workflows.starting import WorkflowStarting
+from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
@@ -74,11 +81,7 @@ class ClientSide:
         )
         self.agents = Agents(ledger=agents, registry=registry, clock=clock, defaults=defaults)
         self.messages = Messages(
-            ledger=ledger,
-            defaults=defaults,
-            agents=self.agents,
-            registry=registry,
-            takes_images=takes_images,
+            ledger=ledger, defaults=defaults, agents=self.agents, registry=registry, takes_images=takes_images
         )
         self.inbox = Inbox(
             ledger=ledger, registry=registry, ids=ids, now=clock.now, lease_seconds=times.sessions.offer_lease_seconds
@@ -98,6 +101,8 @@ class ClientSide:
         self._jobs = JobServicer(
             ledger=ledger, inbox=self.inbox, messages=self.messages, registry=registry, clock=clock, ids=ids
         )
+        self.goal_starting = GoalStarting(ledger, self.messages, self.agents, registry, clock=clock, ids=ids)
+        self._goals = GoalServicer(ledger, self.goal_starting, ids)
         self.servicer = AgentServicer(
             messages=self.messages,
             inbox=self.inbox,
@@ -114,13 +119,12 @@ class ClientSide:
         )
         self.operators = OperatorServicer(ledger, ids)
         self.conversations = ConversationWatches(
-            ledger=ledger,
-            watches=self.watches,
-            clock=clock,
-            job=job,
-            heartbeat_seconds=2 * times.heartbeat_seconds,
+            ledger=ledger, watches=self.watches, clock=clock, job=job, heartbeat_seconds=2 * times.heartbeat_seconds
         )
         self._conversation_servicer = ConversationServicer(ledger, ids, self.conversations)
+        workflows = Workflows(ledger=WorkflowLedger(ledger.channel), agents=self.agents, registry=registry)
+        self.workflow_starting = WorkflowStarting(ledger, workflows, registry, defaults)
+        self._workflows = WorkflowServicer(ledger, self.inbox, workflows, self.workflow_starting)
 
     async def forward(self, method: str, request: bytes) -> bytes:
         return await self._ledger.forward(require_user(), method, request)
@@ -129,7 +133,9 @@ class ClientSide:
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
         server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
         server.add(add_JobServiceServicer_to_server, self._jobs)
+        server.add(add_GoalServiceServicer_to_server, self._goals)
         server.add_forwarding(add_DeclarationServiceServicer_to_server, None, self.forward)
         server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
+        server.add_forwarding(add_WorkflowServiceServicer_to_server, self._workflows, self.forward)
         registry = AgentRegistryServicer(self.agents)
         server.add_forwarding(add_AgentRegistryServiceServicer_to_server, registry, self.forward)

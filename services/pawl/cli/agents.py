@@ -11,7 +11,7 @@ from pawl.agent.v1 import agents_pb2
 from pawl.chassis.ids import DRAFT
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, confirm, labels_of, say
-from pawl.cli.contract import Columns, Json, Option, ask, items, listing, show_items, verb
+from pawl.cli.contract import Columns, Json, Option, ask, items, listing, show_items, verb, warn_of_set
 from pawl.cli.declared.files import to_yaml
 from pawl.client import AsyncClient
 from pawl.event.v1 import agent_pb2
@@ -94,7 +94,8 @@ async def delete(
     """Delete an agent, or your draft/NAME. No new run starts with it; its current runs continue."""
     if not confirm(f"Delete the agent {name}?", yes=yes):
         return EXIT_UNSUCCESSFUL
-    request = agents_pb2.DeleteDraftRequest if name.startswith(DRAFT) else agents_pb2.DeleteAgentRequest
-    await ask(target, request(name=name.removeprefix(DRAFT)))
+    kind = agents_pb2.DeleteDraftRequest if name.startswith(DRAFT) else agents_pb2.DeleteAgentRequest
+    request = kind(name=name.removeprefix(DRAFT))
+    await warn_of_set(target, request, await ask(target, request))
     say(console, f"Deleted {wording.one_line(name)}.")
     return 0

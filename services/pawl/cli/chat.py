@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from asyncio import FIRST_COMPLETED
@@ -223,7 +224,9 @@ class Chat:
             self._console.print()
         if self._conversation_id and sys.stdin.isatty():
             running = "The run continues. " if self._active else ""
-            self._screen.line(f"{running}Resume with: pawl chat --conversation {self._conversation_id}", "dim")
+            agent = f" --agent {shlex.quote(self._agent)}" if self._agent else ""
+            command = f"pawl chat --conversation {self._conversation_id}{agent}"
+            self._screen.line(f"{running}Resume with: {command}", "dim")
 
     async def _take_next(self) -> None:
         frame = asyncio.create_task(self._session.next_frame())
@@ -431,7 +434,7 @@ class Chat:
                 show_items(self._console, page.runs, runs.COLUMNS, none=runs.NO_RUNS)
             case ["/jobs"]:
                 of = self._conversation_id
-                found = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
+                found = [job.message async for job in self._target.list_jobs(of, open_only=True)] if of else []
                 self._screen.end_line()
                 show_items(self._console, found, jobs.COLUMNS, none=jobs.NONE_OPEN)
             case ["/stop", *job_ids] if len(job_ids) <= 1:

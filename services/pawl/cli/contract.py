@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ from rich.console import Console
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, confirm, labels_of, say, seconds_of, show_table, time_of
 from pawl.cli.failure import CommandError
-from pawl.client import AsyncClient
+from pawl.client import AsyncClient, StartError
 from pawl.client.target import Service
 from pawl.comments.fields import COMMENTS
+from pawl.errors import PawlError
 
 # Each service's stub in AsyncClient, and its addresses.
 _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
@@ -31,10 +33,12 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.AgentRegistryService": ("agent_register", "agent"),
     "pawl.agent.v1.ConversationService": ("conversations", "agent"),
     "pawl.agent.v1.DeclarationService": ("declarations", "agent"),
+    "pawl.agent.v1.GoalService": ("goals", "agent"),
     "pawl.agent.v1.JobService": ("jobs", "agent"),
     "pawl.agent.v1.OperatorService": ("operators", "agent"),
     "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),
     "pawl.agent.v1.TriggerService": ("triggers", "agent"),
+    "pawl.agent.v1.WorkflowService": ("workflows", "agent"),
     "pawl.tool.v1.AuditService": ("auditor", "tools"),
     "pawl.tool.v1.DocumentService": ("document_store", "tools"),
     "pawl.tool.v1.FileService": ("files", "tools"),
@@ -47,6 +51,8 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.identity.v1.KeyService": ("key_register", "keys"),
 }
 _pool: Final = descriptor_pool.Default()
+# Requests that change or delete what files can declare.
+_CHANGE: Final = re.compile(r"(?:Add|Update|Delete|Remove|Revoke)(Agent|Source|Rule|Schedule|Trigger|Channel)Request")
 # Terminals of this width also show conversation ids.
 _WIDE: Final = 120
 # Deadline for calls about tool sources, which can be slow to start.
@@ -127,6 +133,7 @@ def verb(
         if confirmation and not confirm(question, yes=given["yes"]):
             return EXIT_UNSUCCESSFUL
         answer = await ask(target, asked)
+        await warn_of_set(target, asked, answer)
         lines = _sentence(output, asked) if isinstance(output, str) else output(answer, asked)
         secret = getattr(answer, "secret", "")
         if json:
@@ -209,6 +216,25 @@ async def ask(target: AsyncClient, request: Any) -> Any:
     if _where(request)[0] == "sources":
         method = functools.partial(method, timeout=_SOURCE_SECONDS)
     return await (target.once if "request_id" in request.DESCRIPTOR.fields_by_name else target.again)(method, request)
+
+
+async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
+    """Warn on standard error if a request has changed or deleted a resource that a set of files owns."""
+    if (found := _CHANGE.fullmatch(request.DESCRIPTOR.name)) is None:
+        return
+    from pawl.agent.v1 import declaration_pb2  # noqa: PLC0415  # few commands need it
+
+    kind = found[1].lower()
+    resource = getattr(answer, kind, request)
+    parts = (request, getattr(request, "definition", None), getattr(request, "config", None), resource)
+    name = next(filter(None, (getattr(part, "name", "") for part in parts)), getattr(resource, "rule_id", ""))
+    with suppress(PawlError, StartError):  # The change itself is done.
+        for each in await items(target, declaration_pb2.ListDeclarationsRequest()):
+            if (each.kind, each.name) == (kind, name):
+                text = (
+                    f"warning: the {kind} {name!r} belongs to the set {each.set!r}, whose next pawl apply restores it"
+                )
+                say(Console(stderr=True, highlight=False), wording.clean(text))
 
 
 def shown(answer: Any, _request: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -23,7 +25,7 @@ from pawl.cli.declared.files import SET_FILE
 from pawl.cli.declared.rules import KINDS
 from pawl.cli.failure import CommandError
 from pawl.launcher.options import ApplyOptions, read_options
-from pawl.launcher.suite import Suite
+from pawl.launcher.suite import PROBLEMS_FILE, Suite
 from pawl.launcher.up import up as run_suite
 
 _POLL_SECONDS: Final = 0.25
@@ -89,8 +91,8 @@ def dev(
 
     The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
     Python tools in the subfolder tools. When a file changes, its tools or
-    resources are reloaded, and errors are printed. Data is in the subfolder
-    .pawl, unless --data or PAWL_DATA names another folder.
+    resources are reloaded. Errors are printed, and shown in the console. Data
+    is in the subfolder .pawl, unless --data or PAWL_DATA names another folder.
     """
     given: Flags = context.obj
     product = folder.resolve()
@@ -118,7 +120,7 @@ def dev(
 async def _follow(suite: Suite, folder: Path) -> None:
     """Reload tools and apply resources after each change of their files."""
     seen = await asyncio.to_thread(_changes, folder)
-    applying = asyncio.create_task(apply_at_start(suite.options, prefix=""))
+    applying = asyncio.create_task(_apply(suite))
     try:
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -130,17 +132,28 @@ async def _follow(suite: Suite, folder: Path) -> None:
             if found[0] != seen[0]:
                 await _reload_tools(suite)
             # Also after a change of tools, because a resource may name a new one.
-            applying = asyncio.create_task(apply_at_start(suite.options, prefix=""))
+            applying = asyncio.create_task(_apply(suite))
             seen = found
     finally:
         applying.cancel()
 
 
+async def _apply(suite: Suite) -> None:
+    _show_in_console(suite, "")
+    await apply_at_start(suite.options, prefix="", report=partial(_show_in_console, suite))
+
+
+def _show_in_console(suite: Suite, problem: str) -> None:
+    """Have the console show the problem, after those of tools."""
+    lines = [*suite.broken_tools, *problem.splitlines()]
+    part = suite.folder.run / f"{PROBLEMS_FILE}.part"
+    part.write_text(json.dumps([wording.clean(line) for line in lines]), encoding="utf-8")
+    part.replace(suite.folder.run / PROBLEMS_FILE)
+
+
 async def _reload_tools(suite: Suite) -> None:
-    print("Reloading the tools; running calls are interrupted ...", flush=True)
-    await suite.stop_process("tool-registry")
     try:
-        await suite.start_process("tool-registry")
+        await suite.reload_tools()
     except StartError as error:
         print(error, file=sys.stderr, flush=True)
         return

@@ -163,9 +163,14 @@ async def watch(
     after: Annotated[int, typer.Option(help="Only events after this number.", min=0)] = 0,
     json: Json = False,
 ) -> int:
-    """Watch a job until it ends. The exit code is 0 if it completed, otherwise 1. Ctrl-C does not stop the job."""
+    """Watch a job until it ends.
+
+    Of its earlier progress, only the newest is shown. The exit code is 0 if it
+    completed, otherwise 1. Ctrl-C does not stop the job.
+    """
     await target.get_job(job_id)
-    return await follow(target, console, job_id, after, json=json)
+    last_seq = (await target.get(job_id)).last_seq
+    return await follow(target, console, job_id, after, last_seq=last_seq, json=json)
 
 
 @app.command()

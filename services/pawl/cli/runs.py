@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,21 +145,33 @@ async def watch(
 ) -> int:
     """Watch a run until it ends.
 
-    Starts at its first event, or after `--after`. The exit code is the same as for `run`.
+    Starts at its first event, or after `--after`. Of earlier progress, only the newest is shown. The exit code is the
+    same as for `run`.
     """
-    return await follow(target, console, run_id, after, json=json, reasoning=reasoning)
+    last_seq = (await target.get(run_id)).last_seq
+    return await follow(target, console, run_id, after, last_seq=last_seq, json=json, reasoning=reasoning)
 
 
 async def follow(
-    target: AsyncClient, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
+    target: AsyncClient,
+    console: Console,
+    run_id: str,
+    after_seq: int,
+    *,
+    last_seq: int = 0,
+    json: bool = False,
+    reasoning: bool = False,
 ) -> int:
-    """Show a run's events after `after_seq` until the run ends; return the exit code."""
+    """Show a run's events after `after_seq` until the run ends; return the exit code.
+
+    Up to `last_seq`, it shows only the newest progress of calls that are still open, except as JSON.
+    """
     follows(target)
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
     state, delegates = run_pb2.RUN_STATE_UNSPECIFIED, asyncio.Event()
     child_calls = asyncio.create_task(show_child_calls(target, transcript, run_id, delegates), name="runs.child_calls")
     try:
-        async for event in target.watch(run_id, after_seq):
+        async for event in without_old_progress(target.watch(run_id, after_seq), 0 if json else last_seq):
             if isinstance(event, event_pb2.RunEvent) and event.HasField("run_changed"):
                 state = event.run_changed.run.state
                 delegates.clear()
@@ -181,6 +194,26 @@ async def follow(
     if state not in ENDED:  # The stream had no further events.
         state = (await target.get(run_id)).state
     return 0 if state == run_pb2.RUN_STATE_COMPLETED else EXIT_UNSUCCESSFUL
+
+
+async def without_old_progress(
+    events: AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap], last_seq: int
+) -> AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap]:
+    """Leave out progress up to `last_seq`, except the newest of each call that is still open."""
+    newest: dict[str, event_pb2.RunEvent] = {}
+    async for event in events:
+        if isinstance(event, gap_pb2.Gap):
+            yield event
+            continue
+        if event.HasField("tool_progress") and event.seq <= last_seq:
+            newest[event.tool_progress.call_id] = event
+        else:
+            newest.pop(event.call_changed.call.call_id, None)
+            yield event
+        if event.seq >= last_seq:
+            for each in newest.values():
+                yield each
+            newest.clear()
 
 
 async def show_child_calls(target: AsyncClient, transcript: Transcript, run_id: str, delegates: asyncio.Event) -> None:

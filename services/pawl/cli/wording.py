@@ -53,7 +53,7 @@ _ACTS: Final = {
 STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
-    run_pb2.STOP_CAUSE_PARENT: " with its parent call",
+    run_pb2.STOP_CAUSE_PARENT: " by a run above it",
     run_pb2.STOP_CAUSE_MODEL: " by the model",
 }
 

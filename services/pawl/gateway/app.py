@@ -102,6 +102,7 @@ def application(
         Route("/agui", partial(agui.run, callers, services, streams, bytes_max), methods=["POST"]),
         Route("/agui/cancel", partial(agui.cancel, callers, services, bytes_max), methods=["POST"]),
         Route("/login", callers.log_in, methods=["POST"]),
+        Route("/login/state", callers.state, methods=["GET"]),
         Route("/login/providers", logins.list, methods=["GET"]),
         Route("/login/openid/{name}", logins.redirect, methods=["GET"]),
         Route("/login/return/{name}", logins.finish, methods=["GET"]),

@@ -19,10 +19,12 @@ from pawl.agent.v1 import (
     agents_pb2,
     conversation_pb2,
     declaration_pb2,
+    goal_pb2,
     jobs_pb2,
     operator_pb2,
     schedule_pb2,
     trigger_pb2,
+    workflow_pb2,
 )
 from pawl.chassis.identity.auth import CLIENT_ADDRESS, GATEWAY_KEY
 from pawl.chassis.identity.roles import CALLERS, READERS
@@ -41,10 +43,12 @@ PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
         agents_pb2,
         conversation_pb2,
         declaration_pb2,
+        goal_pb2,
         jobs_pb2,
         operator_pb2,
         schedule_pb2,
         trigger_pb2,
+        workflow_pb2,
     ),
     "tool_registry": (audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
     "notifier": (channel_pb2, notify_pb2, preference_pb2),

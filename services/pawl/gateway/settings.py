@@ -60,6 +60,7 @@ class GatewaySettings(ServiceSettings):
     gateway_webhook_keys_file: Path | None = None
     gateway_oidc_file: Path | None = None
     public_url: PublicUrl = ""
+    data: Path = Path(".pawl")
 
     gateway_session_hours: Constant[float] = 12.0
     message_bytes_max: Constant[int] = 5 * 256 * 1024

@@ -42,7 +42,8 @@ def wire(
     services, counters = Services(channels, service_key(settings, clock)), Counters(metrics)
     seal = Seal(settings.gateway_seal_key.get_secret_value())
     session_seconds = settings.gateway_session_hours * 3600
-    callers = Callers(seal, services, clock, session_seconds=session_seconds)
+    problems_file = settings.data / "run" / "problems.json"
+    callers = Callers(seal, services, clock, session_seconds=session_seconds, problems_file=problems_file)
     logins = OpenIdLogins(
         _providers(settings),
         providers=Providers(clock),

@@ -158,7 +158,8 @@ CREATE TABLE runs (
     -- Background runs have slots of their own.
     in_background boolean NOT NULL DEFAULT false,
     -- An open job keeps its last iterations only: the number of rounds whose calls were removed, the event up to which
-    -- its log was trimmed, and the position of the next trim. `trimmed_seq` is for ended runs.
+    -- its log was trimmed, and the position of the next trim. `trimmed_seq` is for ended runs. A `mark_round` of 2^31 - 1
+    -- means that the run's program has a cursor, so that its worker needs only its open calls.
     trimmed_rounds integer NOT NULL DEFAULT 0,
     trimmed_log_seq bigint NOT NULL DEFAULT 0,
     mark_round integer NOT NULL DEFAULT 0,
@@ -435,29 +436,30 @@ CREATE TABLE conversation_words (
 );
 CREATE INDEX conversation_words_search ON conversation_words USING gin (words);
 
--- The agents of a store. Deleted ones stay: if created again, their versions continue.
-CREATE TABLE agents (
+-- The agents and workflows of a store. Deleted ones stay: if created again, their versions continue.
+CREATE TABLE definitions (
     store_id text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,  -- agent or workflow
     name text COLLATE "C" NOT NULL,
     version integer NOT NULL,  -- the newest
-    delegates_to text[] NOT NULL,  -- of the newest version
+    uses text[] NOT NULL,  -- definitions of the same kind that the newest version uses
     delete_time timestamptz,
     delete_user_id text NOT NULL DEFAULT '',
     delete_credential_id text NOT NULL DEFAULT '',
-    PRIMARY KEY (store_id, name)
+    PRIMARY KEY (store_id, kind, name)
 );
 
 -- Versions never change.
-CREATE TABLE agent_versions (
+CREATE TABLE definition_versions (
     store_id text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
     version integer NOT NULL,
-    definition bytea NOT NULL,
-    tool_names text[] NOT NULL,
+    content bytea NOT NULL,
     create_time timestamptz NOT NULL,
     create_user_id text NOT NULL,
     create_credential_id text NOT NULL,
-    PRIMARY KEY (store_id, name, version)
+    PRIMARY KEY (store_id, kind, name, version)
 );
 
 -- The history of a fork, which is never copied: messages `first_number` to `last_number` are those of
@@ -481,8 +483,7 @@ CREATE TABLE agent_drafts (
     user_id text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
     version integer NOT NULL,
-    definition bytea NOT NULL,
-    tool_names text[] NOT NULL,
+    content bytea NOT NULL,
     create_time timestamptz NOT NULL,
     create_credential_id text NOT NULL,
     PRIMARY KEY (store_id, user_id, name)

@@ -14,6 +14,7 @@ from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
+from pawl.agent.v1.workflow_pb2_grpc import add_WorkflowServiceServicer_to_server
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
 from pawl.identity.v1.key_pb2_grpc import add_KeyServiceServicer_to_server
@@ -24,6 +25,7 @@ from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_server
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
+from pawl.job.v1.workflows_pb2_grpc import add_WorkflowLedgerServiceServicer_to_server
 from pawl.job_store import sweeps
 from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, quota
 from pawl.job_store.agents.store import PostgresAgents
@@ -62,6 +64,8 @@ from pawl.job_store.sweeps import Relay, RetentionPeriods
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.job_store.triggers.triggers import Triggers
+from pawl.job_store.versions.store import PostgresVersions
+from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
 from pawl.server.bus.connection import Bus
 from pawl.server.db.database import Database
 from pawl.server.process.metrics import Metrics
@@ -146,6 +150,7 @@ def on_postgres(
     keys = Keys(PostgresKeyRepository(database), clock, ids)
     agents, usage = PostgresAgents(database), PostgresUsage(database)
     titles = PostgresTitles(database, partial(quota, agents, usage))
+    workflows = PostgresVersions(database, WORKFLOW)
     declarations = DeclarationServicer(PostgresDeclarations(database))
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
     triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
@@ -168,12 +173,19 @@ def on_postgres(
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
         internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage))
         server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
+        internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))
+        server.add_forwarded(add_WorkflowServiceServicer_to_server, WorkflowServicer(workflows))
         server.add_forwarded(add_DeclarationServiceServicer_to_server, declarations)
         internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
-        internal(add_ScheduleLedgerServiceServicer_to_server, ScheduleLedgerServicer(schedules, limits))
-        server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
-        internal(add_TriggerLedgerServiceServicer_to_server, TriggerLedgerServicer(triggers, limits))
+        _add_starters(server, schedules, triggers, limits)
 
     return JobStore(group_commit=group_commit, ledger=ledger, loops=parts.loops | loops, keys=keys, add_to=add_to)
+
+
+def _add_starters(server: RpcServer, schedules: Schedules, triggers: Triggers, limits: Limits) -> None:
+    internal = partial(server.add, service_only=True)
+    server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
+    internal(add_ScheduleLedgerServiceServicer_to_server, ScheduleLedgerServicer(schedules, limits))
+    server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
+    internal(add_TriggerLedgerServiceServicer_to_server, TriggerLedgerServicer(triggers, limits))

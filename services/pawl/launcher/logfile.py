@@ -42,8 +42,12 @@ class LogFile:
         shutil.copy2(self.path, self.path.with_name(f"{self.path.name}.1"))
         os.truncate(self.path, 0)
 
+    def mark(self) -> None:
+        """Have `events` yield only lines that are written from now on."""
+        self._start = self.path.stat().st_size
+
     def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the JSON log lines that contain this event and were written by the newest process."""
+        """Yield the JSON log lines that contain this event and were written by the newest process, or since `mark`."""
         with self.path.open("rb") as file:
             file.seek(self._start)
             for line in file:

@@ -8,6 +8,7 @@ import json
 import os
 import ssl
 import sys
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -32,6 +33,8 @@ OWNER_URL = "database-owner.url"
 _SEAL_KEY: Final = "PAWL_GATEWAY_SEAL_KEY"
 _PUBLIC_URL: Final = "PAWL_PUBLIC_URL"
 _HEALTH_SECONDS = 2.0
+# How long a starting HTTP service may report that its dependencies are unavailable before it counts as ready.
+_DEPENDENCIES_SECONDS = 10.0
 _HEALTH_REQUEST: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 # Systems allow 104 or 108 bytes.
 _SOCKET_PATH_BYTES_MAX: Final = 100
@@ -76,16 +79,21 @@ def service_process(spec: ServiceSpec, replica: int, context: SuiteContext) -> P
     name = process_name(spec.name, replica)
     address_file = context.folder.run / f"{name}.addresses"
     listens = _listens(spec, replica, context)
+    started = 0.0
 
     def command() -> Command:
+        nonlocal started
+        started = time.monotonic()
         address_file.unlink(missing_ok=True)
         return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, listens, context))
 
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file) or {}
         status = await _status(found, spec, context.options)
-        # An HTTP service is ready even without its dependencies, because it reports their outage to its users.
-        return found if status == HTTPStatus.OK or (status and "http" in found) else None
+        # An HTTP service reports an outage to its users, so it is ready without its dependencies too, but services that
+        # start together should find each other first.
+        is_alone = status and "http" in found and time.monotonic() - started >= _DEPENDENCIES_SECONDS
+        return found if status == HTTPStatus.OK or is_alone else None
 
     async def answers() -> bool:
         return bool(await _status(_read_addresses(address_file) or {}, spec, context.options))

@@ -42,7 +42,11 @@ from pawl.launcher.services import ServiceSpec
 from pawl.server.identity.browser_seal import SEAL_FILE
 
 SUBSCRIBER = "subscriber"
+# Problems of the product that `pawl dev` runs, as a JSON list of lines, for the console.
+PROBLEMS_FILE = "problems.json"
 _ROTATE_SECONDS = 10.0
+_LOAD_SECONDS = 30.0
+_POLL_SECONDS = 0.05
 
 _log = logs.get_logger(__name__)
 
@@ -78,6 +82,7 @@ class Suite:
         """Start all processes and wait until they are ready. Raises StartError with one sentence if that fails."""
         secrets = self._secrets = self.folder.open()
         try:
+            (self.folder.run / PROBLEMS_FILE).unlink(missing_ok=True)
             for name in await orphans.stop_all(self.folder.run):
                 _log.warning("process.orphan_stopped", process=name)
             self._check_ports()
@@ -132,7 +137,7 @@ class Suite:
 
     @property
     def broken_tools(self) -> list[str]:
-        """The modules of PAWL_TOOLS that could not be loaded, each with its error."""
+        """The modules in PAWL_TOOLS that could not be loaded last, each with its error."""
         entries = (entry for process in self._processes.values() for entry in process.log.events("tool.module_broken"))
         return list(dict.fromkeys(f"{entry.get('tool_module')}: error: {entry.get('error')}" for entry in entries))
 
@@ -180,6 +185,24 @@ class Suite:
         """Start a stopped process with the same addresses, and return when it is ready."""
         self.process(name, replica).start()
         await self.wait_ready(name, replica)
+
+    async def reload_tools(self) -> None:
+        """Have the tool registry import the files in PAWL_TOOLS again, and return when it has. Running calls continue.
+
+        Raises StartError if the registry does not respond and cannot be restarted.
+        """
+        process = self.process("tool-registry")
+        process.log.mark()
+        # If it is down, it loads the tools when it restarts.
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1)
+        try:
+            async with asyncio.timeout(_LOAD_SECONDS):
+                while not any(process.log.events("tool.modules_loaded")):  # noqa: ASYNC110  # another process writes the log
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            await process.stop()
+            await self.start_process("tool-registry")
 
     # Implementation.
 

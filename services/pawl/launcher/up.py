@@ -136,7 +136,7 @@ async def run_until_signal(suite: Suite, when_ready: Callable[[Suite], Awaitable
             starting.result()
             show(suite.endpoints)
             for line in suite.broken_tools:
-                print(f"PAWL_TOOLS: {line}", flush=True)
+                print(line, flush=True)
             tasks.append(asyncio.ensure_future(when_ready(suite)))
             await _wait(stopping, suite.options.data)
             print("Stopping.", flush=True)

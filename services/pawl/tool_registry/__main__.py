@@ -46,7 +46,7 @@ from pawl.tool_registry.sources.mcp.connector import McpConnector
 from pawl.tool_registry.sources.mcp.permission import Programs, read_programs_file
 from pawl.tool_registry.sources.process.helpers import Helpers
 from pawl.tool_registry.sources.process.runner import ProcessRunner
-from pawl.tool_registry.sources.python.modules import load_modules
+from pawl.tool_registry.sources.python.modules import DeploymentTools
 from pawl.tool_registry.sources.python.runner import PythonRunner
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 from pawl.tool_registry.sources.worker.workers import WorkerOptions
@@ -114,8 +114,9 @@ async def main(stop: asyncio.Event) -> None:
             service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers, files=files
         )
         await registry.catalog.load("builtin", own)
-        for module in load_modules(module_names(settings.tools)):
-            await registry.catalog.load(f"module:{module.name}", module.tools)
+        deployed = DeploymentTools(registry.catalog, module_names(settings.tools))
+        await deployed.load()
+        service.background.start("reloads", deployed.reload_forever)
         await service.enter(registry.completing)
         await service.enter(registry.executor)
         service.background.start("erasures", _erasures(service, database, job_store, files).run)
@@ -144,7 +145,7 @@ def _builtin_tools(
         *document_tools(documents),
         *memory_tools(PostgresMemoryRepository(database)),
         *file_tools(files),
-        *mail_tools(mailer, documents, service.clock, sender=settings.mail_from),
+        *mail_tools(mailer, documents, ledger, service.clock, sender=settings.mail_from),
         *people_tools(documents),
         *question_tools(),
         *agent_tools(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -60,6 +60,14 @@ class LedgerReads:
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, run_id=run.run_id)
         found = await _found(self._ledger.GetRun(request), RunNotFound)
         return found is not None and found.run.state not in {*ENDED, run_pb2.RUN_STATE_CANCELLING}
+
+    async def labels(self, run: RunKey) -> Mapping[str, str]:
+        """Return the labels of the root run above a run, or its own; empty if it does not exist."""
+        request = ledger_pb2.GetRunRequest(store_id=run.store_id, run_id=run.run_id)
+        found = await _found(self._ledger.GetRun(request), RunNotFound)
+        if found is not None and found.run.above:
+            return await self.labels(RunKey(run.store_id, RunId(found.run.above[0].run_id)))
+        return found.run.labels if found is not None else {}
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
         """Notify a run that its call was completed. Has no effect if there is no such run."""

@@ -12,8 +12,10 @@ import pytest
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
+from pawl.agent.v1.goal_pb2_grpc import GoalServiceStub
 from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
+from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceStub
 from pawl.agent_loop.api.rpc import AgentServicer
 from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.api.watch import Watches
@@ -24,7 +26,7 @@ from pawl.event.v1 import call_pb2
 from pawl.server.identity.credentials import ApiKey
 from pawl.server.process.metrics import Metrics
 from pawl.server.rpc.server import RpcServer
-from tests.fakes.loop_world import MemoryAgents
+from tests.fakes.loop_world import MemoryAgents, workflow_servicers
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.registry import FakeChecker
 from tests.fakes.session_agent import FakeLive
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
     from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
+    from pawl.agent.v1.goal_pb2_grpc import GoalServiceAsyncStub
     from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
+    from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
 
 KEYS = [
     ApiKey(key="key-of-me-0123456789", store_id="local", user_id="me", roles=["member"]),
@@ -136,7 +140,7 @@ def client_side(
     agents: MemoryAgents | None = None,
 ) -> ClientSide:
     agents = agents or MemoryAgents()
-    ledger.servicers.append(agents.forwarded)
+    ledger.servicers += [agents.forwarded, *workflow_servicers()]
     quick = ClientTimes(
         sessions=times or SessionTimes(),
         heartbeat_seconds=0.05,
@@ -201,6 +205,11 @@ def jobs(channel: grpc.aio.Channel) -> JobServiceAsyncStub:
 
 
 @pytest.fixture
+def goals(channel: grpc.aio.Channel) -> GoalServiceAsyncStub:
+    return GoalServiceStub(channel)
+
+
+@pytest.fixture
 def operators(channel: grpc.aio.Channel) -> OperatorServiceAsyncStub:
     return OperatorServiceStub(channel)
 
@@ -211,6 +220,11 @@ def agents(channel: grpc.aio.Channel) -> AgentRegistryServiceAsyncStub:
 
 
 @pytest.fixture
+def workflows(channel: grpc.aio.Channel) -> WorkflowServiceAsyncStub:
+    return WorkflowServiceStub(channel)
+
+
+@pytest.fixture
 def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
     return ConversationServiceStub(channel)
 
@@ -218,7 +232,10 @@ def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
 @pytest.fixture
 def api(channel: grpc.aio.Channel) -> Any:
     """Call the method that takes this request type. For a stream, return its first response."""
-    services = AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, JobServiceStub, OperatorServiceStub
+    services = (
+        *(AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, GoalServiceStub, JobServiceStub),
+        *(OperatorServiceStub, WorkflowServiceStub),
+    )
     stubs = [service(channel) for service in services]
 
     def call(request: Any, metadata: Any = ME) -> Any:

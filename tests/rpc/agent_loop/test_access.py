@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import pytest
 
 from pawl.agent.v1 import (
@@ -151,13 +150,3 @@ async def test_unavailable_ledger_returns_unavailable(api: Api, ledger: PlayedLe
 async def test_malformed_ids_are_rejected(api: Api, run_id: str) -> None:
     await check_refusals(api, [(request, "INVALID_ID") for request in of_run(run_id)])
     await check_refusals(api, [(request, "INVALID_ID") for request in of_operators(run_id)], OPERATOR)
-
-
-async def test_undecodable_bytes_are_rejected(channel: grpc.aio.Channel) -> None:
-    for name in ("StartRun", "SubmitToolResults", "Decide", "GetRun"):
-        method: Any = channel.unary_unary(f"/pawl.agent.v1.AgentService/{name}")
-        assert await reason(method(b"\xff\xff\xff", metadata=ME)) == "MALFORMED_REQUEST"
-
-
-async def test_calls_without_a_key_are_rejected(stub: Any) -> None:
-    assert await reason(stub.ListRuns(agent_pb2.ListRunsRequest())) == "UNAUTHENTICATED"

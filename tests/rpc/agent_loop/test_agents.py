@@ -175,12 +175,3 @@ async def test_draft_delegates_only_to_agents_that_its_user_may_use(agents: Agen
     await agents.UpdateAgent(clerk("hidden", allowed_roles=["operator"]), metadata=ADMIN)
     for name, why in (("nobody", "AGENT_NOT_FOUND"), ("hidden", "AGENT_NOT_FOUND"), ("clerk", "AGENT_CYCLE")):
         assert await reason(agents.UpdateDraft(draft(delegates_to=[name]), metadata=ME)) == why
-
-
-async def test_agents_are_listed_in_pages(agents: AgentRegistryServiceAsyncStub) -> None:
-    for name in ("a", "b"):
-        await agents.UpdateAgent(clerk(name), metadata=ADMIN)
-    first = await agents.ListAgents(pb.ListAgentsRequest(page_size=1), metadata=ME)
-    assert [agent.definition.name for agent in first.agents] == ["default", "a"]
-    rest = await agents.ListAgents(pb.ListAgentsRequest(page_token=first.next_page_token), metadata=ME)
-    assert [agent.definition.name for agent in rest.agents] == ["b"]

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pawl.agent.v1 import agent_pb2, session_pb2, steps_pb2, types_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2, steps_pb2, undo_pb2
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.client.history import history
 from pawl.event.v1 import message_pb2
-from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
-
-
-async def start(stub: AgentServiceAsyncStub, text: str = "Lunch on Friday?", metadata: Any = ME, **fields: Any) -> str:
-    return (await stub.StartRun(agent_pb2.StartRunRequest(text=text, **fields), metadata=metadata)).run.conversation_id
-
-
-async def test_conversation_key_works_in_requests_and_in_frames(
-    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
-) -> None:
-    first = await start(stub, conversation_key="ticket 42")
-    assert await start(stub, conversation_key="ticket 42") == first
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(start=session_pb2.Start(text="And then?", conversation_key="ticket 42"))
-    assert receipt.status == types_pb2.RECEIPT_STATUS_ACCEPTED
-    request = agent_pb2.GetRunRequest(run_id=receipt.run_id)
-    assert (await stub.GetRun(request, metadata=ME)).run.conversation_id == first
-    by_key = pb.GetConversationRequest(conversation_key="ticket 42")
-    found = (await conversations.GetConversation(by_key, metadata=ME)).conversation
-    assert (found.conversation_id, found.queued_run_count, found.title) == (first, 2, "Lunch on Friday?")
 
 
 # ForkConversation and ImportConversation, including each way in which a request is rejected.

@@ -17,7 +17,7 @@ from tests.fakes.session_agent import FakeLive
 from tests.poll import until
 from tests.rpc.agent_loop.asking import failure, own_tool, reason
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
-from tests.rpc.agent_loop.conftest import APPROVER, OTHER_USERS
+from tests.rpc.agent_loop.conftest import APPROVER
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -186,27 +186,6 @@ async def test_invalid_frame_gets_a_receipt_and_the_stream_continues(client: Cli
         receipt = await client.ask(**frame)
         assert (receipt.status, receipt.reason) == (status, expected), frame
     assert (await client.attach()).status == ACCEPTED
-
-
-@pytest.mark.parametrize("other_user", OTHER_USERS)
-async def test_other_users_resources_are_unknown(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, other_user: Any
-) -> None:
-    """I13: frames about them have no effect."""
-    await ledger.add_run()
-    await ledger.offer("call_1")
-    client = Client(stub, metadata=other_user)
-    await client.hello("cli_a", "show")
-    result = types_pb2.ToolResult(run_id="run_1", call_id="call_1", content_json=b"1", offer_epoch=1)
-    frames: list[dict[str, Any]] = [
-        {"attach": session_pb2.Attach(run_id="run_1")},
-        {"cancel": session_pb2.Cancel(run_id="run_1")},
-        {"tool_result": result},
-        {"message": session_pb2.UserMessage(conversation_id="conv_1", text="x")},
-    ]
-    for frame in frames:
-        assert (await client.ask(**frame)).status == UNKNOWN
-    assert not ledger.commands
 
 
 async def test_decisions_messages_and_cancels_are_applied(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pawl.chassis.ids import CallId, CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.labels import MAIL_ID
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.tool_registry.ledger import LedgerReads
@@ -35,12 +36,25 @@ async def test_notice_is_loaded_and_entered_by_the_delegated_run(user: User, own
     assert await owner.notices() == []
 
 
-async def test_job_that_starts_below_a_cancelled_run_is_cancelled(user: User, owner: Owner) -> None:
-    """I12: the cancellation of the root run has not reached the runs below it."""
-    agent = await delegating(user, await delegating(user, owner, "a"), "b")
-    await user.cancel(owner.run_id)
-    await agent.commit(round=1, **starting_step("c"))
-    assert (await user.run("job_c")).state == run_pb2.RUN_STATE_CANCELLED
+async def test_stop_of_a_job_reaches_the_jobs_of_its_agent(user: User, owner: Owner) -> None:
+    """ASYNC-6: also a job that no worker has claimed yet."""
+    await owner.commit(round=1, **starting_step("outer"))
+    (outer,) = await claimed_jobs(user)
+    agent = await delegating(user, outer, "a")
+    await agent.commit(round=1, **starting_step("b", "c"))
+    (begun,) = await claimed_jobs(user)
+    await user.cancel(outer.run_id)
+    (claimed,) = [run for run in await user.claim(runs_max=8) if run.run_id == outer.run_id]
+    outer.epoch = claimed.epoch
+    settled = outer.call("a", call_pb2.CALL_STATE_CANCELLED, child_run_id=agent.run_id, result=result())
+    consumed = [command.command_id for command in await outer.inbox()]
+    await outer.commit(calls=[settled], consumed=consumed)
+    for run_id in (agent.run_id, "job_b", "job_c"):
+        run = await user.run(run_id)
+        assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_PARENT), run_id
+    (command,) = await begun.inbox()
+    assert command.cancel.cause == run_pb2.STOP_CAUSE_PARENT
+    assert not (await user.run(owner.run_id)).stop_cause
 
 
 async def test_message_of_a_delegated_run_reports_waiting_notices(user: User, owner: Owner) -> None:
@@ -115,3 +129,12 @@ async def test_delegated_models_list_stop_and_read_only_their_own_jobs(
     own = [await stop(agent.run_id, job_id) for job_id in ("job_own", "job_root", agent.run_id)]
     assert own == [True, False, False]
     assert await stop(owner.run_id, "job_root")
+
+
+async def test_labels_of_the_root_run_are_found_from_all_runs_below_it(user: User, replica: Replica) -> None:
+    labels = {MAIL_ID: "<1@example.com>", "customer": "bob"}
+    root = await user.start(labels=labels)
+    agent = await delegating(user, root, "a", above=[run_pb2.RunAbove(run_id=root.run_id)])
+    ledger = LedgerReads(replica.channel)
+    for run_id, expected in ((root.run_id, labels), (agent.run_id, labels), ("run_none", {})):
+        assert await ledger.labels(RunKey(StoreId("acme"), RunId(run_id))) == expected

@@ -17,6 +17,7 @@ from pawl.agent.v1 import (
     operator_pb2,
     schedule_pb2,
     trigger_pb2,
+    workflow_pb2,
 )
 from pawl.chassis.identity.auth import Principal, for_user, user_principal
 from pawl.chassis.ids import StoreId, UserId
@@ -39,6 +40,7 @@ _FORWARDED = {
 for service, methods in (
     (agent_pb2.DESCRIPTOR.services_by_name["AgentService"], ("ListRuns", "ListCalls", "ListMessages")),
     (operator_pb2.DESCRIPTOR.services_by_name["OperatorService"], ("ListAttention",)),
+    (workflow_pb2.DESCRIPTOR.services_by_name["WorkflowService"], ("ListWorkflows", "ListWorkflowVersions")),
 ):
     _FORWARDED |= {method: service.methods_by_name[method] for method in methods}
 

@@ -64,8 +64,11 @@ async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) ->
         change = pb.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
         assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD", url
     for _ in range(9):
+        request = pb.CreateChannelRequest(channel=pb.Channel(url=URL), validate_only=True)
+        assert not (await channels.CreateChannel(request, metadata=ANN)).secret
         await created(channels)
     assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has at most ten"
+    assert await reason_of(channels.CreateChannel(request, metadata=ANN)) == "INVALID_FIELD"
 
 
 async def test_channel_of_another_user_is_not_found(channels: ChannelServiceAsyncStub, receiver: WebServer) -> None:

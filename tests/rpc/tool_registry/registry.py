@@ -109,12 +109,14 @@ ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 class Ledger(LedgerReads):
     """A ledger with a run and an approved call of ann in acme, and the agents clerk and counter.
 
-    `completed_calls` are the completions that it was notified of, and `stopped` are runs that accept no results.
+    `completed_calls` are the completions that it was notified of, and `stopped` are runs that accept no results. All
+    runs have the labels `of_runs`.
     """
 
     def __init__(self) -> None:
         self.completed_calls: list[tuple[str, str]] = []
         self.stopped: set[str] = set()
+        self.of_runs: dict[str, str] = {}
         self.away = False
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
@@ -132,6 +134,9 @@ class Ledger(LedgerReads):
     async def takes_results(self, run: RunKey) -> bool:
         self._answer()
         return run.run_id not in self.stopped
+
+    async def labels(self, run: RunKey) -> Mapping[str, str]:
+        return self.of_runs
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
         self._answer()

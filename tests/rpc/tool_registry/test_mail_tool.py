@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from pawl.agent_loop.triggers import rules as trigger_events
 from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.labels import MAIL_ID, MAIL_THREAD
 from pawl.mailbox.mail import read_mail
 from pawl.server.db.database import Database
 from pawl.server.egress.mail import read_smtp_url
@@ -19,7 +21,7 @@ from pawl.tool_registry.documents.rules import STORE_OWNER
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from tests.fakes.manual_clock import ManualClock
 from tests.mail_server import Postbox, mail_server, text_of
-from tests.rpc.tool_registry.registry import Registry, content, context, running
+from tests.rpc.tool_registry.registry import Ledger, Registry, content, context, running
 
 LETTER = {"to": ["ann@example.com"], "subject": "Report", "body": "The report is attached."}
 ANN = UserId("ann")
@@ -28,8 +30,10 @@ ANN = UserId("ann")
 class Office:
     """A registry with mail, documents and the address book, and the mails that were sent."""
 
-    def __init__(self, registry: Registry, documents: PostgresDocumentRepository, postbox: Postbox) -> None:
-        self.registry, self.postbox, self._documents = registry, postbox, documents
+    def __init__(
+        self, registry: Registry, documents: PostgresDocumentRepository, ledger: Ledger, postbox: Postbox
+    ) -> None:
+        self.registry, self.postbox, self.ledger, self._documents = registry, postbox, ledger, documents
         self._calls = 0
 
     async def put(self, name: str, text: str, owner: UserId = ANN, store: str = "acme") -> None:
@@ -59,9 +63,10 @@ async def office(database_url: str, tmp_path: Path, clock: ManualClock) -> Async
     async with mail_server() as (postbox, port), Database(database_url, application_name="test") as database:
         documents = PostgresDocumentRepository(database)
         mailer = SmtpMailer(read_smtp_url(f"smtp://127.0.0.1:{port}"))
-        tools = [*mail_tools(mailer, documents, clock, sender="pawl@example.org"), *people_tools(documents)]
-        async with running(database_url, tmp_path, tools) as registry:
-            yield Office(registry, documents, postbox)
+        ledger = Ledger()
+        mail = mail_tools(mailer, documents, ledger, clock, sender="pawl@example.org")
+        async with running(database_url, tmp_path, [*mail, *people_tools(documents)]) as registry:
+            yield Office(registry, documents, ledger, postbox)
 
 
 async def test_html_and_attached_documents_arrive_unchanged(office: Office) -> None:
@@ -146,17 +151,31 @@ async def test_names_of_attachments_cannot_add_headers_or_hide_their_ending(offi
 
 
 async def test_answer_joins_the_thread_of_the_mail_that_started_the_run(office: Office) -> None:
-    """The event of a mailbox trigger has the values that send_email needs."""
+    """The run of a mailbox trigger has the ids in its labels. For other mails, the model copies the id."""
     raw = (
         b"From: Ann <ann@example.com>\r\nTo: pawl@example.org\r\nSubject: Order\r\nMessage-ID: <3?=a@x.example.com>\r\n"
         b"References: <1@x.example.com>\r\n <2@x.example.com>\r\nIn-Reply-To: <2@x.example.com>\r\n\r\nWhen?\r\n"
     )
     event = read_mail(raw, False, own="pawl@example.org", authserv_id="", senders=["@example.com"])
-    answer = await office.sent(
-        subject=f"Re: {event['subject']}", html="<p>Soon</p>", in_reply_to=event["message_id"], thread=event["thread"]
-    )
+    assert "set in_reply_to, or leave out reply" in (await office.send(reply=True))["error"]
+    line = trigger_events.line({"source": "mail"}, {"data": event}, bytes_max=10_000)
+    office.ledger.of_runs = trigger_events.mail_labels(line)
+    answer = await office.sent(subject=f"Re: {event['subject']}", html="<p>Soon</p>", reply=True)
     assert answer["In-Reply-To"] == "<3?=a@x.example.com>"
     assert answer["References"].split() == ["<1@x.example.com>", "<3?=a@x.example.com>"]
+    other = await office.sent(in_reply_to="<4@x.example.com>")
+    assert (other["In-Reply-To"], other["References"]) == ("<4@x.example.com>",) * 2
+    verdict = await office.registry.check("send_email", LETTER | {"reply": True})
+    assert "\nAnswers the e-mail that started the run\n" in verdict.preview
+    encoded = "<=?utf-8?q?=0D=0ABcc:_eve@example.com?=@x>"
+    office.ledger.of_runs = {MAIL_ID: encoded, MAIL_THREAD: "<1@x.example.com>"}
+    assert (await office.sent(reply=True))["References"] == "<1@x.example.com>"
+    first, last = (f"<{n}{'x' * 80}@mail.example.com>" for n in "ab")
+    office.ledger.of_runs = {MAIL_ID: last, MAIL_THREAD: first}
+    await office.sent(reply=True)
+    sent = office.postbox.envelopes[-1].content
+    assert isinstance(sent, bytes)
+    assert f"\r\nReferences: {first}\r\n {last}\r\n".encode() in sent
     for hostile in (
         "<=?utf-8?q?=0D=0ABcc:_eve@example.com?=@x>",
         "<a b@x>",
@@ -165,9 +184,7 @@ async def test_answer_joins_the_thread_of_the_mail_that_started_the_run(office: 
     ):
         verdict = await office.registry.check("send_email", LETTER | {"in_reply_to": hostile})
         assert verdict.error_reason == "INVALID_ARGUMENTS", hostile
-    # The answer does not fire a trigger of another mailbox.
-    sent = office.postbox.envelopes[-1].content
-    assert isinstance(sent, bytes)
+    # An answer does not fire a trigger of another mailbox.
     refused = read_mail(sent, False, own="other@example.com", authserv_id="", senders=["@example.org"])
     assert "Auto-Submitted: auto-replied" in refused["refusal"]
 

@@ -171,16 +171,16 @@ async def test_comments_are_shown_with_their_task_or_project(planner: Planner) -
 async def test_comment_is_deleted_once_after_approval(planner: Planner) -> None:
     await planner("create_task", title="Party")
     comment = (await planner("add_comment", text="Ask Bo.", task="Party"))["comment_id"]
-    verdict = await planner.registry.check("delete_comment", {"comment_id": comment})
-    assert (verdict.approval_cause, verdict.preview) == ("category DESTRUCTIVE", f"Delete the comment {comment}")
+    arguments = {"comment_id": comment, "text": "Ask Bo."}
+    verdict = await planner.registry.check("delete_comment", arguments)
+    assert (verdict.approval_cause, verdict.preview) == ("category DESTRUCTIVE", "Delete the comment:\nAsk Bo.")
     for who in (context(user="bob"), context(store="other")):
-        assert outcome(await planner.result("delete_comment", who=who, comment_id=comment)) == "FAILED TOOL_ERROR"
+        assert outcome(await planner.result("delete_comment", who=who, **arguments)) == "FAILED TOOL_ERROR"
+    other_text = await planner("delete_comment", **arguments | {"text": "Ask Ann."})
+    assert f"there is no comment {comment!r} with this text" in other_text["error"]
     for _ in range(2):
-        assert await planner("delete_comment", call="once", comment_id=comment) == {
-            "deleted": comment,
-            "text": "Ask Bo.",
-        }
-    assert await planner("delete_comment", comment_id=comment) == {"error": f"there is no comment {comment!r}"}
+        assert await planner("delete_comment", call="once", **arguments) == {"deleted": comment, "text": "Ask Bo."}
+    assert "there is no comment" in (await planner("delete_comment", **arguments))["error"]
     assert "comments" not in (await planner.projects())[0]["tasks"][0]
 
 

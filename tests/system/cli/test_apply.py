@@ -53,7 +53,7 @@ def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: Command
 
     (shop / "rules" / "ask.yaml").write_text(SHOP["rules/ask.yaml"].replace("ASK", "DENY", 1))
     changed = pawl.succeed("apply", "-f", str(shop))
-    assert "+effect: RULE_EFFECT_DENY" in changed
+    assert "+effect: DENY" in changed
     assert pawl.succeed("rules", "list").count("calculate") == 1, "the earlier rule is revoked"
 
     out = tmp_path / "out"

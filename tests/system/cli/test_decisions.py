@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 
 from tests.system.cli.conftest import CommandLine
 
 LETTER = "e-mail ann@example.com about lunch: see you at noon"
 EDITED = '{"to": ["bob@example.com"], "subject": "dinner", "body": "at eight", "cc": []}'
-
-
-def rules(pawl: CommandLine) -> list[list[str]]:
-    lines = pawl.succeed("rules", "list").splitlines()
-    return [line.split("\t") for line in lines if line.startswith("rule_")]
 
 
 def story(pawl: CommandLine, run_id: str) -> list[tuple[str, str, str]]:
@@ -62,26 +56,3 @@ def test_chat_runs_front_end_tool_and_accepts_answers_and_decisions(pawl: Comman
     for said in ("[the plan]", 'You answered "Tomorrow at 19:00"', "Type one of", "send_email rejected", "6 * 7 = 42"):
         assert said in output
     assert output.count("completed (") == 4
-
-
-def test_rule_applies_until_revoked_and_each_call_names_it(pawl: CommandLine) -> None:
-    """HITL-5: a revoked rule is listed only with `--all`."""
-    zoe, letter = pawl.user("zoe"), LETTER.replace("ann", "zoe")
-    made = zoe.succeed("rules", "allow", "send_email", "--like", "to=zoe@*", "--for", "1h", "--reason", "a test")
-    rule_id = re.findall(r"rule_\w+", made)[0]
-    assert f"allowed by {rule_id}" in zoe.succeed("run", letter)
-    assert re.search(rf"{rule_id}\s+allow\s+send_email where to like zoe@\*", zoe.succeed("rules", "list"))
-    deny_id = re.findall(r"rule_\w+", zoe.succeed("rules", "deny", "send_email", "--equals", 'subject="lunch"'))[0]
-    assert f"denies this call ({deny_id})" in zoe.succeed("run", letter)
-    zoe.succeed("rules", "revoke", deny_id)
-    zoe.succeed("rules", "revoke", rule_id)
-    zoe.succeed("cancel", zoe.started(letter))
-    assert rules(zoe) == []
-    assert rule_id in zoe.succeed("rules", "list", "--all")
-    for arguments, says in (
-        ("allow *", "must expire within 30 days"),
-        ("allow send_email --for soon", "not a duration like"),
-        ("deny send_email --like to", "argument=value"),
-        ("deny send_email --conversation conv_x", "The conversation does not exist"),
-    ):
-        assert says in zoe.refuse("rules", *arguments.split())

@@ -139,6 +139,8 @@ async def test_queued_message_waits_and_stop_button_cancels(open_page: NewPage) 
 async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: NewPage, tmp_path: Path) -> None:
     """Text that the user is writing at that moment is kept."""
     page, effects = await open_page(user="waiter"), tmp_path / "effects"
+    await page.clock.install()
+    await page.reload()
     await say(page, background(effects))
     await done(page)
     strip = page.get_by_role("status").filter(has_text="hold_once")
@@ -148,7 +150,7 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
     await page.get_by_label("Your message").fill("half a sent")
     calls: list[str] = []
     page.on("request", lambda asked: calls.append(asked.url.rpartition("/")[2]))
-    await page.wait_for_timeout(3500)
+    await page.clock.run_for(10_000)
     effects.with_suffix(".go").touch()
     for each in (page, phone):
         await done(each, 2)
@@ -157,24 +159,6 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
         await expect(each.get_by_role("status").filter(has_text="hold_once")).to_have_count(0)
     assert {*calls} <= {"stream", "GetRun"}, "GetRun marks a run as seen"
     await expect(page.get_by_label("Your message")).to_have_value("half a sent")
-
-
-async def test_turns_of_jobs_appear_once_although_services_crash(
-    open_page: NewPage, suite: Suite, tmp_path: Path
-) -> None:
-    page = await open_page(user="survivor")
-    for number, service in enumerate(("gateway", "agent-loop"), 1):
-        await say(page, background(tmp_path / service))
-        await done(page, 2 * number - 1)
-        suite.kill(service)
-        (tmp_path / f"{service}.go").touch()
-        await done(page, 2 * number)
-        await suite.wait_ready(service)
-    reports = page.locator(".turn", has_text="has ended, completed: finished.")
-    await expect(reports).to_have_count(2)
-    await page.reload()
-    await done(page, 4)
-    await expect(reports).to_have_count(2)
 
 
 async def test_approval_of_a_job_is_decided_in_its_conversation(open_page: NewPage) -> None:

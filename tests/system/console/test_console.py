@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
 from playwright.async_api import Page, expect
 
-from pawl.launcher.suite import Suite
+from pawl.launcher.suite import PROBLEMS_FILE, Suite
 from pawl.server.identity import browser_seal
 from pawl.server.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from tests.keys import LOCAL_KEY
@@ -17,6 +17,7 @@ from tests.system.console.conftest import BEHIND, NewPage, at, done, say
 # Each test starts from what users see, and waits for changes that users would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
+BAD_REQUEST = 400
 LISTS = (
     *("background", "attention", "agents", "tools", "rules", "schedules", "triggers", "audit", "notifications"),
     *("channels", "sources", "documents", "settings"),
@@ -213,3 +214,47 @@ async def inside_out(page: Page, selector: str) -> list[str]:
         ".map(one => one.className || one.tagName)"
     )
     return list(await page.locator(selector).evaluate_all(wider))
+
+
+async def test_login_page_requests_nothing_that_needs_a_login(open_page: NewPage) -> None:
+    """Browsers list each refused request as an error."""
+    page = await open_page("/unknown", user="")
+    refused: list[str] = []
+    page.on("response", lambda answer: refused.append(answer.url) if answer.status >= BAD_REQUEST else None)
+    await page.goto(at(page, "/"))
+    await expect(page.get_by_label("Your key")).to_be_visible()
+    await page.get_by_label("Your key").fill(LOCAL_KEY)
+    await page.get_by_role("button", name="Log in").click()
+    await expect(page.get_by_label("Your message")).to_be_visible(timeout=90_000)
+    await page.reload()
+    await expect(page.get_by_label("Your message")).to_be_visible(timeout=90_000)
+    assert refused == []
+
+
+async def test_problems_of_a_product_under_development_are_shown_until_they_are_fixed(
+    open_page: NewPage, suite: Suite
+) -> None:
+    file = suite.folder.run / PROBLEMS_FILE
+    file.write_text('["tools.stock: error: stock.py:1: SyntaxError"]')
+    try:
+        page = await open_page()
+        problem = page.get_by_role("alert").filter(has_text="stock.py:1")
+        await expect(problem).to_be_visible()
+        file.write_text("[]")
+        await expect(problem).to_have_count(0)
+        file.write_text("[\"clerk.yaml:2: there is no tool 'stock'\"]")
+        await expect(page.get_by_role("alert").filter(has_text="clerk.yaml:2")).to_be_visible()
+    finally:
+        file.unlink()
+
+
+async def test_jobs_are_paused_and_stopped_in_their_rows(open_page: NewPage) -> None:
+    page = await open_page(user="rower")
+    await say(page, "in the background, every 1 seconds, 500 times: what is 6 * 7")
+    await expect(page.locator(".turn[data-state=completed]").first).to_be_visible(timeout=90_000)
+    await page.goto(at(page, "/background"))
+    row = page.get_by_role("row", name="calculate")
+    await row.get_by_role("button", name="Pause").click(timeout=90_000)
+    await row.get_by_role("button", name="Resume").click(timeout=90_000)
+    await row.get_by_role("button", name="Stop").click(timeout=90_000)
+    await expect(row).to_have_count(0, timeout=90_000)

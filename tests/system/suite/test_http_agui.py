@@ -109,43 +109,6 @@ async def test_job_question_interrupts_the_thread_that_started_the_job(endpoint:
     assert notices(await thread.ask(resume=resolved(asked[0]))) == ["send_email was already decided by me: approve."]
 
 
-async def test_follow_streams_the_turn_of_a_job_and_reconnects_without_repeating_it(
-    endpoint: httpx2.AsyncClient, suite: Suite, tmp_path: Path
-) -> None:
-    thread, effects = Thread(endpoint, "followed"), tmp_path / "effects"
-    early = await endpoint.post("/agui", json=thread.body(forwardedProps=FOLLOW))
-    assert (early.status_code, reason(early)) == (404, "CONVERSATION_NOT_FOUND")
-    await thread.ask(f'in the background: call hold_once with {{"path": "{effects}"}}')
-    refused = await endpoint.post("/agui", json=thread.body("hello", forwardedProps=FOLLOW))
-    assert (refused.status_code, reason(refused)) == (400, "INVALID_FIELD")
-    pages = await followed(endpoint, thread.body(messages=[], forwardedProps=FOLLOW), effects.with_suffix(".go").touch)
-    assert [page.texts() for page in pages] == [pages[0].texts(), [*pages[0].texts(), pages[1].texts()[-1]]]
-    assert pages[1].texts()[-1].endswith("has ended, completed: finished.")
-    snapshot, *later = await followed(endpoint, thread.body(messages=[], forwardedProps=FOLLOW), None)
-    assert (snapshot.texts(), later) == (pages[1].texts(), [])
-
-
-FOLLOW = {"pawl": {"follow": True}}
-
-
-async def followed(endpoint: httpx2.AsyncClient, body: dict[str, Any], act: Any) -> list[Page]:
-    """Follow a thread and return a page for the snapshot, and, after calling `act`, one for the next turn."""
-    pages: list[Page] = []
-    async with endpoint.stream("POST", "/agui", json=body) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        async for line in answer.aiter_lines():
-            event = json.loads(line[6:]) if line.startswith("data: ") else {}
-            if event.get("type") == "RUN_STARTED":
-                pages.append(Page())
-            if event:
-                pages[-1].take(event)
-            if pages and pages[-1].ended:
-                if len(pages) > 1 or act is None:
-                    return pages
-                act()
-    raise AssertionError("the stream ended")
-
-
 async def test_run_continues_after_disconnect_and_can_be_rejoined(endpoint: httpx2.AsyncClient) -> None:
     left = Thread(endpoint, "leaving")
     await left.leave(STORY)

@@ -116,10 +116,6 @@ VERDICTS = {
 }
 
 OK = ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=b'"done"'))
-BROKEN = ExecutionResult(
-    outcome=Outcome.FAILED,
-    result=CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR"),
-)
 UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=CallResult(content_json=b"null", is_error=True))
 ASKS = ExecutionResult(
     outcome=Outcome.INPUT_REQUIRED, result=CallResult(content_json=b"null"), question=Question(question="Really?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -299,6 +300,24 @@ async def test_a_background_tool_replaces_the_parameters_if_configured() -> None
     shown, *_ = second.messages[2]["tool_calls"]
     assert shown["function"]["name"] == "in_background"
     assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
+
+
+@pytest.mark.parametrize(
+    ("more", "is_described"),
+    [
+        ({"reports": {"progress": [25, 50]}}, True),
+        ({"reports": {"minutes": 10}}, True),
+        ({"reports": "change", "interval": 5, "stop_after": 2}, True),
+        ({"reports": {"percent": 5}}, False),
+        ({"reports": "never"}, False),
+    ],
+)
+def test_schema_of_the_background_tool_describes_its_reports(more: dict[str, Any], is_described: bool) -> None:
+    arguments = {"tool": "look", "arguments": "{}"} | more
+    schema = background.FUNCTION["function"]["parameters"]
+    assert jsonschema_rs.is_valid(schema, arguments) is is_described
+    _, reading = background.read_tool(json.dumps(arguments), {"look": b"{}"})
+    assert (reading.terms is not None) is is_described, reading.fault
 
 
 def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:

@@ -12,7 +12,7 @@ from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story, background
 
-HIRE = f"hire {json.dumps({'task': 'help'})}"
+HIRE = f"run_agent {json.dumps({'task': 'help'})}"
 
 
 def story_of(**scripts: list[Script]) -> Story:
@@ -79,7 +79,9 @@ async def test_a_delegated_run_that_is_still_working_is_notified_of_its_job() ->
 
 
 async def test_an_agent_at_the_depth_limit_starts_no_agent_in_the_background() -> None:
-    story = story_of(start=[calls(HIRE), says("Asked.")], help=[calls(background("hire", task="more")), says("No.")])
+    story = story_of(
+        start=[calls(HIRE), says("Asked.")], help=[calls(background("run_agent", task="more")), says("No.")]
+    )
     story.say("start", RunOptions(limits=Limits(agent_depth_max=1)))
     await story.until(lambda: story.is_over)
     (call,) = story.calls(agent_of(story))

@@ -223,8 +223,8 @@ async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: 
 
     def reply(_: ModelRequest) -> Script:
         at_once.append(model.streaming + 1)
-        hires = [f'hire {{"task":"n{n}"}}' for n in range(2)]
-        series = [background("hire", task=f"b{n}", _interval=7, _stopAfter=3) for n in range(2)]
+        hires = [f'run_agent {{"task":"n{n}"}}' for n in range(2)]
+        series = [background("run_agent", task=f"b{n}", _interval=7, _stopAfter=3) for n in range(2)]
         wanted = draw.sample(
             [*hires, *series, background("work"), 'look {"n":1}'], draw.randint(len(model.requests) < 6, 3)
         )
@@ -245,7 +245,7 @@ async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: 
 async def test_a_run_with_an_exhausted_budget_expires_unless_topped_up() -> None:
     """LOOP-12: a top-up that is too small does not resume the run."""
     story = Story(seconds=20.0)
-    started = calls(background("hire", task="b0"), 'work {"n":1}')
+    started = calls(background("run_agent", task="b0"), 'work {"n":1}')
     costs = iter([(started, 100), (says("Done."), 2600), (says("Finished."), 100)])
 
     def reply(_: ModelRequest) -> Script:

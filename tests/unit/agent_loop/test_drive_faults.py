@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
-from pawl.agent_loop.loop.drive import Drive
-from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.fact import TAKEOVER, OutputDelta, RoundRetrying
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.run import RunOptions
-from pawl.agent_loop.loop.rules.step import Step
-from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
-from pawl.job.v1.ledger_pb2 import CommitRunResponse
+from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError
 from tests.fakes.loop_world import World, transient
 from tests.fakes.model import says
 from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, everything, present, shown_text
@@ -39,47 +31,6 @@ def test_any_commit_may_fail_before_or_after_it_is_applied(error: type[PawlError
         return position < len(world.ledger.steps)
 
     at_each(main, more_than=8)
-
-
-def test_a_late_step_from_a_dropped_drive_is_harmless() -> None:
-    """I4: both drives have the same epoch, so the ledger cannot tell them apart."""
-
-    async def main(position: int) -> bool:
-        world = everything()
-        key = world.ledger.submit("hello")
-        on_its_way: list[Callable[[], Coroutine[Any, Any, object]]] = []
-        commit, counts = world.ledger.commit, itertools.count()
-
-        async def hang(claim: Claim, commit_id: str, step: Step) -> CommitRunResponse:
-            if next(counts) == position:
-                on_its_way.append(lambda: commit(claim, commit_id, step))
-                await asyncio.get_running_loop().create_future()
-            return await commit(claim, commit_id, step)
-
-        claim = await world.claim()
-        world.ledger.commit = hang  # type: ignore[method-assign]
-        dropped = asyncio.create_task(Drive(claim, world.dependencies).run())
-        while not on_its_way and not dropped.done():
-            await asyncio.sleep(1.0)
-            await world.respond(key)
-        dropped.cancel()
-        await asyncio.wait([dropped])
-
-        async def overtake(claim: Claim, commit_id: str, step: Step) -> CommitRunResponse:
-            world.ledger.commit = commit  # type: ignore[method-assign]
-            for late in on_its_way:
-                await late()
-            return await commit(claim, commit_id, step)
-
-        world.ledger.commit = overtake  # type: ignore[method-assign]
-        with contextlib.suppress(LeaseLost, RunEnded):
-            await Drive(claim, world.dependencies).run()
-        await world.respond(key)
-        await world.finish(key)
-        check_whole(world, key)
-        return bool(on_its_way)
-
-    at_each(main, more_than=5)
 
 
 async def test_a_takeover_in_mid_stream_voids_the_output_shown_so_far() -> None:

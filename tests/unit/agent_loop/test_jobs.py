@@ -40,7 +40,7 @@ VERDICTS = {
     "work": tool(),
     "gated": replace(tool("APPROVE"), digest="ab" * 32),
     "show": tool("OFFER", context="FRONTEND"),
-    "hire": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+    "run_agent": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace as replaced
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -16,21 +16,25 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
+from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
 from pawl.agent_loop.schedules.starting import ClaimPause, Starting
 from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
+from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
+    InvalidArguments,
     InvalidField,
     Overloaded,
     PawlError,
     PermissionDenied,
     TooLarge,
+    WorkflowNotFound,
 )
 from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW, SCHEDULE_OVERLAP_QUEUE, ScheduleDefinition, ScheduleFire
 from pawl.event.v1.trigger_pb2 import MailboxSource, MailPosition, TriggerDefinition
@@ -108,9 +112,23 @@ class Checks:
         return SubmitMessageRequest(text=message.text, conversation_key=message.conversation_key), None
 
 
+class Workflows:
+    """The workflow `digest`, whose input must not be empty."""
+
+    async def submission(self, caller: Principal, asked: StartWorkflowRequest) -> Any:
+        refusal: PawlError | None = WorkflowNotFound() if asked.name == "gone" else None
+        if asked.input_json == b"{}":
+            refusal = InvalidArguments("input: it is empty")
+        return SubmitMessageRequest(text=asked.input_json.decode(), conversation_key=asked.name), refusal
+
+
+def starting_with(checks: Checks, is_gone: Callable[[Principal], bool] = lambda _: False) -> Starting:
+    return Starting(cast("Messages", checks), cast("WorkflowStarting", Workflows()), is_gone)
+
+
 def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> ScheduleServicer:
     stub: Any = ledger
-    starting = Starting(cast("Messages", checks), lambda caller: caller.credential_id == "file-gone")
+    starting = starting_with(checks, lambda caller: caller.credential_id == "file-gone")
     return ScheduleServicer(stub, starting, clock, forward)
 
 
@@ -257,7 +275,7 @@ class EventBook:
 
 
 def triggers_of(ledger: EventBook, clock: ManualClock, **refusals: Exception) -> TriggerServicer:
-    starting = Starting(cast("Messages", Checks(refusals)), lambda _: False)
+    starting = starting_with(Checks(refusals))
     stub: Any = ledger
     return TriggerServicer(stub, starting, clock, IdSource(clock), forward)
 
@@ -357,12 +375,14 @@ async def test_an_email_becomes_the_data_of_its_run_or_is_skipped(clock: ManualC
     ledger = EventBook(due_trigger())
     triggers = triggers_of(ledger, clock)
     position = MailPosition(uid_validity=7, uid=11)
-    mail = DeliverMailRequest(trigger_id="trg_1", event_id="f0.7.11", position=position, data_json=b'{"text":"hi"}')
+    mail = DeliverMailRequest(trigger_id="trg_1", event_id="f0.7.11", position=position)
+    mail.data_json = b'{"text":"hi","message_id":"<2@x>","thread":"<1@x>"}'
     assert (await triggers.deliver_mail(ANN.store_id, mail)).HasField("fire")
     ((event, message, _),) = ledger.fired
     assert (event.event_id, ledger.last.mail) == ("f0.7.11", position)
     assert '"source":"mail"' in message.text
-    assert '"data":{"text":"hi"}' in message.text
+    assert dict(message.labels) == {"pawl.mail_id": "<2@x>", "pawl.mail_thread": "<1@x>"}
+    assert '"data":{"text":"hi",' in message.text
     mail.skipped = "not you"
     await triggers.deliver_mail(ANN.store_id, mail)
     assert (ledger.fired[1][1], ledger.last.skipped, ledger.fired[1][0].data) == (None, "not you", b"")

@@ -104,6 +104,7 @@ def test_an_invalid_label_is_refused_with_the_reason() -> None:
 def test_there_are_at_most_sixteen_labels() -> None:
     most = {f"k{number}": "" for number in range(LABELS_MAX)}
     assert check_labels(most) == most
+    assert check_labels(most | {"pawl.x": ""}, reserved={"pawl.x"}) == most | {"pawl.x": ""}
     with pytest.raises(InvalidField, match="at most 16 labels, got 17"):
         check_labels(most | {"k": ""})
 

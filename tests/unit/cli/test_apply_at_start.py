@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -86,28 +87,9 @@ async def test_two_processes_cannot_apply_a_set_at_once(monkeypatch: pytest.Monk
         assert [line async for line in commands._leased(target, wanted)] == ["clerk: unchanged"], "it needs no lease"
 
 
-async def test_an_unexpected_error_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
-) -> None:
-    monkeypatch.setattr(applying, "read", lambda _: 1 / 0)
-    await commands.apply_at_start(options)
-    assert "ZeroDivisionError" in capsys.readouterr().out
-
-
 async def test_invalid_files_are_reported_once_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     await commands.apply_at_start(SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path / "none")))
     assert "cannot be read" in capsys.readouterr().out
-
-
-async def test_dev_does_not_name_a_setting_that_it_made(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
-) -> None:
-    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
-        yield "clerk: version 1"
-
-    monkeypatch.setattr(applying, "apply", apply)
-    await commands.apply_at_start(options, prefix="")
-    assert capsys.readouterr().out == "clerk: version 1\n"
 
 
 @pytest.mark.parametrize("text", [",store=a", "f,stor=a", "f,user="])
@@ -155,13 +137,25 @@ def test_dev_keeps_data_and_tools_in_the_folder_of_the_product(
     assert (folder / "tools").is_dir(), "tools that are added later are loaded"
 
 
-async def test_dev_says_that_it_reloads_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    async def stop(_name: str) -> None:
-        assert capsys.readouterr().out == "Reloading the tools; running calls are interrupted ...\n"
-
-    suite: Any = SimpleNamespace(stop_process=stop, start_process=AsyncMock(), broken_tools=[])
+async def test_dev_reports_broken_tools_on_the_terminal_and_in_the_console(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
+) -> None:
+    suite: Any = SimpleNamespace(reload_tools=AsyncMock(), broken_tools=[], folder=SimpleNamespace(run=options.data))
+    suite.options = options
+    shown = options.data / "problems.json"
     await dev._reload_tools(suite)
     assert capsys.readouterr().out == "Reloaded the tools.\n"
     suite.broken_tools = ["tools.bad: error: x"]
     await dev._reload_tools(suite)
     assert capsys.readouterr().out == "Reloaded the tools, except:\n  tools.bad: error: x\n"
+    tries = iter([["clerk.yaml:1: bad", "clerk.yaml:2: worse"], []])
+
+    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
+        if problems := next(tries):
+            raise ApplyError("\n".join(problems), may_pass=True)
+        assert json.loads(shown.read_text()) == ["tools.bad: error: x", "clerk.yaml:1: bad", "clerk.yaml:2: worse"]
+        yield "clerk: version 1"
+
+    monkeypatch.setattr(applying, "apply", apply)
+    await dev._apply(suite)
+    assert json.loads(shown.read_text()) == ["tools.bad: error: x"]

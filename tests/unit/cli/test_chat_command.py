@@ -386,3 +386,13 @@ async def test_following_starts_over_when_the_position_is_lost_and_ends_with_the
     async with asyncio.timeout(60):
         await talk._follow()
     assert cursors == ["", "1", "", "1"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "flags"), [("", ""), ("shop clerk", " --agent 'shop clerk'"), ("draft/clerk", " --agent draft/clerk")]
+)
+def test_command_to_resume_names_the_agent(monkeypatch: pytest.MonkeyPatch, agent: str, flags: str) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    talk, _, output = talking(conversation_id="conv_1", agent=agent)
+    talk._leave()
+    assert output.getvalue() == f"Resume with: pawl chat --conversation conv_1{flags}\n"

@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from typer.testing import CliRunner
 
-from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
+from pawl.agent.v1 import agent_pb2, agents_pb2, declaration_pb2, operator_pb2, steps_pb2, undo_pb2
 from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
@@ -30,7 +30,7 @@ from pawl.identity.v1 import key_pb2
 from pawl.launcher.folder import SecretFiles, write_endpoints
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import preference_pb2
-from pawl.tool.v1 import audit_pb2, memory_pb2, rule_pb2, source_pb2
+from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2
 from tests.tables import not_explained, not_refused
 
 UNREACHABLE = "127.0.0.1:1"
@@ -303,6 +303,9 @@ def test_resending_all_dead_deliveries_skips_confirmation_codes(monkeypatch: pyt
     assert sent == ["dlv_run.completed", "dlv_channel.test"]
 
 
+OWNED = declaration_pb2.Declaration(kind="source", name="shop", set="pack")
+
+
 class Suite:
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.asked: list[Any] = []
@@ -310,6 +313,8 @@ class Suite:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         async def answer(request: Any, **_: Any) -> Any:
+            if method == "ListDeclarations":
+                return declaration_pb2.ListDeclarationsResponse(declarations=[OWNED])
             self.asked.append(request)
             if "request_id" in request.DESCRIPTOR.fields_by_name:
                 assert request.request_id
@@ -334,10 +339,15 @@ NEEDS_OPERATOR = operator_pb2.ListAttentionResponse(
 AUDIT = audit_pb2.AuditEntry(seq=7, tool_name="pay", user_id="ann", delegate_user_id="bot", by_user_id="bob")
 MADE: Mapping[str, Any] = {
     "AddSource": source_pb2.AddSourceResponse(),
+    "ApproveSource": source_pb2.ApproveSourceResponse(),
+    "RemoveSource": source_pb2.RemoveSourceResponse(),
+    "RevokeKey": key_pb2.RevokeKeyResponse(),
     "UpdateDraft": agents_pb2.UpdateDraftResponse(created=True),
     "GetAgent": agents_pb2.GetAgentResponse(),
     "GetPreferences": preference_pb2.GetPreferencesResponse(),
 }
+READ = undo_pb2.CallUndo(tool_name="calculate", state=undo_pb2.UNDO_STATE_NOTHING_TO_UNDO, reason="it was read-only")
+REASONING = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, content="First I look.\n" * 20 + "Then I answer.")
 OF_AGENT = rule_pb2.Rule(tool_name="pay", scope=rule_pb2.RULE_SCOPE_AGENT, scope_id="clerk")
 TEA = schedule_pb2.Schedule(definition=schedule_pb2.ScheduleDefinition(name="tea", text="Drink", cron="0 9 * * *"))
 MAILBOX = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
@@ -422,12 +432,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         ),
         ("There are no runs.",),
     ),
-    (
-        "notify unmute conv_1",
-        MADE,
-        preference_pb2.UnmuteConversationRequest(conversation_id="conv_1"),
-        ("Unmuted conv_1.",),
-    ),
+    ("notify unmute conv_1", MADE, preference_pb2.UnmuteConversationRequest(conversation_id="conv_1"), ("Unmuted",)),
     ("rules list", {"ListRules": rule_pb2.ListRulesResponse(rules=[OF_AGENT])}, None, ("for runs of the agent clerk",)),
     ("agents delete draft/clerk --yes", MADE, agents_pb2.DeleteDraftRequest(name="clerk"), ("Deleted draft/clerk.",)),
     (
@@ -440,7 +445,41 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         "sources add-http shop --openapi FILE --header key=a=b",
         MADE,
         source_pb2.AddSourceRequest(config=source_pb2.SourceConfig(name="shop", open_api=DOCUMENT)),
-        (),
+        ("warning: the source 'shop' belongs to the set 'pack', whose next pawl apply restores it",),
+    ),
+    ("sources approve shop abc", MADE, source_pb2.ApproveSourceRequest(name="shop", definitions_hash="abc"), ()),
+    ("sources remove shop", MADE, source_pb2.RemoveSourceRequest(name="shop"), ("Removed",)),
+    (
+        "undo run_1 --preview",
+        {"PreviewUndo": undo_pb2.PreviewUndoResponse(calls=[READ])},
+        undo_pb2.PreviewUndoRequest(run_id="run_1"),
+        ("calculate nothing to undo: it was read-only", "There is nothing to undo."),
+    ),
+    (
+        "steps run_1 --full",
+        {"ListSteps": steps_pb2.ListStepsResponse(steps=[REASONING])},
+        None,
+        ("reasoning", "Then I answer."),
+    ),
+    ("keys revoke key_1", MADE, key_pb2.RevokeKeyRequest(key_id="key_1"), ("Revoked key_1",)),
+    (
+        "keys create shop --in-store acme --role delegate --role member",
+        {"CreateKey": key_pb2.CreateKeyResponse(secret="pawl_s")},
+        key_pb2.CreateKeyRequest(key=key_pb2.Key(store_id="acme", user_id="shop", roles=["delegate", "member"])),
+        ("pawl_s",),
+    ),
+    (
+        "rules allow pay --like to=ann@* --equals cc=[] --reason colleagues",
+        {"CreateRule": rule_pb2.CreateRuleResponse(rule=OF_AGENT)},
+        None,
+        ("pay",),
+    ),
+    ("rules revoke rule_1", MADE, rule_pb2.RevokeRuleRequest(rule_id="rule_1"), ("Revoked rule_1",)),
+    (
+        "documents remove menu.txt --shared",
+        MADE,
+        document_pb2.DeleteDocumentRequest(name="menu.txt", owner=document_pb2.DOCUMENT_OWNER_STORE),
+        ("Removed menu.txt.",),
     ),
 ]
 

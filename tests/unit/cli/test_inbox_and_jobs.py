@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +14,15 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, jobs_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.cli import wording
 from pawl.cli.command import LineReader
-from pawl.cli.events import line
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Reviewer
 from pawl.cli.jobs import job_lines, paused_text, progress_text, put_reports
 from pawl.cli.operating import undo_line
-from pawl.cli.runs import show_step, status_lines
+from pawl.cli.runs import show_step, without_old_progress
 from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2, waiting_pb2
+from pawl.event.v1.event_pb2 import RunEvent
 from pawl.tool.v1 import rule_pb2
 
 AWAITING, OFFERED, ASKED = (
@@ -262,43 +262,6 @@ def test_reports_are_given_as_a_word_or_json_or_refused() -> None:
             put_reports(jobs_pb2.StartJobRequest(), given)
 
 
-def shown(kind: str, event: event_pb2.RunEvent) -> str:
-    message = SimpleNamespace(subject=f"pawl.v1.acme.lifecycle.{kind}", data=event.SerializeToString(), headers=None)
-    return line(message, as_json=False)
-
-
-def test_a_line_shows_a_scheduled_runs_outcome() -> None:
-    fire = schedule_pb2.ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED, run_id="run_1")
-    event = event_pb2.RunEvent(type="schedule.fired")
-    event.starter_fired.CopyFrom(event_pb2.StarterFired(name="report", user_id="ann", fire=fire))
-    assert shown("schedule_fired", event) == "pawl.v1.acme.lifecycle.schedule_fired schedule.fired report started run_1"
-    event.starter_fired.fire.outcome = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
-    event.starter_fired.fire.run_id = ""
-    assert shown("schedule_fired", event).endswith("schedule.fired report skipped")
-
-
-def test_run_lines_show_only_fields_that_are_set() -> None:
-    grant = call_pb2.Grant(uses=3, approvals=[call_pb2.Decision(user_id="cyd")])
-    grant.series.interval_seconds, grant.series.iterations_max = 60, 20
-    run = run_pb2.Run(
-        agent=run_pb2.PinnedAgent(name="clerk", version=2),
-        labels={"case": "42"},
-        token_budget=20,
-        usage=run_pb2.Usage(input_tokens=3, output_tokens=4),
-        grant=grant,
-    )
-    assert {
-        "  name: clerk",
-        "  version: 2",
-        "labels: case=42",
-        "has used 7 of 20 tokens",
-        "    interval seconds: 60",
-        "  uses: 3",
-    } <= set(status_lines(run, datetime.now(UTC)))
-    lines = status_lines(run_pb2.Run(), datetime.now(UTC))
-    assert not any(word in line for word in ("agent", "tokens", "grant") for line in lines)
-
-
 def shown_of_undo_and_steps(step: steps_pb2.Step, *, full: bool = False) -> str:
     output = io.StringIO()
     show_step(Console(file=output, width=60, highlight=False, color_system=None), step, full=full)
@@ -323,3 +286,26 @@ def test_every_undo_state_has_a_description_and_an_inverse_names_its_call() -> N
         assert ("does not know" in line, "call_1  write" in line) == (False, True), state
     call = call_pb2.Call(call_id="undo_1", undoes_call_id="call_1", arguments_json=b"{}")
     assert "undoes: call call_1" in wording.call_lines(call, datetime.now(tz=UTC))
+
+
+async def test_watching_shows_only_the_newest_of_earlier_progress() -> None:
+    def progress(seq: int, call_id: str) -> event_pb2.RunEvent:
+        return event_pb2.RunEvent(seq=seq, tool_progress=event_pb2.ToolProgress(call_id=call_id))
+
+    def settled(seq: int, call_id: str) -> event_pb2.RunEvent:
+        return event_pb2.RunEvent(seq=seq, call_changed=event_pb2.CallChanged(call=call_pb2.Call(call_id=call_id)))
+
+    events = [progress(1, "a"), progress(2, "b"), settled(3, "a"), progress(4, "b"), progress(5, "c")]
+    events += [settled(6, "d"), progress(7, "b"), progress(8, "b")]
+
+    async def watched(last_seq: int, *, after: int = 0) -> list[int]:
+        async def stream() -> AsyncIterator[Any]:
+            for event in events[after:]:
+                yield event
+
+        return [event.seq async for event in without_old_progress(stream(), last_seq) if isinstance(event, RunEvent)]
+
+    assert await watched(0) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert await watched(6) == [3, 6, 4, 5, 7, 8]
+    assert await watched(8) == [3, 6, 8, 5]
+    assert await watched(5, after=6) == [7, 8]

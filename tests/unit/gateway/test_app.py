@@ -482,3 +482,19 @@ async def test_a_request_with_two_content_lengths_closes_the_connection(browser:
         writer.close()
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_login_state_is_no_error_without_a_session_and_then_shows_no_problems(tmp_path: Path) -> None:
+    at, file = "http://localhost:7600", tmp_path / "run" / "problems.json"
+    browser = Browser(data=tmp_path)
+    cookie = await browser.cookie(at)
+
+    async def state(**headers: str) -> Any:
+        return (await browser.ask("GET", "/login/state", headers=headers, cookies={cookie.key: cookie.value})).json()
+
+    file.parent.mkdir()
+    assert await state() == {"session": True}
+    file.write_text('["tools.stock: error"]')
+    assert await state() == {"session": True, "problems": ["tools.stock: error"]}
+    assert (await state(**{"sec-fetch-site": "cross-site"}))["code"] == "permission_denied"
+    assert (await browser.ask("GET", "/login/state")).json() == {"session": False}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pawl.chassis.ids import ConversationId
 from pawl.job_store.ledger.rules.background import Background
 from pawl.job_store.ledger.rules.jobs import Entered
-from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, QueueKey, RunRow
+from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.slots import QueueKey
 from pawl.values import CallState, RunState
 from tests.unit.job_store.world import STORE, World, change, delegation
 
@@ -63,6 +64,16 @@ class Desk(World):
             settled = CallState.SUCCEEDED if state is RunState.COMPLETED else CallState.FAILED
             call = change(child.parent_call_id, settled, child_run_id=run_id)
             self.commit(child.parent_run_id, calls=(call,), consumed=self.unread(child.parent_run_id))
+
+    def cancel_calls(self, run_id: str) -> None:
+        """Stop a run, and have its worker cancel its delegated calls."""
+        if not self.run(run_id).is_stopping:
+            self.cancel(run_id)
+        calls = tuple(
+            change(call.call_id, CallState.CANCELLED, child_run_id=call.child_run_id)
+            for call in self.unit.open_calls(self.run(run_id))
+        )
+        self.commit(run_id, calls=calls, consumed=self.unread(run_id), child_cancel=b"cancel")
 
     def take(self, run_id: str) -> str:
         claim_at = self.run(run_id).claim_at

@@ -248,3 +248,41 @@ def test_a_delegated_runs_model_stops_only_jobs_that_it_started() -> None:
         assert receipt.reason == outcome
     assert desk.send(agent, cancel, reports_to=own_conversation, started_by=RunId(root)).reason == "RUN_NOT_FOUND"
     assert desk.unit.runs.get(RunKey(STORE, RunId(own))) is not None
+
+
+@pytest.mark.parametrize("is_below_job", [True, False])
+def test_stop_of_a_job_also_stops_the_jobs_of_the_agents_below_it(*, is_below_job: bool) -> None:
+    """A cancelled run leaves its jobs running, but a stopped job does not."""
+    desk = Desk()
+    root = desk.start_run()
+    stopped = desk.take(desk.start_job(root)) if is_below_job else root
+    middle = desk.delegate(stopped)
+    low = desk.delegate(middle)
+    of_middle, of_low, of_root = desk.take(desk.start_job(middle)), desk.start_job(low), desk.start_job(root)
+    for above in (stopped, middle):
+        desk.cancel_calls(above)
+    causes = {run_id: desk.run(run_id).stop_cause for run_id in (of_middle, of_low, of_root)}
+    cause = StopCause.PARENT if is_below_job else None
+    assert causes == {of_middle: cause, of_low: cause, of_root: None}
+    if is_below_job:
+        assert {desk.run(run_id).state for run_id in (of_middle, of_low)} == {RunState.CANCELLING}
+        assert [command.payload for command in desk.unit.inbox(desk.run(of_middle))] == [b"cancel"]
+        assert desk.unit.wakeups.rows[-1].run.run_id == low
+
+
+def test_stop_by_the_model_is_reported_to_the_delegated_run_whose_job_it_is() -> None:
+    """ASYNC-5: the model that has stopped a job is not told of its end, but another one is."""
+    desk = Desk()
+    root = desk.start_run()
+    agent = desk.delegate(root)
+    by_root, by_agent, after = (desk.take(desk.start_job(agent)) for _ in range(3))
+    cancel, conversation = Cancel(cause=StopCause.MODEL), desk.conversation.conversation_id
+    desk.send(by_root, cancel, reports_to=conversation, started_by=RunId(root))
+    desk.send(by_agent, cancel, reports_to=desk.run(agent).conversation_id, started_by=RunId(agent))
+    for job in (by_root, by_agent):
+        desk.commit(job, state=RunState.CANCELLED, stop_cause=StopCause.MODEL, consumed=desk.unread(job))
+    assert [each.run_id for each in desk.enter(agent)] == [by_root]
+    desk.answer(agent)
+    desk.send(after, cancel, reports_to=conversation, started_by=RunId(root))
+    desk.commit(after, state=RunState.CANCELLED, stop_cause=StopCause.MODEL, consumed=desk.unread(after))
+    assert desk.background == Background()

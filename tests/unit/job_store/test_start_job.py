@@ -26,8 +26,7 @@ from pawl.job_store.ledger.rules.attention import ReportCrash
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.command import Cancel, Pause, Redrive
 from pawl.job_store.ledger.rules.jobs import OPEN_MAX
-from pawl.job_store.ledger.rules.rows import QueueKey
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import QueueKey, SlotLimits
 from pawl.job_store.ledger.rules.start_job import StartJob
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.job_store.ledger.rules.submit import Submitted
@@ -41,17 +40,6 @@ def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
         StartJob(**asdict(submission()) | {"run_id": RunId(run_id), "is_silent": False, "job": lambda _: b""} | fields)
     )
     return started
-
-
-def test_a_job_started_by_a_user_reports_to_its_conversation(desk: Desk) -> None:
-    """ASYNC-1: the job has its own unlisted conversation, and adds no message to the conversation it reports to."""
-    job = start_job(desk).run
-    assert (job.reports_to, job.parent_run_id, job.generation, job.in_background) == ("conv", "", 0, True)
-    assert (desk.background.open_jobs_of(USER), desk.active, desk.conversation.last_number) == (1, None, 0)
-    own = desk.unit.conversation_of(job)
-    assert (own.parent_run_id, own.parent_conversation_id, own.last_number) == ("job_s", "conv", 1)
-    desk.end_job(job.run_id)
-    assert (len(desk.turns), desk.background.open_jobs_of(USER)) == (1, 0)
 
 
 def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:

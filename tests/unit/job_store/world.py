@@ -16,7 +16,8 @@ from pawl.job_store.ledger.rules.commit import Commit
 from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.offers import Leased, LeaseOffer
-from pawl.job_store.ledger.rules.rows import CallRow, LastCommit, Queue, QueueKey, RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, LastCommit, RunRow
+from pawl.job_store.ledger.rules.slots import Queue, QueueKey
 from pawl.job_store.ledger.rules.submit import Submit, Submitted
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, DecisionKind, MessagePolicy, RunState, StopCause

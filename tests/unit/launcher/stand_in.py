@@ -1,8 +1,8 @@
-"""An empty service for tests of the launcher: it answers 503, writes its address file, and stops on a signal.
+"""An empty service for tests of the launcher: it answers 200, writes its address file, and stops on a signal.
 
 It writes its environment next to the address file. STAND_IN selects a fault: `usage` ends with exit code 2, `mute`
 never becomes ready, `waiting` becomes ready once the process `second` runs, `stubborn` ignores SIGTERM, `broken` logs a
-module of tools that cannot be loaded.
+module of tools that cannot be loaded, `late` answers 503 three times, and `alone` always.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ def main(address_file: Path, fault: str | None) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, os.environ["PAWL_TLS_KEY_FILE"])
         server = context.wrap_socket(server, server_side=True)
+    refusals = {"late": 3, "alone": 10**9}.get(fault or "", 0)
     while True:
         with contextlib.suppress(OSError), server.accept()[0] as connection:
             connection.recv(4096)
-            connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+            refusals -= 1
+            if refusals < 0:
+                address_file.with_suffix(".well").touch()
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" if refusals < 0 else b"HTTP/1.1 503 No\r\n\r\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import trustme
 
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.replicas import read_endpoints
-from pawl.launcher import Suite, SuiteOptions, orphans, processes
+from pawl.launcher import Suite, SuiteOptions, orphans, plan, processes
 from pawl.launcher.services import ServiceSpec
 from pawl.launcher.up import run_until_signal
 from tests import certificates
@@ -94,6 +94,16 @@ async def test_services_start_together(options: Options) -> None:
     """The first service becomes ready only once the second one runs, which has the first one's address by then."""
     async with Suite(options(service_environment={"first": {"STAND_IN": "waiting"}})) as suite:
         assert given(suite, "second")["PAWL_FIRST_ADDRESS"] == suite.endpoints.addresses("first")[0]
+
+
+async def test_a_starting_http_service_waits_some_time_for_its_dependencies(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fault, seconds in (("late", 3600.0), ("alone", 0.0)):
+        monkeypatch.setattr(plan, "_DEPENDENCIES_SECONDS", seconds)
+        async with Suite(options(service_environment={"second": {"STAND_IN": fault}})) as suite:
+            assert (suite.folder.run / "second.well").exists() is (fault == "late")
+            (suite.folder.run / "second.well").unlink(missing_ok=True)
 
 
 async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.unit.notifier.events import TIME, asked, ended_job, event, of
 
 OPERATOR, SUPERSEDED = run_pb2.STOP_CAUSE_OPERATOR, run_pb2.STOP_CAUSE_SUPERSEDED
 BOTH = [run_pb2.WAIT_KIND_ANSWER, run_pb2.WAIT_KIND_APPROVAL]
+TRIAGE = {"name": "triage", "version": 1}
 QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
 
 
@@ -37,6 +38,8 @@ def test_only_events_that_concern_the_user_become_notifications() -> None:
         ("cancelled", {}, NotificationKind.RUN_CANCELLED, "Run cancelled"),
         ("cancelled", {"stop_cause": OPERATOR}, NotificationKind.RUN_CANCELLED, "Run ended by an operator"),
         ("expired", {}, NotificationKind.RUN_EXPIRED, "Run expired"),
+        ("completed", {"workflow": TRIAGE}, NotificationKind.RUN_COMPLETED, "Workflow triage completed"),
+        ("waiting", {"waits": BOTH, "workflow": TRIAGE}, NotificationKind.INPUT_NEEDED, "Workflow triage is waiting"),
         ("waiting", {"waits": BOTH}, NotificationKind.INPUT_NEEDED, "Run is waiting for your approval and your answer"),
         (
             "waiting",
@@ -64,6 +67,7 @@ def test_only_events_that_concern_the_user_become_notifications() -> None:
     ignored += [of("cancelled", stop_cause=SUPERSEDED), of("completed", generation=1), event("warning")]
     ignored += [ended_job(kind=kind) for kind in ("completed", "failed", "cancelled", "expired")]
     ignored += [of("completed", parent_run_id="run_0"), of("waiting", waits=[run_pb2.WAIT_KIND_AGENT])]
+    ignored += [of("waiting", waits=[wait]) for wait in (run_pb2.WAIT_KIND_EVENT, run_pb2.WAIT_KIND_JOB)]
     assert [drafts_of(message, ()) for message in ignored] == [[]] * len(ignored)
     waits = [run_pb2.WAIT_KIND_AGENT, run_pb2.WAIT_KIND_APPROVAL]
     assert announced(of("waiting", waits=waits, parent_run_id="run_0")).kind is NotificationKind.INPUT_NEEDED

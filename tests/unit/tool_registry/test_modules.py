@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import email
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pawl.tool_registry.sources.python.modules import ToolModule, folder_of, load_modules
+from pawl.tool_registry.sources.python.modules import DeploymentTools, ToolModule, folder_of, load_modules
 
 TOOL = '''
 from pawl.tools import tool
@@ -123,3 +127,46 @@ def test_a_tool_imported_by_another_module_is_registered_once(folder: Path) -> N
     write(folder / "pack/__init__.py", before="from pack.money import convert")
     write(folder / "pack/money.py", "convert")
     assert loaded("pack", "pack.money") == {"pack": ["convert"]}
+
+
+class LoadedTools:
+    """Stands in for the catalog."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, list[Any]] = {}
+        self.has_changed = asyncio.Event()
+
+    def forget(self, prefix: str) -> None:
+        assert all(source.startswith(prefix) for source in self.sources)
+        self.sources.clear()
+
+    async def load(self, source: str, tools: Any) -> None:
+        self.sources[source] = [tool() for tool in tools]
+        self.has_changed.set()
+
+
+async def test_changed_files_of_a_folder_are_imported_again_after_a_signal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a file keeps its size and the second of its last change, by which bytecode is checked."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    write(folder / "kit/_shared.py", before="WORD = 'one'")
+    write(folder / "kit/user.py", "share", before="from . import _shared", value="_shared.WORD")
+    catalog: Any = LoadedTools()
+    tools = DeploymentTools(catalog, ["./kit"])
+    await tools.load()
+    assert catalog.sources == {"module:kit.user": ["one"]}
+    reloading = asyncio.create_task(tools.reload_forever())
+    for word in ("two", "six"):
+        catalog.has_changed.clear()
+        write(folder / "kit/_shared.py", before=f"WORD = '{word}'")
+        if word == "two":
+            write(folder / "kit/other.py", "other")
+        os.utime(folder / "kit/_shared.py", (2e9, 2e9))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await catalog.has_changed.wait()
+        await asyncio.sleep(0)
+        assert catalog.sources == {"module:kit.other": ["said"], "module:kit.user": [word]}
+    reloading.cancel()
+    await asyncio.wait([reloading])
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)

@@ -5,14 +5,37 @@ import { useState } from "preact/hooks";
 
 import { attempt, may } from "./state";
 
-/** An action on an item. `bad` and `ask` require a confirmation; a returned text is shown. */
+/**
+ * An action on an item. `bad` and `ask` require a confirmation; a returned text is shown. With `inRows`, the list has a
+ * button for it in each row, which needs no confirmation.
+ */
 export interface Action<T> {
   name: string;
   method: string;
   when?: (item: T) => boolean;
   bad?: boolean;
   ask?: string;
+  inRows?: true;
   run: (item: T, text: string) => Promise<unknown>;
+}
+
+/** The buttons of an item in a list. */
+export function RowActions<T>({ all, item, name, onDone }: { all: Action<T>[]; item: T; name: string; onDone: () => void }): VNode {
+  const some = all.filter(({ method, when, inRows }) => inRows && may(method) && (when?.(item) ?? true));
+  return (
+    <span class="buttons">
+      {some.map((action) => (
+        <button
+          key={action.name}
+          class={`second ${action.bad ? "bad" : ""}`}
+          aria-label={`${action.name} ${name}`}
+          onClick={() => void attempt(async () => (await action.run(item, ""), onDone()))}
+        >
+          {action.name}
+        </button>
+      ))}
+    </span>
+  );
 }
 
 export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item: T; onDone: () => Promise<void> | void; gone?: () => void }): VNode | null {

@@ -7,7 +7,7 @@ import { Later } from "./later";
 import { Login } from "./login";
 import { Boundary } from "./markdown";
 import { MENU } from "./menu";
-import { arrive, decoded, follow, forPeople, go, logOut, may, notice, online, path, who } from "./state";
+import { arrive, decoded, follow, forPeople, go, isKnown, logOut, may, notice, online, path, problems, who } from "./state";
 import { visible } from "./visible";
 
 const PAGES = [
@@ -20,7 +20,7 @@ const PAGES = [
 export function App(): VNode {
   const help = useRef<HTMLDialogElement>(null);
   useEffect(() => {
-    if (isHere("/")) listAhead();
+    if (isHere("/") && isKnown()) listAhead();
     void arrive();
     let before = "";
     const keys = (event: KeyboardEvent): void => {
@@ -88,6 +88,13 @@ export function App(): VNode {
         <p class="strip" role="status">
           Connection lost. Reconnecting automatically; runs continue.
         </p>
+      )}
+      {problems.value.length > 0 && (
+        <div class="strip bad" role="alert">
+          {problems.value.map((line) => (
+            <div key={line}>{visible(line)}</div>
+          ))}
+        </div>
       )}
       {notice.value && (
         <p class="strip bad" role="alert">

@@ -468,18 +468,21 @@ const jobs: Resource<BackgroundJobJson> = {
     {
       name: "Pause",
       method: "agent.v1.JobService/PauseJob",
+      inRows: true,
       when: (job) => !ended(job) && !pausedJob(job),
       run: ({ jobId = "" }) => pawl.jobs.pauseJob({ requestId: requestId(), jobId }),
     },
     {
       name: "Resume",
       method: "agent.v1.JobService/ResumeJob",
+      inRows: true,
       when: (job) => !ended(job) && pausedJob(job),
       run: ({ jobId = "" }) => pawl.jobs.resumeJob({ requestId: requestId(), jobId }),
     },
     {
       name: "Stop",
       method: "agent.v1.JobService/StopJob",
+      inRows: true,
       when: (job) => !ended(job),
       bad: true,
       ask: "Reason (optional)",

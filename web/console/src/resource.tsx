@@ -4,7 +4,7 @@ import { PawlError } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { type Action, Actions } from "./actions";
+import { type Action, Actions, RowActions } from "./actions";
 import { Json } from "./cards";
 import { pack, parse, unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
@@ -87,6 +87,10 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
     const timer = setInterval(() => !document.hidden && load("", true), LIVE_MS);
     return () => clearInterval(timer);
   }, [key, isLong]);
+  const all = of.actions ?? [];
+  const buttons = { name: "Actions", of: (item: T) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
+  // Before the columns that a narrow window hides.
+  const columns = all.some(({ inRows }) => inRows) ? [...of.columns.slice(0, 3), buttons, ...of.columns.slice(3)] : of.columns;
   return (
     <section class="page">
       <h1>{MENU[of.path].name}</h1>
@@ -94,7 +98,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
       {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
       {of.make && may(of.make.method) && <Editor editing={of.make} item={undefined} onSaved={() => load()} />}
       {items?.length === 0 && <p class="empty">{of.empty}</p>}
-      {!!items?.length && <Table name={MENU[of.path].name} columns={of.columns} items={items} to={(item) => `/${of.path}/${encodeURIComponent(of.id(item))}`} />}
+      {!!items?.length && <Table name={MENU[of.path].name} columns={columns} items={items} to={(item) => `/${of.path}/${encodeURIComponent(of.id(item))}`} />}
       {next && (
         <button
           class="second"

@@ -1,6 +1,6 @@
 /** State shared by all pages: the user, the location and pending items. */
 
-import { type ReadonlySignal, computed, signal } from "@preact/signals";
+import { type ReadonlySignal, computed, effect, signal } from "@preact/signals";
 import { type BackgroundJobJson, type CallJson, Pawl, PawlError, type RunJson, type WhoAmIResponseJson } from "@pawl/client";
 
 
@@ -71,10 +71,40 @@ export function follow(event: MouseEvent): void {
 
 let leave: (() => void)[] = [];
 
+/** Problems of the product that `pawl dev` runs. */
+export const problems = signal<string[]>([]);
+
+/** Set while the user is logged in, so that the first page load requests nothing that needs a login. */
+const KNOWN = "logged in";
+export const isKnown = (): boolean => !!localStorage.getItem(KNOWN);
+effect(() => {
+  if (who.value) localStorage.setItem(KNOWN, "yes");
+  else if (who.value === null) localStorage.removeItem(KNOWN);
+});
+
+/** Returns whether the browser has a session, with the problems that `pawl dev` reports; nothing if offline. */
+async function loginState(): Promise<{ session: boolean; problems?: string[] } | undefined> {
+  return fetch("/login/state").then((answer) => answer.json(), () => undefined);
+}
+
+let isFollowing = false;
+
+/** Follows the problems while `pawl dev` runs. */
+async function followProblems(): Promise<void> {
+  if (isFollowing) return;
+  isFollowing = true;
+  for (let found = await loginState(); !found || found.problems; found = await loginState()) {
+    problems.value = found?.problems ?? problems.value;
+    await flipped(PROBLEMS_MS);
+    while (document.hidden) await flipped();
+  }
+  isFollowing = false;
+}
+
 /** Loads the user, and watches pending items. */
 export async function arrive(): Promise<void> {
   try {
-    who.value = await pawl.agent.whoAmI({});
+    who.value = isKnown() || (await loginState())?.session !== false ? await pawl.agent.whoAmI({}) : null;
   } catch (error) {
     if (error instanceof PawlError && error.again) {
       online.value = false;
@@ -85,6 +115,8 @@ export async function arrive(): Promise<void> {
     return;
   }
   online.value = true;
+  if (!who.value) return;
+  void followProblems();
   for (const each of leave) each();
   pawl.streams.onState = (connected) => {
     online.value = connected;
@@ -109,6 +141,7 @@ export async function arrive(): Promise<void> {
 /** Windows with an open stream. A browser opens only six connections to a host for all windows together. */
 const STREAMS_MAX = 4;
 const TURN_MS = 2000;
+const PROBLEMS_MS = 1000;
 const flips = new Set<() => void>();
 document.addEventListener("visibilitychange", () => {
   for (const each of flips) each();

@@ -64,7 +64,7 @@ class SaveWorkflowResponse(_message.Message):
 
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.WorkflowFault]:
-        """All faults in the definition; only with `validate_only`."""
+        """Faults in the definition, at most 100; only with `validate_only`."""
 
     def __init__(
         self,
@@ -471,7 +471,9 @@ class GetExecutionResponse(_message.Message):
 
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.NodeExecution]:
-        """Its nodes in the order of the definition; for the run of a map's items, one per item."""
+        """Its nodes in the order in which they can run; for the run of a map's items, one per item. If their inputs and
+        outputs have more than 1 MiB in total, those of the first nodes are left out.
+        """
 
     @_builtins.property
     def current_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -688,7 +690,7 @@ class SendEventRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     name: _builtins.str
-    """Name of the event; matches ^[A-Za-z0-9_-]{1,64}$."""
+    """Name of the event; matches ^[A-Za-z0-9_.:-]{1,128}$."""
     payload_json: _builtins.bytes
     """Payload as JSON, at most 64 KiB; empty means null. It becomes the node's output."""
     event_id: _builtins.str

@@ -118,11 +118,10 @@ class WorkflowServiceServicer(object):
         role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-        response lists all of them instead.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The definition has more than 256 KiB, or a limit was reached: 500
-        workflows per store (1000 including deleted ones) or 1000 versions per workflow.
+        response lists up to 100 instead.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
+        ones) or 1000 versions per workflow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,8 +138,7 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkflows(self, request, context):
-        """Lists the newest versions of the workflows that the caller may start, by name, without their definitions.
-        Read-only.
+        """Lists the newest versions of the store's workflows, by name, without their definitions. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -184,11 +182,12 @@ class WorkflowServiceServicer(object):
         """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
         Errors:
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the caller may not start it.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -201,6 +200,7 @@ class WorkflowServiceServicer(object):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
+        - NOT_FOUND / NODE_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,7 +215,10 @@ class WorkflowServiceServicer(object):
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_NOT_ENDED
         - NOT_FOUND / NODE_NOT_FOUND
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: The caller may no longer start it.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

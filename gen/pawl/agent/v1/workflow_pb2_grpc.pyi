@@ -46,11 +46,10 @@ class WorkflowServiceStub:
     role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-      response lists all of them instead.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The definition has more than 256 KiB, or a limit was reached: 500
-      workflows per store (1000 including deleted ones) or 1000 versions per workflow.
+      response lists up to 100 instead.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
+      ones) or 1000 versions per workflow.
     """
     GetWorkflow: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.GetWorkflowRequest, _workflow_pb2.GetWorkflowResponse]
     """Returns a version of a workflow, even of a deleted one. Read-only.
@@ -59,8 +58,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / WORKFLOW_NOT_FOUND
     """
     ListWorkflows: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.ListWorkflowsRequest, _workflow_pb2.ListWorkflowsResponse]
-    """Lists the newest versions of the workflows that the caller may start, by name, without their definitions.
-    Read-only.
+    """Lists the newest versions of the store's workflows, by name, without their definitions. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -88,11 +86,12 @@ class WorkflowServiceStub:
     """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
     Errors:
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the caller may not start it.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -101,6 +100,7 @@ class WorkflowServiceStub:
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
+    - NOT_FOUND / NODE_NOT_FOUND
     """
     RerunFrom: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]
     """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
@@ -111,7 +111,10 @@ class WorkflowServiceStub:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_NOT_ENDED
     - NOT_FOUND / NODE_NOT_FOUND
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: The caller may no longer start it.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -164,11 +167,10 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-      response lists all of them instead.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The definition has more than 256 KiB, or a limit was reached: 500
-      workflows per store (1000 including deleted ones) or 1000 versions per workflow.
+      response lists up to 100 instead.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
+      ones) or 1000 versions per workflow.
     """
     GetWorkflow: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetWorkflowRequest, _workflow_pb2.GetWorkflowResponse]  # type: ignore[assignment]
     """Returns a version of a workflow, even of a deleted one. Read-only.
@@ -177,8 +179,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / WORKFLOW_NOT_FOUND
     """
     ListWorkflows: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListWorkflowsRequest, _workflow_pb2.ListWorkflowsResponse]  # type: ignore[assignment]
-    """Lists the newest versions of the workflows that the caller may start, by name, without their definitions.
-    Read-only.
+    """Lists the newest versions of the store's workflows, by name, without their definitions. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -206,11 +207,12 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
     Errors:
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the caller may not start it.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -219,6 +221,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
+    - NOT_FOUND / NODE_NOT_FOUND
     """
     RerunFrom: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]  # type: ignore[assignment]
     """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
@@ -229,7 +232,10 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_NOT_ENDED
     - NOT_FOUND / NODE_NOT_FOUND
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: The caller may no longer start it.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -285,11 +291,10 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-          response lists all of them instead.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The definition has more than 256 KiB, or a limit was reached: 500
-          workflows per store (1000 including deleted ones) or 1000 versions per workflow.
+          response lists up to 100 instead.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
+          ones) or 1000 versions per workflow.
         """
 
     @_abc_1.abstractmethod
@@ -310,8 +315,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.ListWorkflowsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.ListWorkflowsResponse, _abc.Awaitable[_workflow_pb2.ListWorkflowsResponse]]:
-        """Lists the newest versions of the workflows that the caller may start, by name, without their definitions.
-        Read-only.
+        """Lists the newest versions of the store's workflows, by name, without their definitions. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -363,11 +367,12 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
         Errors:
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the caller may not start it.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -382,6 +387,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
+        - NOT_FOUND / NODE_NOT_FOUND
         """
 
     @_abc_1.abstractmethod
@@ -398,7 +404,10 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_NOT_ENDED
         - NOT_FOUND / NODE_NOT_FOUND
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: The caller may no longer start it.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

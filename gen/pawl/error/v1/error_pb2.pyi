@@ -103,7 +103,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_FILE_NOT_FOUND: _ErrorReason.ValueType  # 36
     """NOT_FOUND. The store's folder has no such file or folder."""
     ERROR_REASON_WORKFLOW_NOT_FOUND: _ErrorReason.ValueType  # 37
-    """NOT_FOUND. The workflow or version does not exist, or the caller may not start it."""
+    """NOT_FOUND. The workflow or version does not exist."""
     ERROR_REASON_NODE_NOT_FOUND: _ErrorReason.ValueType  # 38
     """NOT_FOUND. The workflow has no node with this path."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
@@ -304,7 +304,7 @@ ERROR_REASON_COMPLETION_NOT_FOUND: ErrorReason.ValueType  # 35
 ERROR_REASON_FILE_NOT_FOUND: ErrorReason.ValueType  # 36
 """NOT_FOUND. The store's folder has no such file or folder."""
 ERROR_REASON_WORKFLOW_NOT_FOUND: ErrorReason.ValueType  # 37
-"""NOT_FOUND. The workflow or version does not exist, or the caller may not start it."""
+"""NOT_FOUND. The workflow or version does not exist."""
 ERROR_REASON_NODE_NOT_FOUND: ErrorReason.ValueType  # 38
 """NOT_FOUND. The workflow has no node with this path."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25

@@ -223,9 +223,11 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
     """An operator ended the run."""
     STOP_CAUSE_PARENT: _StopCause.ValueType  # 5
-    """The call that the run was executing was cancelled, because the call's own run was stopped or failed."""
+    """The call that the run was executing was cancelled, because the call's own run was stopped or failed. For a
+    job that a delegated run started: the job above it was stopped, or the model of a run above stopped it.
+    """
     STOP_CAUSE_MODEL: _StopCause.ValueType  # 6
-    """The model stopped a job in its conversation (with the stop_job tool)."""
+    """The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
 
 class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
     """Who or what stopped a run."""
@@ -239,9 +241,11 @@ STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4
 """An operator ended the run."""
 STOP_CAUSE_PARENT: StopCause.ValueType  # 5
-"""The call that the run was executing was cancelled, because the call's own run was stopped or failed."""
+"""The call that the run was executing was cancelled, because the call's own run was stopped or failed. For a
+job that a delegated run started: the job above it was stopped, or the model of a run above stopped it.
+"""
 STOP_CAUSE_MODEL: StopCause.ValueType  # 6
-"""The model stopped a job in its conversation (with the stop_job tool)."""
+"""The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
 Global___StopCause: _TypeAlias = StopCause  # noqa: Y015
 
 class _AttentionReason:
@@ -1739,12 +1743,16 @@ class Run(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels from StartRunRequest.labels."""
+        """Labels from StartRunRequest.labels. A workflow run that a user started also has the name of its workflow
+        (`pawl.workflow`); a run that an e-mail started has the ID of the e-mail and that of the first message of its
+        thread, if known (`pawl.mail_id` and `pawl.mail_thread`).
+        """
 
     @_builtins.property
     def job(self) -> Global___Job:
         """The job, if the run is one: it repeats a call and does not use a model. `parent_run_id` and
-        `parent_call_id` are then the run and call that started it, or empty if JobService.StartJob did.
+        `parent_call_id` are then the run and call that started it, or empty if JobService.StartJob did. A workflow
+        that reports to a conversation is also one of its jobs.
         """
 
     @_builtins.property
@@ -1753,7 +1761,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def job_progress(self) -> Global___JobProgress:
-        """For a job: progress of its call. Kept if a call made once ends without success; otherwise removed when the
+        """For a goal: progress that the last check or judgement found. For a job: progress of its call. Kept if a call made once ends without success; otherwise removed when the
         call ends. Absent if the call has not reported any.
         """
 

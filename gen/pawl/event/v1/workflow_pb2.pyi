@@ -76,7 +76,6 @@ class WorkflowVersion(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     AS_TOOL_FIELD_NUMBER: _builtins.int
-    ALLOWED_ROLES_FIELD_NUMBER: _builtins.int
     NODE_COUNT_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     CREATE_USER_ID_FIELD_NUMBER: _builtins.int
@@ -99,10 +98,6 @@ class WorkflowVersion(_message.Message):
     create_user_id: _builtins.str
     """User who saved it."""
     @_builtins.property
-    def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users must have one of these roles to start it; empty means that any user may start it."""
-
-    @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was saved."""
 
@@ -115,14 +110,13 @@ class WorkflowVersion(_message.Message):
         description: _builtins.str = ...,
         input_schema_json: _builtins.bytes = ...,
         as_tool: _builtins.bool = ...,
-        allowed_roles: _abc.Iterable[_builtins.str] | None = ...,
         node_count: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         create_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "as_tool", b"as_tool", "create_time", b"create_time", "create_user_id", b"create_user_id", "definition_json", b"definition_json", "description", b"description", "input_schema_json", b"input_schema_json", "name", b"name", "node_count", b"node_count", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_tool", b"as_tool", "create_time", b"create_time", "create_user_id", b"create_user_id", "definition_json", b"definition_json", "description", b"description", "input_schema_json", b"input_schema_json", "name", b"name", "node_count", b"node_count", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,8 +173,8 @@ class PinnedWorkflow(_message.Message):
     input_json: _builtins.bytes
     """Input, canonical JSON, at most 256 KiB. Runs in lists and events omit inputs over 1 KiB."""
     reports_to_conversation_id: _builtins.str
-    """Conversation to which its end is reported, as the end of a job is; empty if it is reported to the user's
-    inbox. Run.reports_to_conversation_id is empty, because the run is not a job.
+    """Conversation to which its end is reported; empty if it is reported to the user's inbox. With a conversation,
+    the run is also one of its jobs: a call made once, of a tool with the workflow's name (Run.job).
     """
     rerun_of_run_id: _builtins.str
     """For WorkflowService.RerunFrom: run whose finished nodes it reuses; otherwise empty."""
@@ -348,7 +342,7 @@ class NodeExecution(_message.Message):
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAttempt]:
-        """Its calls, oldest first: one for each iteration and attempt. At most the last 100."""
+        """The calls of its current iteration, oldest first. Only if the request names the node."""
 
     @_builtins.property
     def map(self) -> Global___MapExecution:
@@ -468,7 +462,7 @@ class MapExecution(_message.Message):
     """Items that failed."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___MapChunkExecution]:
-        """Its child runs, in order of their items. At most the first 2000."""
+        """Its child runs, in order of their items."""
 
     def __init__(
         self,
@@ -497,7 +491,6 @@ class MapChunkExecution(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    FAILED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Run ID; GetExecution returns its items as nodes."""
     first_index: _builtins.int
@@ -506,8 +499,6 @@ class MapChunkExecution(_message.Message):
     """Number of its items."""
     state: Global___NodeState.ValueType
     """Its state: RUNNING, SUCCEEDED, FAILED or CANCELLED."""
-    failed: _builtins.int
-    """Items that failed; 0 until it has ended."""
     def __init__(
         self,
         *,
@@ -515,11 +506,10 @@ class MapChunkExecution(_message.Message):
         first_index: _builtins.int = ...,
         items: _builtins.int = ...,
         state: Global___NodeState.ValueType = ...,
-        failed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "first_index", b"first_index", "items", b"items", "run_id", b"run_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "items", b"items", "run_id", b"run_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

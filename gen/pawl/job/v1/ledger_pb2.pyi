@@ -673,6 +673,7 @@ class LoadRunResponse(_message.Message):
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    JOBS_BELOW_COUNT_FIELD_NUMBER: _builtins.int
     SHARED_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
     CONTINUES_KNOWN_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
@@ -680,6 +681,10 @@ class LoadRunResponse(_message.Message):
     """The worker's own state from the last commit; empty at first."""
     open_job_count: _builtins.int
     """Number of open jobs that the run's user has in the conversation."""
+    jobs_below_count: _builtins.int
+    """Number of open jobs whose notices the run receives because it, or an ended run below it, started them; 0 unless
+    it is a child run.
+    """
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
     continues_known: _builtins.bool
@@ -732,13 +737,14 @@ class LoadRunResponse(_message.Message):
         own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
+        jobs_below_count: _builtins.int = ...,
         shared_tokens_left: _builtins.int | None = ...,
         continues_known: _builtins.bool = ...,
         prefix: Global___HistoryPrefix | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "now", b"now", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "continues_known", b"continues_known", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "continues_known", b"continues_known", "jobs_below_count", b"jobs_below_count", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "prefix", b"prefix", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
     _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015
@@ -970,6 +976,7 @@ class CommitRunRequest(_message.Message):
     TELLS_ITERATION_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     JOB_PROGRESS_FIELD_NUMBER: _builtins.int
+    GOAL_LIMITS_FIELD_NUMBER: _builtins.int
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
@@ -1077,6 +1084,10 @@ class CommitRunRequest(_message.Message):
     def job_progress(self) -> _run_pb2.JobProgress:
         """With `output_text`: Run.job_progress."""
 
+    @_builtins.property
+    def goal_limits(self) -> _goal_pb2.Goal:
+        """With `output_text`: the raised limits of Run.goal, without its other fields; absent if none were raised."""
+
     def __init__(
         self,
         *,
@@ -1110,12 +1121,13 @@ class CommitRunRequest(_message.Message):
         tells_iteration: _builtins.int = ...,
         missed_iterations: _builtins.int = ...,
         job_progress: _run_pb2.JobProgress | None = ...,
+        goal_limits: _goal_pb2.Goal | None = ...,
         tokens_used: _builtins.int = ...,
         budget_run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -1187,6 +1199,7 @@ class Delegation(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     run_id: _builtins.str
@@ -1227,6 +1240,10 @@ class Delegation(_message.Message):
     def goal(self) -> _goal_pb2.Goal:
         """The goal, if the child run is a goal run."""
 
+    @_builtins.property
+    def undo(self) -> _run_pb2.Undo:
+        """Target of the undo, if the child run undoes the effects of its parent."""
+
     def __init__(
         self,
         *,
@@ -1242,10 +1259,11 @@ class Delegation(_message.Message):
         workflow: _workflow_pb2.PinnedWorkflow | None = ...,
         goal: _goal_pb2.Goal | None = ...,
         waits_for_jobs: _builtins.bool = ...,
+        undo: _run_pb2.Undo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "workflow", b"workflow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "undo", b"undo", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1489,14 +1507,17 @@ Global___EventCommand: _TypeAlias = EventCommand  # noqa: Y015
 
 @_typing.final
 class RaiseGoalCommand(_message.Message):
-    """Raises a goal's limits. Its tokens are a TopUpCommand."""
+    """Raises a goal's limits, all or none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
     """Attempts to add."""
+    tokens: _builtins.int
+    """Tokens to add, as in TopUpCommand."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """New deadline; absent keeps the current one."""
@@ -1506,10 +1527,11 @@ class RaiseGoalCommand(_message.Message):
         *,
         attempts: _builtins.int = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2068,8 +2090,11 @@ class ListCommandsResponse(_message.Message):
     COMMANDS_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    JOBS_BELOW_COUNT_FIELD_NUMBER: _builtins.int
     open_job_count: _builtins.int
     """Same as LoadRunResponse.open_job_count."""
+    jobs_below_count: _builtins.int
+    """Same as LoadRunResponse.jobs_below_count."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
         """Unconsumed commands."""
@@ -2084,10 +2109,11 @@ class ListCommandsResponse(_message.Message):
         commands: _abc.Iterable[Global___Command] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
+        jobs_below_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "jobs_below_count", b"jobs_below_count", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

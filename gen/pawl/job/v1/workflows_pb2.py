@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pawl.event.v1 import workflow_pb2 as pawl_dot_event_dot_v1_dot_workflow__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/job/v1/workflows.proto\x12\x0bpawl.job.v1\x1a\x1cpawl/event/v1/workflow.proto\"\x97\x01\n\x12PutWorkflowRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x30\n\x08workflow\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.WorkflowVersion\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"X\n\x13PutWorkflowResponse\x12\x30\n\x08workflow\x18\x01 \x01(\x0b\x32\x1e.pawl.event.v1.WorkflowVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"E\n\x12GetWorkflowRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\"G\n\x13GetWorkflowResponse\x12\x30\n\x08workflow\x18\x01 \x01(\x0b\x32\x1e.pawl.event.v1.WorkflowVersion2\xbb\x01\n\x15WorkflowLedgerService\x12P\n\x0bPutWorkflow\x12\x1f.pawl.job.v1.PutWorkflowRequest\x1a .pawl.job.v1.PutWorkflowResponse\x12P\n\x0bGetWorkflow\x12\x1f.pawl.job.v1.GetWorkflowRequest\x1a .pawl.job.v1.GetWorkflowResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/job/v1/workflows.proto\x12\x0bpawl.job.v1\x1a\x1cpawl/event/v1/workflow.proto\"\xa5\x01\n\x12PutWorkflowRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x30\n\x08workflow\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.WorkflowVersion\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x12\x0c\n\x04uses\x18\x06 \x03(\t\"X\n\x13PutWorkflowResponse\x12\x30\n\x08workflow\x18\x01 \x01(\x0b\x32\x1e.pawl.event.v1.WorkflowVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"E\n\x12GetWorkflowRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\"G\n\x13GetWorkflowResponse\x12\x30\n\x08workflow\x18\x01 \x01(\x0b\x32\x1e.pawl.event.v1.WorkflowVersion\"_\n\x15\x44\x65leteWorkflowRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"\x18\n\x16\x44\x65leteWorkflowResponse2\x96\x02\n\x15WorkflowLedgerService\x12P\n\x0bPutWorkflow\x12\x1f.pawl.job.v1.PutWorkflowRequest\x1a .pawl.job.v1.PutWorkflowResponse\x12P\n\x0bGetWorkflow\x12\x1f.pawl.job.v1.GetWorkflowRequest\x1a .pawl.job.v1.GetWorkflowResponse\x12Y\n\x0e\x44\x65leteWorkflow\x12\".pawl.job.v1.DeleteWorkflowRequest\x1a#.pawl.job.v1.DeleteWorkflowResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.job.v1.workflows_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PUTWORKFLOWREQUEST']._serialized_start=75
-  _globals['_PUTWORKFLOWREQUEST']._serialized_end=226
-  _globals['_PUTWORKFLOWRESPONSE']._serialized_start=228
-  _globals['_PUTWORKFLOWRESPONSE']._serialized_end=316
-  _globals['_GETWORKFLOWREQUEST']._serialized_start=318
-  _globals['_GETWORKFLOWREQUEST']._serialized_end=387
-  _globals['_GETWORKFLOWRESPONSE']._serialized_start=389
-  _globals['_GETWORKFLOWRESPONSE']._serialized_end=460
-  _globals['_WORKFLOWLEDGERSERVICE']._serialized_start=463
-  _globals['_WORKFLOWLEDGERSERVICE']._serialized_end=650
+  _globals['_PUTWORKFLOWREQUEST']._serialized_end=240
+  _globals['_PUTWORKFLOWRESPONSE']._serialized_start=242
+  _globals['_PUTWORKFLOWRESPONSE']._serialized_end=330
+  _globals['_GETWORKFLOWREQUEST']._serialized_start=332
+  _globals['_GETWORKFLOWREQUEST']._serialized_end=401
+  _globals['_GETWORKFLOWRESPONSE']._serialized_start=403
+  _globals['_GETWORKFLOWRESPONSE']._serialized_end=474
+  _globals['_DELETEWORKFLOWREQUEST']._serialized_start=476
+  _globals['_DELETEWORKFLOWREQUEST']._serialized_end=571
+  _globals['_DELETEWORKFLOWRESPONSE']._serialized_start=573
+  _globals['_DELETEWORKFLOWRESPONSE']._serialized_end=597
+  _globals['_WORKFLOWLEDGERSERVICE']._serialized_start=600
+  _globals['_WORKFLOWLEDGERSERVICE']._serialized_end=878
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from pawl.event.v1 import workflow_pb2 as _workflow_pb2
 import builtins as _builtins
 import sys
@@ -28,6 +30,7 @@ class PutWorkflowRequest(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -40,6 +43,10 @@ class PutWorkflowRequest(_message.Message):
     def workflow(self) -> _workflow_pb2.WorkflowVersion:
         """The validated workflow, without version, time and user."""
 
+    @_builtins.property
+    def uses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the workflows that it starts."""
+
     def __init__(
         self,
         *,
@@ -48,10 +55,11 @@ class PutWorkflowRequest(_message.Message):
         credential_id: _builtins.str = ...,
         workflow: _workflow_pb2.WorkflowVersion | None = ...,
         validate_only: _builtins.bool = ...,
+        uses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential_id", b"credential_id", "store_id", b"store_id", "user_id", b"user_id", "validate_only", b"validate_only", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential_id", b"credential_id", "store_id", b"store_id", "user_id", b"user_id", "uses", b"uses", "validate_only", b"validate_only", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -69,7 +77,7 @@ class PutWorkflowResponse(_message.Message):
     """Whether this request created (or would create) the version."""
     @_builtins.property
     def workflow(self) -> _workflow_pb2.WorkflowVersion:
-        """The resulting version, without its definition."""
+        """The resulting version."""
 
     def __init__(
         self,
@@ -138,3 +146,54 @@ class GetWorkflowResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetWorkflowResponse: _TypeAlias = GetWorkflowResponse  # noqa: Y015
+
+@_typing.final
+class DeleteWorkflowRequest(_message.Message):
+    """Request for DeleteWorkflow."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store ID."""
+    user_id: _builtins.str
+    """User who is deleting it."""
+    credential_id: _builtins.str
+    """ID of the user's credential."""
+    name: _builtins.str
+    """Name of the workflow."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        credential_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential_id", b"credential_id", "name", b"name", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteWorkflowRequest: _TypeAlias = DeleteWorkflowRequest  # noqa: Y015
+
+@_typing.final
+class DeleteWorkflowResponse(_message.Message):
+    """Response from DeleteWorkflow."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteWorkflowResponse: _TypeAlias = DeleteWorkflowResponse  # noqa: Y015

@@ -46,6 +46,11 @@ class WorkflowLedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_workflows__pb2.GetWorkflowRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_workflows__pb2.GetWorkflowResponse.FromString,
                 _registered_method=True)
+        self.DeleteWorkflow = channel.unary_unary(
+                '/pawl.job.v1.WorkflowLedgerService/DeleteWorkflow',
+                request_serializer=pawl_dot_job_dot_v1_dot_workflows__pb2.DeleteWorkflowRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_workflows__pb2.DeleteWorkflowResponse.FromString,
+                _registered_method=True)
 
 
 class WorkflowLedgerServiceServicer(object):
@@ -57,6 +62,8 @@ class WorkflowLedgerServiceServicer(object):
         """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
 
         Errors:
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
+        - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -65,6 +72,16 @@ class WorkflowLedgerServiceServicer(object):
 
     def GetWorkflow(self, request, context):
         """Returns a version, for any user of the store. Read-only.
+
+        Errors:
+        - NOT_FOUND / WORKFLOW_NOT_FOUND
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteWorkflow(self, request, context):
+        """Deletes a workflow; see pawl.agent.v1.WorkflowService.DeleteWorkflow.
 
         Errors:
         - NOT_FOUND / WORKFLOW_NOT_FOUND
@@ -85,6 +102,11 @@ def add_WorkflowLedgerServiceServicer_to_server(servicer, server):
                     servicer.GetWorkflow,
                     request_deserializer=pawl_dot_job_dot_v1_dot_workflows__pb2.GetWorkflowRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_workflows__pb2.GetWorkflowResponse.SerializeToString,
+            ),
+            'DeleteWorkflow': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteWorkflow,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_workflows__pb2.DeleteWorkflowRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_workflows__pb2.DeleteWorkflowResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -143,6 +165,33 @@ class WorkflowLedgerService(object):
             '/pawl.job.v1.WorkflowLedgerService/GetWorkflow',
             pawl_dot_job_dot_v1_dot_workflows__pb2.GetWorkflowRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_workflows__pb2.GetWorkflowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteWorkflow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.WorkflowLedgerService/DeleteWorkflow',
+            pawl_dot_job_dot_v1_dot_workflows__pb2.DeleteWorkflowRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_workflows__pb2.DeleteWorkflowResponse.FromString,
             options,
             channel_credentials,
             insecure,

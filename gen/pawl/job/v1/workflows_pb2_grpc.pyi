@@ -39,10 +39,18 @@ class WorkflowLedgerServiceStub:
     """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
 
     Errors:
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
+    - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
     """
     GetWorkflow: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.GetWorkflowRequest, _workflows_pb2.GetWorkflowResponse]
     """Returns a version, for any user of the store. Read-only.
+
+    Errors:
+    - NOT_FOUND / WORKFLOW_NOT_FOUND
+    """
+    DeleteWorkflow: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.DeleteWorkflowRequest, _workflows_pb2.DeleteWorkflowResponse]
+    """Deletes a workflow; see pawl.agent.v1.WorkflowService.DeleteWorkflow.
 
     Errors:
     - NOT_FOUND / WORKFLOW_NOT_FOUND
@@ -59,10 +67,18 @@ class WorkflowLedgerServiceAsyncStub(WorkflowLedgerServiceStub):
     """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
 
     Errors:
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
+    - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
     """
     GetWorkflow: _aio.UnaryUnaryMultiCallable[_workflows_pb2.GetWorkflowRequest, _workflows_pb2.GetWorkflowResponse]  # type: ignore[assignment]
     """Returns a version, for any user of the store. Read-only.
+
+    Errors:
+    - NOT_FOUND / WORKFLOW_NOT_FOUND
+    """
+    DeleteWorkflow: _aio.UnaryUnaryMultiCallable[_workflows_pb2.DeleteWorkflowRequest, _workflows_pb2.DeleteWorkflowResponse]  # type: ignore[assignment]
+    """Deletes a workflow; see pawl.agent.v1.WorkflowService.DeleteWorkflow.
 
     Errors:
     - NOT_FOUND / WORKFLOW_NOT_FOUND
@@ -82,6 +98,8 @@ class WorkflowLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
 
         Errors:
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
+        - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
         """
 
@@ -92,6 +110,18 @@ class WorkflowLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workflows_pb2.GetWorkflowResponse, _abc.Awaitable[_workflows_pb2.GetWorkflowResponse]]:
         """Returns a version, for any user of the store. Read-only.
+
+        Errors:
+        - NOT_FOUND / WORKFLOW_NOT_FOUND
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteWorkflow(
+        self,
+        request: _workflows_pb2.DeleteWorkflowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_workflows_pb2.DeleteWorkflowResponse, _abc.Awaitable[_workflows_pb2.DeleteWorkflowResponse]]:
+        """Deletes a workflow; see pawl.agent.v1.WorkflowService.DeleteWorkflow.
 
         Errors:
         - NOT_FOUND / WORKFLOW_NOT_FOUND

@@ -11,7 +11,9 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from pawl.chassis.process.tasks import end
 from pawl.client.client import AsyncClient
+from pawl.client.jobs import JobHandle
 from pawl.client.session import AsyncSession
+from pawl.client.workflows import WorkflowRun
 from pawl.errors import PawlError
 
 A = TypeVar("A")
@@ -84,11 +86,19 @@ async def _awaited(work: Callable[[], Awaitable[R]]) -> R:
     return await work()
 
 
+def _of(client: Any, found: R) -> R:
+    """Have a job's methods block as those of the client that it comes from."""
+    if isinstance(found, JobHandle):
+        found.client = client
+    return found
+
+
 def _plain(method: Callable[Concatenate[A, P], Awaitable[R]]) -> Callable[Concatenate[Any, P], R]:
     """Return a blocking version of a method."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._thread.run(lambda: method(self._asyncio, *args, **kwargs))  # type: ignore[no-any-return]
+        found: R = self._thread.run(lambda: method(self._asyncio, *args, **kwargs))
+        return _of(self, found)
 
     functools.update_wrapper(call, method)
     return call
@@ -112,7 +122,7 @@ def _iterating(
 
         try:
             while (item := self._thread.run(following)) is not _OVER:
-                yield item
+                yield _of(self, item)
         finally:
             self._thread.begin(close)
 
@@ -147,6 +157,28 @@ class SyncSession:
     attach = _plain(AsyncSession.attach)
     decide = _plain(AsyncSession.decide)
     cancel = _plain(AsyncSession.cancel)
+
+
+class SyncWorkflowRun:
+    """A blocking handle for a workflow run; see `WorkflowRun`."""
+
+    def __init__(self, thread: LoopThread, run: WorkflowRun) -> None:
+        self._thread = thread
+        self._asyncio = run
+        self.run_id = run.run_id
+
+    execution = _plain(WorkflowRun.execution)
+    follow = _iterating(WorkflowRun.follow)
+    result = _plain(WorkflowRun.result)
+    pause = _plain(WorkflowRun.pause)
+    resume = _plain(WorkflowRun.resume)
+    send_event = _plain(WorkflowRun.send_event)
+    rerun_plan = _plain(WorkflowRun.rerun_plan)
+
+    @_as(WorkflowRun.rerun)
+    def rerun(self, *args: Any, **options: Any) -> SyncWorkflowRun:
+        """Run again from a node, once the run has ended. Returns the new run."""
+        return SyncWorkflowRun(self._thread, self._thread.run(lambda: self._asyncio.rerun(*args, **options)))
 
 
 class Client:
@@ -202,6 +234,10 @@ class Client:
     pause_job = _plain(AsyncClient.pause_job)
     resume_job = _plain(AsyncClient.resume_job)
     stop_jobs = _plain(AsyncClient.stop_jobs)
+    start_goal = _plain(AsyncClient.start_goal)
+    get_goal = _plain(AsyncClient.get_goal)
+    list_goals = _iterating(AsyncClient.list_goals)
+    raise_goal = _plain(AsyncClient.raise_goal)
     complete_call = _plain(AsyncClient.complete_call)
     follow = _iterating(AsyncClient.follow)
     create_schedule = _plain(AsyncClient.create_schedule)
@@ -222,6 +258,10 @@ class Client:
     rotate_trigger_secret = _plain(AsyncClient.rotate_trigger_secret)
     delete_trigger = _plain(AsyncClient.delete_trigger)
     deliver_webhook = _plain(AsyncClient.deliver_webhook)
+    save_workflow = _plain(AsyncClient.save_workflow)
+    get_workflow = _plain(AsyncClient.get_workflow)
+    list_workflows = _iterating(AsyncClient.list_workflows)
+    delete_workflow = _plain(AsyncClient.delete_workflow)
     documents = _iterating(AsyncClient.documents)
     get_document = _plain(AsyncClient.get_document)
     put_document = _plain(AsyncClient.put_document)
@@ -232,3 +272,12 @@ class Client:
     def session(self, **options: Any) -> SyncSession:
         """Return a blocking front-end session, which is a context manager; see `AsyncSession`."""
         return SyncSession(self._thread, self._asyncio.session(**options))
+
+    @_as(AsyncClient.start_workflow)
+    def start_workflow(self, *args: Any, **options: Any) -> SyncWorkflowRun:
+        """Start a workflow and return its run once it is durable; see `AsyncClient.start_workflow`."""
+        return SyncWorkflowRun(self._thread, self._thread.run(lambda: self._asyncio.start_workflow(*args, **options)))
+
+    def workflow_run(self, run_id: str) -> SyncWorkflowRun:
+        """Return a handle for a workflow run. Sends no request."""
+        return SyncWorkflowRun(self._thread, self._asyncio.workflow_run(run_id))

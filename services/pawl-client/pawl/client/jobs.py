@@ -73,6 +73,32 @@ def _reports(given: str | Mapping[str, float | Sequence[int]]) -> dict[str, Any]
     return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
 
 
+class JobHandle:
+    """A background job as it was when it was read, with the fields of BackgroundJob. Its methods control the job.
+
+    They are the client's methods for this job, so those of an `AsyncClient` must be awaited.
+    """
+
+    def __init__(self, client: Any, message: pb.BackgroundJob) -> None:
+        self.client = client
+        self.message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.message, name)
+
+    def stop(self, reason: str = "") -> Any:
+        return self.client.stop_job(self.message.job_id, reason)
+
+    def pause(self) -> Any:
+        return self.client.pause_job(self.message.job_id)
+
+    def resume(self) -> Any:
+        return self.client.resume_job(self.message.job_id)
+
+    def result(self) -> Any:
+        return self.client.result(self.message.job_id)
+
+
 class JobVerbs(Target):
     """Methods for background jobs."""
 
@@ -95,7 +121,7 @@ class JobVerbs(Target):
         when: str | Mapping[str, Any] | None = None,
         failures_told: int = 0,
         request_id: str = "",
-    ) -> pb.BackgroundJob:
+    ) -> JobHandle:
         """Start a job and return it. Its results are reported to the given conversation, or to a new one.
 
         With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports`
@@ -120,20 +146,18 @@ class JobVerbs(Target):
             request_id=request_id,
             **_reports(reports),
         )
-        return (await self.once(self.jobs.StartJob, request)).job
+        return JobHandle(self, (await self.once(self.jobs.StartJob, request)).job)
 
-    async def list_jobs(
-        self, conversation_id: str = "", *, open_only: bool = False
-    ) -> AsyncGenerator[pb.BackgroundJob, None]:
+    async def list_jobs(self, conversation_id: str = "", *, open_only: bool = False) -> AsyncGenerator[JobHandle, None]:
         """Yield your jobs, newest first; with `conversation_id`, only those that report to that conversation."""
         request = pb.ListJobsRequest(conversation_id=conversation_id, open_only=open_only)
         async for page in self.pages(self.jobs.ListJobs, request):
             for job in page.jobs:
-                yield job
+                yield JobHandle(self, job)
 
-    async def get_job(self, job_id: str) -> pb.BackgroundJob:
+    async def get_job(self, job_id: str) -> JobHandle:
         """Return a job with its pending calls."""
-        return (await self.again(self.jobs.GetJob, pb.GetJobRequest(job_id=job_id))).job
+        return JobHandle(self, (await self.again(self.jobs.GetJob, pb.GetJobRequest(job_id=job_id))).job)
 
     async def stop_job(self, job_id: str, reason: str = "", *, request_id: str = "") -> pb.BackgroundJob:
         """Stop a job and return it. A job that has ended is unchanged."""

@@ -22,6 +22,7 @@ from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import background, checks
 from pawl.agent_loop.loop.rules.tool import Verdict
+from pawl.chassis import strict_json
 from pawl.chassis.identity.auth import Principal, check_decides
 from pawl.chassis.ids import CallId, ClientId, IdSource, RequestId, RunId
 from pawl.errors import (
@@ -53,6 +54,7 @@ REFUSALS: Final = (
 )
 
 _DIGEST_BYTES_MAX: Final = 128
+_EVENT_BYTES_MAX: Final = 64 * 1024
 
 
 def derived_id(*parts: str) -> RequestId:
@@ -293,13 +295,25 @@ class Inbox:
             raise InvalidField(f"tokens must be between 1 and {TOKENS_MAX}", field="tokens")
         return await self._send(caller, run_id, request_id, top_up=pb.TopUpCommand(tokens=tokens))
 
-    async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool) -> Reply:
-        """Pause or resume a job. A paused job does not start iterations.
+    async def pause(self, caller: Principal, request_id: RequestId, run_id: RunId, *, resumes: bool) -> Reply:
+        """Pause or resume a job or workflow run. While paused, it starts no iterations or nodes.
 
         Raises:
             RequestIdReused, QueueFull
         """
-        return await self._send(caller, job_id, request_id, pause=pb.PauseCommand(resumes=resumes))
+        return await self._send(caller, run_id, request_id, pause=pb.PauseCommand(resumes=resumes))
+
+    async def send_event(
+        self, caller: Principal, event_id: RequestId, run_id: RunId, name: str, payload_json: bytes
+    ) -> Reply:
+        """Send an event to a workflow run. Idempotent by event id.
+
+        Raises:
+            TooLarge, InvalidJson, RequestIdReused, QueueFull
+        """
+        payload = strict_json.loads(payload_json or b"null", bytes_max=_EVENT_BYTES_MAX)
+        command = pb.EventCommand(name=name, payload_json=strict_json.dumps_canonical(payload))
+        return await self._send(caller, run_id, event_id, event=command)
 
     async def _send(
         self,

@@ -161,13 +161,16 @@ class PublicLedger:
         """
         return (await translated(self._stub.GetRun(pb.GetRunRequest(**_user_fields(caller), run_id=run_id)))).run
 
-    async def get_run_as_service(self, caller: Principal, run_id: RunId) -> pb.GetRunResponse:
+    async def get_run_as_service(
+        self, caller: Principal, run_id: RunId, *, with_loop_state: bool = False
+    ) -> pb.GetRunResponse:
         """Return any user's run in the caller's store, with the tools that its client supplied.
 
         Raises:
             RunNotFound
         """
-        return await translated(self._stub.GetRun(pb.GetRunRequest(store_id=caller.store_id, run_id=run_id)))
+        request = pb.GetRunRequest(store_id=caller.store_id, run_id=run_id, with_loop_state=with_loop_state)
+        return await translated(self._stub.GetRun(request))
 
     async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> call_pb2.Call:
         """Return a call. With `for_approval`, another user's call in the store is found if it ever needed approval.

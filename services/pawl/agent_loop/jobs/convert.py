@@ -77,7 +77,9 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
 
 def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
     """Return the job. For an open run, this includes when it is expected to end."""
-    ended = {count.state: count.count for count in run.call_counts if count.state in _SETTLED}
+    # The calls of a workflow are its nodes, not iterations.
+    counts = () if run.HasField("workflow") else run.call_counts
+    ended = {count.state: count.count for count in counts if count.state in _SETTLED}
     end = _expected_end(run)
     waits_for_time = run.waiting.reason == waiting_pb2.WAIT_REASON_TIME and run.waiting.HasField("deadline_time")
     return jobs_pb2.BackgroundJob(

@@ -12,7 +12,8 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
-from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.goals import rules as goals
+from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
 from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
 from pawl.agent_loop.loop.rules import answering, budget, delegation, hints, jobs, output, proposals, step
@@ -27,6 +28,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Propose,
     ReadAgent,
     ReadCalls,
+    ReadProgram,
     StartModel,
     StopCalls,
 )
@@ -56,11 +58,13 @@ from pawl.agent_loop.loop.tasks import Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.model.request import ModelPort
 from pawl.agent_loop.undo import planning as undo_planning
+from pawl.agent_loop.workflows import reading
+from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, IdSource, StoreId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
-from pawl.errors import AgentNotFound, ToolNotFound
+from pawl.errors import AgentNotFound, CallNotFound, ToolNotFound
 from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usage
 
 # Minimum time between two progress reports of a job. Only the latest report is kept in between.
@@ -76,6 +80,7 @@ class WorkerDependencies:
 
     ledger: WorkerLedgerClient
     agents: AgentReader
+    graphs: Graphs
     registry: Registry
     model: ModelPort
     clock: Clock
@@ -188,8 +193,10 @@ class RunTasks(Tasks):
                 start(
                     START, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
                 )
+            case ReadProgram():
+                start(START, self._read_program(state))
             case ReadCalls():
-                start(READ, self._read(work.call_ids, state.run))
+                start(READ, self._read(work, state.run))
             case ReadAgent():
                 start(work.call_id, self._read_agent(work, state.run))
             case Propose():
@@ -272,6 +279,11 @@ class RunTasks(Tasks):
         return ToolsPinned(tools=pinned, left_out=found.left_out)
 
     async def _resolved(self, run: Run) -> Resolved:
+        if run.goal is not None:
+            needed = (await self.tool_calls.resolve(goals.tools_needed(run.goal))).tools
+            found = Resolved(tools=()) if run.options.without_tools else await self._registered(run, ())
+            others = tuple(tool for tool in found.tools if tool not in needed)[: TOOLS_MAX - len(needed)]
+            return replace(found, tools=(*needed, *others))
         if run.options.without_tools:
             return Resolved(tools=())
         own = {tool.name: tool for tool in self._own_tools}
@@ -395,15 +407,40 @@ class RunTasks(Tasks):
         await self.cut(call_id)
         return CallStopped(call_id=call_id, answer=await self.tool_calls.stop(state.calls[call_id]))
 
-    async def _read(self, call_ids: Sequence[CallId], run: Run) -> Fact:
+    async def _read_program(self, state: State) -> Fact:
+        return await reading.read(
+            state.run,
+            self._dependencies.graphs,
+            tool_calls=self.tool_calls,
+            retry=self._retry,
+            pins_tools=state.loop.cursor is None,
+        )
+
+    async def _read(self, work: ReadCalls, run: Run) -> Fact:
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
-        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in call_ids)
-        return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
+        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in work.call_ids)
+        try:
+            calls = [await until_answered(read) for read in reads]
+        except CallNotFound as error:
+            message = "A run whose results it uses was deleted."
+            return RunRefused(
+                failure=RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
+            )
+        if work.run_id:
+            calls += await until_answered(partial(calls_of_run, ledger.channel, run.store_id, run.user_id, work.run_id))
+        return CallsRead(calls=tuple(calls), run_id=work.run_id)
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
-        if run.agent is None:
-            return AgentRead(call_id=work.call_id)
-        delegates = await self._delegates(run, run.agent)
+        if work.is_workflow:
+            find = partial(self._dependencies.graphs.version, run.store_id, work.name, work.version)
+            version = await self._retry.until_answered(find)
+            return AgentRead(call_id=work.call_id, workflow_version=version)
+        delegates: tuple[str, ...] = ()
+        if run.workflow is not None or run.goal is not None:
+            # The author of the workflow or goal, not an agent, has chosen the agent.
+            delegates = (work.name,)
+        elif run.agent is not None:
+            delegates = await self._delegates(run, run.agent)
         agent: AgentVersion | None = None
         if work.name in delegates:
             read = partial(self._dependencies.agents.get_agent, run.store_id, work.name, 0)

@@ -11,6 +11,7 @@ import msgspec
 
 from pawl.agent_loop.loop.rules import condition
 from pawl.chassis import strict_json
+from pawl.chassis.labels import MAIL_ID, MAIL_THREAD, VALUE_BYTES_MAX
 from pawl.errors import InvalidJson, TooLarge
 
 PLACEHOLDER: Final = "{{event}}"
@@ -58,6 +59,16 @@ def _truncated(text: str, bytes_max: int) -> str:
         if bytes_max < 0:
             return text[:start]
     return text
+
+
+def mail_labels(event: bytes) -> dict[str, str]:
+    """Return the labels of a run that this event starts; none unless it is an e-mail."""
+    found = msgspec.json.decode(event).get("event", {})
+    data = found.get("data")
+    if found.get("source") != "mail" or not isinstance(data, dict):
+        return {}
+    ids = {MAIL_ID: data.get("message_id", ""), MAIL_THREAD: data.get("thread", "")}
+    return {key: value for key, value in ids.items() if value and len(value.encode()) <= VALUE_BYTES_MAX}
 
 
 def put_into(template: str, event: bytes) -> str:

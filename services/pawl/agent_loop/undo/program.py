@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import budget
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import (
     CallModel,
     Decision,
@@ -19,10 +20,13 @@ from pawl.agent_loop.loop.rules.decision import (
     ReadCalls,
     Wait,
 )
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.run import Delegation
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import PlannedUndo, UndoPlan
+from pawl.chassis.ids import CallId
 from pawl.values import RunState
 
 
@@ -46,6 +50,15 @@ def follows(state: State, now: float) -> Decision:
     return CallModel(round=state.run.round + 1, without_tools=True)
 
 
+def proposes(state: State, call_id: CallId, now: float) -> bool:
+    following = follows(state, now)
+    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
+
+
+def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # no command is for an undo
+    return state
+
+
 def concluded(state: State, *, continues: bool) -> State:
     """Add the report to the conversation, as a round of its own if the run continues."""
     planned = _plan(state)
@@ -60,6 +73,14 @@ def concluded(state: State, *, continues: bool) -> State:
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # the calls are all that it needs
     return after
+
+
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
+    return ()
+
+
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # it sets no limits
+    return delegation
 
 
 def _plan(state: State) -> UndoPlan | None:

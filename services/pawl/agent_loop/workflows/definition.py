@@ -1,18 +1,16 @@
-"""Workflow definitions: their nodes, and the edges between them.
+"""The parts of a workflow definition.
 
 A definition is a JSON document. Its strings are templates; see `expressions`.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pawl.agent_loop.workflows import expressions
 from pawl.chassis.ids import DEFAULT_AGENT
 
 BYTES_MAX: Final = 256 * 1024
@@ -29,7 +27,6 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64_000)]
 Seconds: TypeAlias = Annotated[int, Meta(ge=1, le=YEAR_SECONDS)] | Annotated[float, Meta(ge=0.1, le=YEAR_SECONDS)]
 Concurrency: TypeAlias = Annotated[int, Meta(ge=1, le=50)]
 Quorum: TypeAlias = Literal["all", "any"] | Annotated[int, Meta(ge=1, le=NODES_MAX)]
-EdgeKind: TypeAlias = Literal["after", "then", "else", "go_to", "reference"]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -189,22 +186,6 @@ class WorkflowDefinition(_Part, frozen=True, kw_only=True):
         return {"type": "object", **self.input}
 
 
-class Edge(NamedTuple):
-    source: str
-    target: str
-    kind: EdgeKind
-
-
-class Incoming(NamedTuple):
-    """How a node starts: when its join over `control` allows it, and all sources in `others` have ended.
-
-    `others` are references, unless the node has only references: then these are its control edges.
-    """
-
-    control: tuple[Edge, ...]
-    others: tuple[Edge, ...]
-
-
 # Fields whose strings are templates.
 _TEMPLATES: Final[dict[type[Node], tuple[str, ...]]] = {
     ToolNode: ("arguments",),
@@ -217,8 +198,6 @@ _TEMPLATES: Final[dict[type[Node], tuple[str, ...]]] = {
     WaitNode: ("until",),
     OutputNode: ("value",),
 }
-# The kind that remains if two nodes have several edges.
-_PRECEDENCE: Final[dict[EdgeKind, int]] = {"go_to": 0, "then": 1, "else": 2, "after": 3, "reference": 4}
 _decode: Final = msgspec.json.Decoder(WorkflowDefinition).decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
@@ -233,7 +212,7 @@ def encode(definition: WorkflowDefinition) -> bytes:
     return _encode(definition)
 
 
-def below(node: AnyNode) -> Mapping[str, AnyNode]:
+def below(node: AnyNode) -> dict[str, AnyNode]:
     """Return the nodes inside a node, by their path in the document."""
     match node:
         case ParallelNode():
@@ -244,6 +223,15 @@ def below(node: AnyNode) -> Mapping[str, AnyNode]:
             return {}
 
 
+def walk(definition: WorkflowDefinition) -> Iterator[tuple[str, AnyNode]]:
+    """Yield all nodes with their paths in the document, each before the nodes inside it."""
+    waiting = [(f"nodes.{name}", node) for name, node in reversed(definition.nodes.items())]
+    while waiting:
+        path, node = waiting.pop()
+        yield path, node
+        waiting += [(f"{path}.{name}", each) for name, each in reversed(below(node).items())]
+
+
 def templates(node: AnyNode) -> dict[str, Any]:
     """Return the values of a node that may contain expressions, by their path, without the nodes inside it."""
     found = {name.rstrip("_"): getattr(node, name) for name in _TEMPLATES[type(node)]}
@@ -252,68 +240,3 @@ def templates(node: AnyNode) -> dict[str, Any]:
     if isinstance(node, CallNode) and node.repeat is not None:
         found["repeat.until"] = node.repeat.until
     return {path: value for path, value in found.items() if value is not UNSET}
-
-
-def references(node: AnyNode) -> frozenset[str]:
-    """Return the names of all nodes that a node and the nodes inside it read."""
-    found = expressions.references(templates(node))
-    return found.union(*(references(each) for each in below(node).values()))
-
-
-def edges(definition: WorkflowDefinition) -> tuple[Edge, ...]:
-    """Return the edges, at most one from one node to another. Names that do not exist have no edges.
-
-    The edges of `then`, `else` and `go_to` come before `after` and references, because they may be inactive when the
-    others are active.
-    """
-    found: dict[tuple[str, str], EdgeKind] = {}
-    for source, target, kind in sorted(_all_edges(definition), key=lambda edge: _PRECEDENCE[edge.kind]):
-        if source in definition.nodes and target in definition.nodes:
-            found.setdefault((source, target), kind)
-    return tuple(Edge(source, target, kind) for (source, target), kind in sorted(found.items()))
-
-
-def incoming(definition: WorkflowDefinition) -> dict[str, Incoming]:
-    """Return how each node starts. A node without edges starts immediately."""
-    found: dict[str, list[Edge]] = {name: [] for name in definition.nodes}
-    for edge in edges(definition):
-        found[edge.target].append(edge)
-    return {name: _incoming(tuple(each)) for name, each in found.items()}
-
-
-def order(definition: WorkflowDefinition) -> tuple[str, ...]:
-    """Return the nodes in topological order, then by name. Nodes on a cycle and behind it are left out."""
-    found = edges(definition)
-    open_count = dict.fromkeys(definition.nodes, 0)
-    after: dict[str, list[str]] = {name: [] for name in definition.nodes}
-    for edge in found:
-        open_count[edge.target] += 1
-        after[edge.source].append(edge.target)
-    ready = sorted(name for name, count in open_count.items() if not count)
-    ordered = []
-    while ready:
-        name = heapq.heappop(ready)
-        ordered.append(name)
-        for target in after[name]:
-            open_count[target] -= 1
-            if not open_count[target]:
-                heapq.heappush(ready, target)
-    return tuple(ordered)
-
-
-def _all_edges(definition: WorkflowDefinition) -> Iterator[Edge]:
-    for name, node in definition.nodes.items():
-        yield from (Edge(source, name, "after") for source in node.after)
-        yield from (Edge(source, name, "reference") for source in references(node))
-        if isinstance(node.on_error, GoTo):
-            yield Edge(name, node.on_error.go_to, "go_to")
-        if isinstance(node, ConditionNode):
-            yield from (Edge(name, target, "then") for target in node.then)
-            yield from (Edge(name, target, "else") for target in node.else_)
-
-
-def _incoming(found: tuple[Edge, ...]) -> Incoming:
-    control = tuple(edge for edge in found if edge.kind != "reference")
-    if not control:
-        return Incoming(found, ())
-    return Incoming(control, tuple(edge for edge in found if edge.kind == "reference"))

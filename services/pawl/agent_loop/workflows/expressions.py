@@ -8,13 +8,13 @@ followed without CEL, so its data may be larger.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError
+from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError, Meter
 from pawl.tools.rules.schema import did_you_mean
 
 CHARACTERS_MAX: Final = 1000
@@ -25,15 +25,15 @@ Names: TypeAlias = Mapping[str, frozenset[str] | None]
 _NODE_FIELDS: Final = frozenset({"output", "error", "state"})
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d{1,6}\])*", re.ASCII)
 _STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", re.ASCII)
+# A string literal of CEL.
+_TEXT: Final = r"""[rR](?:"[^"]*"|'[^']*')|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
 # A string literal, or a name with the fields that are read from it. A field in front of "(" is a function.
-_TOKEN: Final = re.compile(
-    r"""[rR]?"(?:\\.|[^"\\])*"|[rR]?'(?:\\.|[^'\\])*'|"""
-    r"""(?<![\w.])([A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*(?!\w*\s*\())*)(\s*\()?""",
-    re.ASCII,
-)
-# Characters that matter to find the end of an expression.
-_STOPS: Final = re.compile(r"""[rR]?"(?:\\.|[^"\\])*"|[rR]?'(?:\\.|[^'\\])*'|[{}]""")
+_NAME: Final = r"(?<![\w.])([A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*(?!\w*\s*\())*)(\s*\()?"
+_TOKEN: Final = re.compile(f"{_TEXT}|{_NAME}", re.ASCII)
+# What matters to find the end of an expression.
+_STOPS: Final = re.compile(f"{_TEXT}|[{{}}]")
 _WORDS: Final = frozenset({"true", "false", "null", "in"})
+_UNDECLARED: Final = re.compile(r"undeclared reference to '(\w+)")
 _encode: Final = msgspec.json.Encoder().encode
 _Path: TypeAlias = tuple[str | int, ...]
 
@@ -61,10 +61,29 @@ class Inserted(NamedTuple):
         return _plain_path(self.source)
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a name that does not exist."""
+    return did_you_mean(name, known).removeprefix("; ") or f"known: {', '.join(sorted(known))[:200] or 'none'}"
+
+
 def references(template: Any) -> frozenset[str]:
     """Return the names of the nodes that a template reads."""
     found = (path for each in _inserted(template) for path in _paths(each.source))
     return frozenset(path[1] for path in found if path[0] == "nodes" and len(path) > 1)
+
+
+def is_name(name: str) -> bool:
+    """Return whether an expression may use this name."""
+    try:
+        environment(("input",)).compile(f"[0].exists({name}, true)")
+    except ExpressionError:
+        return False
+    return True
+
+
+def count(template: Any) -> int:
+    """Return the number of expressions in a template."""
+    return sum(1 for _ in _inserted(template))
 
 
 def is_expression(text: str) -> bool:
@@ -91,17 +110,22 @@ def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
     return found
 
 
+def result_type(text: str, names: Names) -> str:
+    """Return the CEL type of a checked string that is one expression, such as BOOL; DYN if it depends on the data."""
+    (part,) = _inserted(text)
+    if part.path is not None:
+        return "DYN"
+    kind: str = environment(tuple(sorted(names))).compile(part.source).return_type().name()
+    return kind.partition("<")[0]
+
+
 def render(template: Any, scope: Mapping[str, Any]) -> Any:
     """Return the template with the values of its expressions.
 
     Raises:
-        ExpressionError: an expression fails or costs too much, or the result is too large.
+        ExpressionError: an expression fails, or the expressions cost too much or return more than RESULT_BYTES_MAX.
     """
-    found = _rendered(template, scope)
-    size = len(_encode(found))
-    if size > RESULT_BYTES_MAX:
-        raise ExpressionError(f"the result is {size} bytes, over the limit of {RESULT_BYTES_MAX}")
-    return found
+    return _Rendering(scope).rendered(template)
 
 
 @lru_cache(maxsize=1024)
@@ -175,13 +199,18 @@ def _paths(source: str) -> frozenset[tuple[str, ...]]:
 def _check_expression(source: str, names: Names, where: str) -> list[DefinitionFault]:
     if not source:
         return [DefinitionFault(where, "an expression is empty", "write $${ for a literal ${")]
-    found = []
-    for path in sorted(_paths(source)):
-        found += _check_path(path, names, where)
-    try:
-        environment(tuple(sorted(names))).compile(source)
-    except ExpressionError as error:
-        found = found or [DefinitionFault(where, f"{source!r}: {error}")]
+    found = [fault for path in sorted(_paths(source)) for fault in _check_path(path, names, where)]
+    plain = _plain_path(source)
+    unknown = None if plain is None or plain[0] in names else str(plain[0])
+    if plain is None:
+        try:
+            environment(tuple(sorted(names))).compile(source)
+        except ExpressionError as error:
+            undeclared = _UNDECLARED.search(str(error))
+            unknown = None if undeclared is None else undeclared[1]
+            found = found or ([DefinitionFault(where, f"{source!r}: {error}")] if unknown is None else [])
+    if unknown is not None:
+        found.append(DefinitionFault(where, f"there is no {unknown!r} here", near(unknown, names)))
     return found
 
 
@@ -193,44 +222,53 @@ def _check_path(path: tuple[str, ...], names: Names, where: str) -> list[Definit
     if path[0] == "nodes" and len(path) == 1:
         return [DefinitionFault(where, "nodes is not a value", "write nodes.NAME.output")]
     if fields is not None and len(path) > 1 and path[1] not in fields:
-        hint = did_you_mean(path[1], fields).removeprefix("; ") or f"known: {', '.join(sorted(fields)) or 'none'}"
-        return [DefinitionFault(where, f"{path[0]}.{path[1]} does not exist", hint)]
+        return [DefinitionFault(where, f"{path[0]}.{path[1]} does not exist", near(path[1], fields))]
     if path[0] == "nodes" and not _NODE_FIELDS.issuperset(path[2:3] or ("",)):
         return [DefinitionFault(where, f"{'.'.join(path[:3])} does not exist", f"write nodes.{path[1]}.output")]
     return []
 
 
-def _rendered(template: Any, scope: Mapping[str, Any]) -> Any:
-    if isinstance(template, str):
-        parts = split(template)
-        if len(parts) == 1:
-            return _value(parts[0], scope)
-        return "".join(map(_text, (_value(part, scope) for part in parts)))
-    if isinstance(template, Mapping):
-        return {name: _rendered(value, scope) for name, value in template.items()}
-    if isinstance(template, list | tuple):
-        return [_rendered(value, scope) for value in template]
-    return template
+class _Rendering:
+    """Renders one template. Its expressions share the limits."""
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self._scope = scope
+        self._environment = environment(tuple(sorted(scope)))
+        self._meter = Meter()
+        self._bytes_left = RESULT_BYTES_MAX
+
+    def rendered(self, template: Any) -> Any:
+        if isinstance(template, Mapping):
+            return {name: self.rendered(value) for name, value in template.items()}
+        if isinstance(template, list | tuple):
+            return [self.rendered(value) for value in template]
+        if not isinstance(template, str):
+            return template
+        parts = [part if isinstance(part, str) else self._value(part) for part in split(template)]
+        return parts[0] if len(parts) == 1 else "".join(map(_text, parts))
+
+    def _value(self, part: Inserted) -> Any:
+        if part.path is not None:
+            value = _followed(part.path, self._scope)
+        else:
+            used = _used(_paths(part.source), self._scope)
+            value = self._environment.evaluate(part.source, {**dict.fromkeys(self._scope), **used}, self._meter)
+        self._bytes_left -= len(_encode(value))
+        if self._bytes_left < 0:
+            raise ExpressionError(f"the values are over the limit of {RESULT_BYTES_MAX} bytes")
+        return value
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else _encode(value).decode()
 
 
-def _value(part: str | Inserted, scope: Mapping[str, Any]) -> Any:
-    if isinstance(part, str):
-        return part
-    if part.path is not None:
-        return _followed(part.path, scope)
-    used = _used(_paths(part.source), scope)
-    return environment(tuple(sorted(scope))).evaluate(part.source, {**dict.fromkeys(scope), **used})
-
-
 def _followed(path: _Path, scope: Mapping[str, Any]) -> Any:
     value: Any = scope
     for position, step in enumerate(path):
         if not _has(value, step):
-            raise ExpressionError(f"{_shown(path[: position + 1])} does not exist")
+            shown = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path[: position + 1])
+            raise ExpressionError(f"{shown.removeprefix('.')} does not exist")
         value = value[step]
     return value
 
@@ -239,10 +277,6 @@ def _has(value: Any, step: str | int) -> bool:
     if isinstance(step, str):
         return isinstance(value, Mapping) and step in value
     return isinstance(value, list) and step < len(value)
-
-
-def _shown(path: _Path) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[str, Any]:

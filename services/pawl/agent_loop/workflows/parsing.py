@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -12,10 +11,9 @@ from msgspec import UNSET
 
 from pawl.agent_loop.workflows import validation
 from pawl.agent_loop.workflows.definition import BYTES_MAX, Node, WorkflowDefinition
-from pawl.agent_loop.workflows.expressions import DefinitionFault
+from pawl.agent_loop.workflows.expressions import DefinitionFault, near
 from pawl.chassis import strict_json
 from pawl.errors import InvalidJson, TooLarge
-from pawl.tools.rules.schema import did_you_mean
 
 FAULTS_MAX: Final = 100
 _ANY_TEXTS: Final = ("${true}", "X")
@@ -88,7 +86,7 @@ def _usable_struct(struct: Any, value: dict[Any, Any], path: str, faults: list[D
     fields = {each.encode_name: each for each in msgspec.structs.fields(struct)}
     tag = struct.__struct_config__.tag_field
     unknown = [name for name in value if name not in fields and name != tag]
-    faults += [DefinitionFault(_at(path, name), "unknown field", _near(name, fields)) for name in unknown]
+    faults += [DefinitionFault(_at(path, name), "unknown field", near(str(name), fields)) for name in unknown]
     usable = {tag: value[tag]} if tag and tag in value else {}
     for name, each in fields.items():
         found: Any = UNSET
@@ -122,7 +120,7 @@ def _chosen(structs: list[Any], value: dict[Any, Any], path: str, faults: list[D
     if isinstance(kind, str) and kind in kinds:
         return kinds[kind]
     message = f"unknown kind {kind!r:.60}" if "kind" in value else "is required"
-    hint = _near(kind, kinds) if isinstance(kind, str) else f"one of {', '.join(kinds)}"
+    hint = near(str(kind), kinds)
     faults.append(DefinitionFault(_at(path, "kind"), message, hint))
     return None
 
@@ -151,10 +149,6 @@ def _options(kind: Any) -> tuple[Any, ...]:
 
 def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-def _near(name: Any, known: Iterable[str]) -> str:
-    return did_you_mean(str(name), known).removeprefix("; ") or f"one of {', '.join(known)}"
 
 
 def _at(path: str, name: Any) -> str:

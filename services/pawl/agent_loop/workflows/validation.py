@@ -1,48 +1,231 @@
-"""Finds the faults of a definition whose form is right, all at once."""
+"""Finds the faults of a definition whose form is right, all of them at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from msgspec import UNSET
 
 from pawl.agent_loop.workflows import expressions
 from pawl.agent_loop.workflows.definition import (
+    DEPTH_MAX,
+    NODES_MAX,
     AnyNode,
+    ConditionNode,
+    GoTo,
+    HumanNode,
     MapNode,
+    Node,
+    OutputNode,
+    ParallelNode,
+    WaitNode,
     WorkflowDefinition,
+    WorkflowNode,
     below,
-    edges,
-    order,
     templates,
+    walk,
 )
-from pawl.agent_loop.workflows.expressions import DefinitionFault, Names
+from pawl.agent_loop.workflows.edges import Edge, edges, incoming, order
+from pawl.agent_loop.workflows.expressions import DefinitionFault, Names, near
+
+EXPRESSIONS_MAX: Final = 1000
 
 _RUN: Final = frozenset({"id", "user"})
+_NO_FIELDS: Final = frozenset[str]()
+# Values that must be exactly one expression, with the CEL types that it may have.
+_CONDITIONS: Final = frozenset({"BOOL", "DYN"})
+_WHOLE: Final[Mapping[str, frozenset[str]]] = {
+    "if": _CONDITIONS,
+    "repeat.until": _CONDITIONS,
+    "items": frozenset({"LIST", "DYN"}),
+    "arguments": frozenset({"MAP", "DYN"}),
+    "input": frozenset({"MAP", "DYN"}),
+}
+# Names with a meaning in expressions.
+_RESERVED: Final = frozenset({"input", "nodes", "run", "output", "iteration", "index"})
 
 
 def faults(definition: WorkflowDefinition, *, names: frozenset[str]) -> list[DefinitionFault]:
     """Return all faults. `names` are the nodes that exist, also those that have faults of their own."""
-    found = [*_cycles(definition)]
+    nodes = tuple(walk(definition))
+    count = sum(expressions.count(templates(node)) for _, node in nodes)
+    if len(nodes) > NODES_MAX:
+        return [DefinitionFault("nodes", f"{len(nodes)} nodes, over the limit of {NODES_MAX}", _SPLIT)]
+    if count > EXPRESSIONS_MAX:
+        return [DefinitionFault("nodes", f"{count} expressions, over the limit of {EXPRESSIONS_MAX}", _SPLIT)]
+    found = [*_of_whole(definition, names), *_cycles(definition), *_joins(definition), *_sides(definition)]
+    scope: dict[str, frozenset[str] | None] = {"input": _inputs(definition), "nodes": names, "run": _RUN}
     for name, node in definition.nodes.items():
-        scope: dict[str, frozenset[str] | None] = {"input": _inputs(definition), "nodes": names, "run": _RUN}
-        found += _expressions(node, scope, f"nodes.{name}")
+        found += [*_targets(node, names, f"nodes.{name}"), *_of_expressions(node, scope, f"nodes.{name}")]
+        found += _inside(node, f"nodes.{name}", depth=1)
+    for path, node in nodes:
+        found += _of_node(node, definition, path)
     return found
 
 
+_SPLIT: Final = "move a part to another workflow"
+
+
+def arguments_faults(arguments: Mapping[str, Any] | str, schema: Mapping[str, Any], path: str) -> list[DefinitionFault]:
+    """Return the missing and unknown arguments of a tool, or fields of another workflow's input."""
+    properties = schema.get("properties")
+    if isinstance(arguments, str) or not isinstance(properties, Mapping):
+        return []
+    # The registry fills in defaults.
+    filled = {name for name, each in properties.items() if isinstance(each, Mapping) and "default" in each}
+    missing = [name for name in schema.get("required", ()) if name not in arguments and name not in filled]
+    unknown = [name for name in arguments if name not in properties]
+    found = [DefinitionFault(f"{path}.{name}", "is required") for name in missing]
+    if schema.get("additionalProperties") is False:
+        found += [DefinitionFault(f"{path}.{name}", "unknown argument", near(name, properties)) for name in unknown]
+    return found
+
+
+def _of_whole(definition: WorkflowDefinition, names: frozenset[str]) -> Iterator[DefinitionFault]:
+    if definition.as_tool and not definition.description.strip():
+        yield DefinitionFault("description", "is required for a tool", "models read it")
+    outputs = sorted(name for name, node in definition.nodes.items() if isinstance(node, OutputNode))
+    if len(outputs) > 1:
+        yield DefinitionFault(f"nodes.{outputs[1]}", "is a second output", f"the output is {outputs[0]}")
+    yield from (
+        DefinitionFault(f"nodes.{name}", f"the name {name} is reserved")
+        for name in sorted(names)
+        if not expressions.is_name(name)
+    )
+
+
+def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[DefinitionFault]:
+    """Check that the nodes exist that a node names outside expressions."""
+    lists: dict[str, tuple[str, ...]] = {"after": node.after}
+    if isinstance(node, ConditionNode):
+        lists |= {"then": node.then, "else": node.else_}
+    if isinstance(node.on_error, GoTo):
+        lists["on_error.go_to"] = (node.on_error.go_to,)
+    for field, targets in lists.items():
+        for index, name in enumerate(targets):
+            where = f"{path}.{field}" if field == "on_error.go_to" else f"{path}.{field}[{index}]"
+            if name not in names:
+                yield DefinitionFault(where, f"there is no node {name!r}", near(name, names))
+            if name in targets[:index]:
+                yield DefinitionFault(where, f"{name!r} is listed twice")
+    if isinstance(node, ConditionNode):
+        yield from _of_condition(node, path)
+
+
+def _of_condition(node: ConditionNode, path: str) -> Iterator[DefinitionFault]:
+    for name in sorted({*node.then} & {*node.else_}):
+        yield DefinitionFault(f"{path}.else", f"{name!r} is on both sides", "use after of that node")
+    if isinstance(node.on_error, GoTo) and node.on_error.go_to in {*node.then, *node.else_}:
+        yield DefinitionFault(f"{path}.on_error.go_to", f"{node.on_error.go_to!r} is also on a side of the condition")
+
+
+def _inside(node: AnyNode, path: str, *, depth: int) -> Iterator[DefinitionFault]:
+    """Check the nodes inside a node."""
+    for name, each in below(node).items():
+        where = f"{path}.{name}"
+        if depth >= DEPTH_MAX:
+            yield DefinitionFault(where, f"is nested deeper than {DEPTH_MAX} levels", _SPLIT)
+            return
+        if isinstance(each, ConditionNode | OutputNode):
+            yield DefinitionFault(f"{where}.kind", f"a branch must not be of kind {each.__struct_config__.tag}")
+        for field, default in (("after", ()), ("join", "all"), ("on_error", "fail")):
+            if getattr(each, field) != default:
+                yield DefinitionFault(f"{where}.{field}", "is not allowed here", f"set it for {path}")
+        yield from _inside(each, where, depth=depth + 1)
+
+
+def _of_node(node: AnyNode, definition: WorkflowDefinition, path: str) -> Iterator[DefinitionFault]:
+    match node:
+        case HumanNode():
+            yield from _of_human(node, path)
+        case ParallelNode(require=int(needed)) if needed > len(node.branches):
+            yield DefinitionFault(f"{path}.require", f"must be at most {len(node.branches)}, got {needed}")
+        case MapNode() if node.as_ in _RESERVED or not expressions.is_name(node.as_):
+            yield DefinitionFault(f"{path}.as", f"the name {node.as_!r} is reserved")
+        case WorkflowNode() if node.workflow == definition.name:
+            yield DefinitionFault(f"{path}.workflow", "a workflow must not run itself")
+        case WaitNode():
+            given = [name for name in ("seconds", "until", "event") if getattr(node, name)]
+            if len(given) != 1:
+                hint = f"got {' and '.join(given) or 'none'}"
+                yield DefinitionFault(path, "a wait must have one of seconds, until and event", hint)
+            elif node.timeout_seconds is not None and not node.event:
+                yield DefinitionFault(f"{path}.timeout_seconds", "is not allowed without event")
+        case _:
+            pass
+
+
+def _of_human(node: HumanNode, path: str) -> Iterator[DefinitionFault]:
+    is_approval = node.form == "approval"
+    if node.who == "approvers" and not is_approval:
+        yield DefinitionFault(f"{path}.who", "approvers answer approvals only", "set form: approval")
+    if node.options and is_approval:
+        yield DefinitionFault(f"{path}.options", "an approval has no options", "set form: question")
+    if len(set(node.options)) < len(node.options):
+        yield DefinitionFault(f"{path}.options", "an option is listed twice")
+    if node.default is not UNSET and node.deadline_seconds is None:
+        yield DefinitionFault(f"{path}.default", "is not used without a deadline", "set deadline_seconds")
+
+
+def _of_expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path: str) -> Iterator[DefinitionFault]:
+    for field, value in templates(node).items():
+        where = f"{path}.{field}"
+        names: Names = {**scope, "output": None, "iteration": _NO_FIELDS} if field == "repeat.until" else scope
+        if field in _WHOLE and isinstance(value, str) and not expressions.is_expression(value):
+            yield DefinitionFault(where, f"must be exactly one expression, got {value!r:.60}", "write ${...}")
+            continue
+        found = expressions.check(value, names, where)
+        yield from found
+        if field in _WHOLE and isinstance(value, str) and not found:
+            kind = expressions.result_type(value, names)
+            if kind not in _WHOLE[field]:
+                wanted = min(_WHOLE[field] - {"DYN"}).lower()
+                yield DefinitionFault(where, f"the expression must give a {wanted}, but gives a {kind.lower()}")
+    inner = {**scope, node.as_: None, "index": _NO_FIELDS} if isinstance(node, MapNode) else scope
+    for name, each in below(node).items():
+        yield from _of_expressions(each, inner, f"{path}.{name}")
+
+
 def _inputs(definition: WorkflowDefinition) -> frozenset[str] | None:
-    """Return the fields of `input`; None if its schema does not name them."""
+    """Return the fields of `input`; None if its schema does not name them all."""
     properties: Any = definition.input.get("properties")
     is_open = definition.input.get("additionalProperties", False)
+    is_open = is_open or not {"patternProperties", "allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(definition.input)
     return None if is_open or not isinstance(properties, dict) else frozenset(properties)
 
 
-def _expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path: str) -> Iterator[DefinitionFault]:
-    for name, value in templates(node).items():
-        used: Names = {**scope, "output": None, "iteration": frozenset()} if name == "repeat.until" else scope
-        yield from expressions.check(value, used, f"{path}.{name}")
-    inner = {**scope, node.as_: None, "index": frozenset()} if isinstance(node, MapNode) else scope
-    for name, each in below(node).items():
-        yield from _expressions(each, inner, f"{path}.{name}")
+def _joins(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
+    for name, found in incoming(definition).items():
+        join = definition.nodes[name].join
+        if isinstance(join, int) and join > len(found.control):
+            message = f"can never be met: the node has {len(found.control)} edges that count, got {join}"
+            yield DefinitionFault(f"nodes.{name}.join", message, "after, then, else and go_to count")
+
+
+def _sides(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
+    """Find nodes on one side of a condition that read what runs on the other side only."""
+    found = edges(definition)
+    sides: dict[tuple[str, str], set[str]] = {}
+    for edge in found:
+        if edge.kind in {"then", "else"}:
+            sides.setdefault((edge.source, edge.kind), set()).add(edge.target)
+    for name, incoming_edges in incoming(definition).items():
+        taken = [edge for edge in incoming_edges.control if edge.kind in {"then", "else"}]
+        if len(taken) != 1 or len(incoming_edges.control) != 1:
+            continue
+        other = sides.get((taken[0].source, "else" if taken[0].kind == "then" else "then"), set())
+        for edge in incoming_edges.others:
+            if edge.source in other and _only_edge(found, edge.source):
+                yield DefinitionFault(
+                    f"nodes.{name}",
+                    f"reads nodes.{edge.source}, which never runs when this node does",
+                    f"take {name} out of {taken[0].kind} of {taken[0].source}, or add after: [{edge.source}]",
+                )
+
+
+def _only_edge(found: tuple[Edge, ...], target: str) -> bool:
+    return sum(edge.target == target and edge.kind != "reference" for edge in found) == 1
 
 
 def _cycles(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
@@ -57,9 +240,8 @@ def _cycles(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
         cycle = [] if name in reported else _path_back(name, after)
         if cycle:
             reported.update(cycle)
-            yield DefinitionFault(
-                f"nodes.{name}", f"needs itself: {' -> '.join([*cycle, name])}", "use repeat for a loop"
-            )
+            shown = " -> ".join([*cycle, name])
+            yield DefinitionFault(f"nodes.{name}", f"needs itself: {shown}", "use repeat for a loop")
 
 
 def _path_back(start: str, after: dict[str, set[str]]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -54,7 +54,8 @@ async def apply(
     """Save the resources in files, and show the changes.
 
     A folder with pawl.yaml is a set: it has subfolders agents, sources,
-    rules, schedules, triggers and channels, and owns what its files declare.
+    workflows, rules, schedules, triggers and channels, and owns what its
+    files declare.
     A file is YAML or JSON, with one resource or several separated by ---.
     Nothing changes if any file is invalid.
     """
@@ -84,17 +85,24 @@ async def export(
         say(console, wording.clean(line))
 
 
-async def apply_at_start(options: SuiteOptions, *, prefix: str = "PAWL_APPLY: ") -> None:
-    """Apply the set in PAWL_APPLY to a suite that has just started, and print the changes and errors."""
+async def apply_at_start(
+    options: SuiteOptions, *, prefix: str = "PAWL_APPLY: ", report: Callable[[str], None] = lambda _: None
+) -> None:
+    """Apply the set in PAWL_APPLY to a suite that has just started, and print the changes and errors.
+
+    `report` gets the problem of each attempt; empty if there is none.
+    """
     if options.apply is not None:
         printed = set[str]()
-        async for line in _until_applied(options, options.apply):
+        async for line in _until_applied(options, options.apply, report):
             if not line.endswith(": unchanged") and line not in printed:
                 print(f"{prefix}{wording.clean(line)}", flush=True)
             printed.add(line)
 
 
-async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIterator[str]:
+async def _until_applied(
+    options: SuiteOptions, asked: ApplyOptions, report: Callable[[str], None]
+) -> AsyncIterator[str]:
     """Apply a set, and yield the lines to print. Retries while the suite lacks what the files name."""
     clock = asyncio.get_running_loop().time
     end = clock() + WAIT_SECONDS
@@ -112,6 +120,7 @@ async def _until_applied(options: SuiteOptions, asked: ApplyOptions) -> AsyncIte
             problem, may_pass = str(error), error.may_pass
         except Exception as error:  # noqa: BLE001  # users see a message, never a traceback
             problem, may_pass = explain(error, []), isinstance(error, Conflict | Unavailable)
+        report(problem)
         if problem:
             yield problem
         if not may_pass:

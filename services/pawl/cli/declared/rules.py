@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from typing import Final, NamedTuple
 
 # In dependency order: an agent may use a source's tools, a rule may name an agent, and so on.
-KINDS: Final = ("source", "agent", "rule", "schedule", "trigger", "channel")
+KINDS: Final = ("source", "agent", "workflow", "rule", "schedule", "trigger", "channel")
 
 
 class Key(NamedTuple):
@@ -33,9 +33,8 @@ class Action(StrEnum):
     CREATE = "create"
     UPDATE = "update"
     KEEP = "keep"
+    # Also if the resource is gone, and only its declaration remains.
     DELETE = "delete"
-    # The resource is gone; only its declaration remains.
-    FORGET = "forget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
     """Sort resources so that each follows those that it refers to.
 
     Raises:
-        graphlib.CycleError: Agents delegate to each other in a cycle, which is the second argument.
+        graphlib.CycleError: Resources refer to each other in a cycle, which is the second argument.
     """
     keys = sorted(references, key=lambda key: KINDS.index(key.kind))
     graph = {key: [each for each in keys if each in references[key]] for key in keys}
@@ -90,10 +89,7 @@ def steps(
         claims = bool(set_name) and (action is not Action.KEEP or not is_owned)
         found.append(Step(action, key, owner.version if owner else 0, claims))
     left = leftover(order, owners, set_name) if prunes else ()
-    for key in left:
-        action = Action.DELETE if key in existing else Action.FORGET
-        found.append(Step(action, key, owners[key].version, claims=action is Action.DELETE))
-    return found
+    return [*found, *(Step(Action.DELETE, key, owners[key].version, claims=key in existing) for key in left)]
 
 
 def leftover(order: Collection[Key], owners: Mapping[Key, Owner], set_name: str) -> list[Key]:

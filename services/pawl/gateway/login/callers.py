@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -35,12 +37,15 @@ class _Login(msgspec.Struct, forbid_unknown_fields=True):
 class Callers:
     """Creates browser sessions for keys, and reads them from requests. All state is in the cookies."""
 
-    def __init__(self, seal: Seal, services: Services, clock: Clock, *, session_seconds: float) -> None:
+    def __init__(
+        self, seal: Seal, services: Services, clock: Clock, *, session_seconds: float, problems_file: Path
+    ) -> None:
         self._seal = seal
         self._services = services
         self._clock = clock
         self._session_seconds = session_seconds
         self._started_at = clock.now()
+        self._problems_file = problems_file
 
     def credential(self, request: Request) -> Metadata:
         """Return the call metadata for a request.
@@ -100,6 +105,20 @@ class Callers:
         response = answer(write(who))
         self.give(request, response, found)
         return response
+
+    async def state(self, request: Request) -> Response:
+        """Handle `GET /login/state`: whether there is a session and, with one, the problems that `pawl dev` reports.
+
+        Without `pawl dev`, `problems` is absent.
+        """
+        if not request.cookies.get(session_cookie(request)):
+            return answer({"session": False})
+        self.session(request)
+        try:
+            problems = await asyncio.to_thread(self._problems_file.read_bytes)
+        except OSError:
+            return answer({"session": True})
+        return answer({"session": True, "problems": msgspec.Raw(problems)})
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
         """Check a session. Return its user, and the session shortened to end no later than its key.

@@ -15,14 +15,15 @@ from pawl.errors import AgentNotFound, InvalidField
 from pawl.event.v1 import agent_pb2
 from pawl.job.v1 import agents_pb2 as ledger
 from pawl.job.v1 import agents_pb2_grpc
-from pawl.job_store.agents.rules import AgentVersionRow, drafted, saved
+from pawl.job_store.agents.rules import AGENT, drafted
 from pawl.job_store.agents.store import PostgresAgents
-from pawl.job_store.ledger.pages import Id, Small, next_token, page_size, read_token
+from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.rpc.messages import timestamp
 from pawl.job_store.ledger.rules.usage import DAYS_MAX
 from pawl.job_store.ledger.store.upkeep import PostgresUsage
+from pawl.job_store.versions.rpc import VERSION_MAX, message_of, versions_for
+from pawl.job_store.versions.rules import VersionRow, saved
 
-_VERSION_MAX: Final = 2**31 - 1
 _DAYS: Final = 30
 
 _log = logs.get_logger(__name__)
@@ -36,22 +37,16 @@ class AgentServicer:
     async def ListAgentVersions(
         self, request: pb.ListAgentVersionsRequest, context: Context
     ) -> pb.ListAgentVersionsResponse:
-        user, name = require_user(), check_id(request.name, "name")
-        selection = (user.store_id, name)
-        before = read_token(request.page_token, "ListAgentVersions", selection, Small)
-        page = await self._agents.versions(
-            user.store_id,
-            name,
-            before=_VERSION_MAX if before is None else before,
-            rows_max=page_size(request.page_size),
+        user = require_user()
+        shown, token = await versions_for(
+            user,
+            self._agents,
+            request,
+            method="ListAgentVersions",
+            read=partial(_seen, user),
+            not_found=AgentNotFound,
         )
-        newest = await self._agents.get(user.store_id, name, 0)
-        shown = [row for row in page.rows if _may_see(user, row)]
-        # A user who may not see the newest version may not see any.
-        if (newest is not None and not _may_see(user, newest)) or not (shown or request.page_token):
-            raise AgentNotFound
-        token = next_token("ListAgentVersions", selection, page, lambda row: row.version)
-        return pb.ListAgentVersionsResponse(agents=map(_message, shown), next_page_token=token)
+        return pb.ListAgentVersionsResponse(agents=shown, next_page_token=token)
 
     async def DeleteAgent(self, request: pb.DeleteAgentRequest, context: Context) -> pb.DeleteAgentResponse:
         user, name = require_decider(), check_id(request.name, "name")
@@ -88,14 +83,14 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
             check_id(request.store_id, "store_id"),
             check_id(request.definition.name, "definition.name"),
             delegates_to,
-            lambda agents, newest, now: saved(asked(create_time=now), delegates_to, agents, newest),
+            lambda agents, newest, now: saved(AGENT, asked(create_time=now), delegates_to, agents, newest),
             validate_only=request.validate_only,
         )
         return ledger.PutAgentResponse(agent=_message(kept), created=created)
 
     async def GetAgent(self, request: ledger.GetAgentRequest, context: Context) -> ledger.GetAgentResponse:
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
-        if request.version > _VERSION_MAX:
+        if request.version > VERSION_MAX:
             raise AgentNotFound
         found = await self._agents.get(store_id, name, request.version)
         # Every run that names no agent requests the default agent. Most stores have none, which is not an error.
@@ -142,13 +137,13 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         return ledger.ListDraftsResponse(agents=map(_draft, page.rows), next_page_token=token)
 
 
-def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[AgentVersionRow]:
+def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[VersionRow]:
+    agent = agent_pb2.AgentVersion(definition=request.definition, tool_names=sorted(set(request.tool_names)))
     return partial(
-        AgentVersionRow,
+        VersionRow,
         store_id=check_id(request.store_id, "store_id"),
         name=check_id(request.definition.name, "definition.name"),
-        definition=request.definition.SerializeToString(deterministic=True),
-        tool_names=tuple(sorted(set(request.tool_names))),
+        content=agent.SerializeToString(deterministic=True),
         create_user_id=check_id(request.user_id, "user_id"),
         create_credential_id=check_id(request.credential_id, "credential_id", optional=True),
     )
@@ -159,26 +154,22 @@ async def quota(
 ) -> ledger.GetAgentQuotaResponse:
     newest = await agents.get(store_id, name, 0)
     used, day_end_time = await usage.today(store_id, name)
-    tokens_max = 0 if newest is None else agent_pb2.AgentDefinition.FromString(newest.definition).daily_tokens_max
+    tokens_max = 0 if newest is None else _message(newest).definition.daily_tokens_max
     return ledger.GetAgentQuotaResponse(tokens_max=tokens_max, tokens_used=used, day_end_time=timestamp(day_end_time))
 
 
-def _may_see(user: Principal, row: AgentVersionRow) -> bool:
-    allowed = agent_pb2.AgentDefinition.FromString(row.definition).allowed_roles
-    return not allowed or Role.ADMIN in user.roles or not user.roles.isdisjoint(allowed)
+def _seen(user: Principal, row: VersionRow) -> agent_pb2.AgentVersion | None:
+    agent = _message(row)
+    allowed = agent.definition.allowed_roles
+    is_shown = not allowed or Role.ADMIN in user.roles or not user.roles.isdisjoint(allowed)
+    return agent if is_shown else None
 
 
-def _draft(row: AgentVersionRow) -> agent_pb2.AgentVersion:
+def _draft(row: VersionRow) -> agent_pb2.AgentVersion:
     message = _message(row)
     message.draft = True
     return message
 
 
-def _message(row: AgentVersionRow) -> agent_pb2.AgentVersion:
-    return agent_pb2.AgentVersion(
-        definition=agent_pb2.AgentDefinition.FromString(row.definition),
-        version=row.version,
-        tool_names=row.tool_names,
-        create_time=timestamp(row.create_time),
-        create_user_id=row.create_user_id,
-    )
+def _message(row: VersionRow) -> agent_pb2.AgentVersion:
+    return message_of(row, agent_pb2.AgentVersion)

@@ -18,7 +18,8 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.reading import ConversationFilter
 from pawl.job_store.ledger.rpc import messages
-from pawl.job_store.ledger.rpc.operations import CANCEL, enum_member, fingerprint
+from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint
+from pawl.job_store.ledger.rpc.operations import CANCEL
 from pawl.job_store.ledger.rules.conversations import UpdateConversation, check_title, key_hash
 from pawl.job_store.ledger.rules.forks import ForkConversation
 from pawl.job_store.ledger.rules.rows import ClientKey

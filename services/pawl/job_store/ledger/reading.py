@@ -130,11 +130,13 @@ NOTICES_MAX: Final = 20
 class PendingNotices:
     """The first `NOTICES_MAX` pending notices for a run's user, each with its job and occasion.
 
-    `open_jobs` is the number of the user's open jobs that report to the run's conversation.
+    `open_jobs` is the number of the user's open jobs that report to the run's conversation, and `jobs_below` the number
+    of those whose notices enter the run itself, if it is delegated.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
     open_jobs: int = 0
+    jobs_below: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +294,13 @@ class Reads(Protocol):
 
         Raises:
             RunNotFound: The user has no such run.
+        """
+
+    async def loop_state(self, key: RunKey) -> bytes:
+        """Return the state that the run's owner stored with its last commit; empty before that.
+
+        Raises:
+            RunNotFound: No such run.
         """
 
     async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:

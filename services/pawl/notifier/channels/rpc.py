@@ -63,8 +63,6 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         host = self._host(inbox, asked)
         channel_id = ChannelId(self._ids.new(_PREFIXES[asked.kind]))
         channel = replace(asked, channel_id=channel_id, enabled=True, disable_reason="", create_time=self._now())
-        if request.validate_only:
-            return pb.CreateChannelResponse(channel=_CHANNEL.fields(channel))
         secret = secrets.token_bytes(SECRET_BYTES)
         terms = repr((asked.name, asked.url, [kind.value for kind in asked.kinds], asked.after_seconds))
         kept = await self._repository.create(
@@ -75,9 +73,11 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
             request_id=request_id,
             request_hash=hashlib.sha256(terms.encode()).digest(),
             code=self._own(channel_id),
+            validate_only=request.validate_only,
         )
         self._on_due()
-        has_secret = kept.channel_id == channel_id and asked.kind is ChannelKind.WEBHOOK
+        is_new = kept.channel_id == channel_id and not request.validate_only
+        has_secret = is_new and asked.kind is ChannelKind.WEBHOOK
         return pb.CreateChannelResponse(channel=_CHANNEL.fields(kept), secret=_text(secret) if has_secret else "")
 
     async def GetChannel(self, request: pb.GetChannelRequest, context: Context) -> pb.GetChannelResponse:

@@ -208,10 +208,11 @@ class PostgresChannels(DatabaseAdapter):
         request_id: str,
         request_hash: bytes,
         code: OwnDelivery,
+        validate_only: bool = False,
     ) -> Channel:
         """Create a channel, or return the one that an earlier copy of the request created.
 
-        A code is sent to a new e-mail address.
+        A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent.
 
         Raises:
             RequestIdReused: The request id was already used for another channel.
@@ -227,6 +228,8 @@ class PostgresChannels(DatabaseAdapter):
                     return channel_of(row)
             if len(rows) >= CHANNELS_MAX:
                 raise InvalidField(f"a user can have at most {CHANNELS_MAX} channels: delete one", field="channel")
+            if validate_only:
+                return channel
             made = await connection.fetchrow(
                 _CREATE,
                 channel.channel_id,

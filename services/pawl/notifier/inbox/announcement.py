@@ -115,16 +115,17 @@ def _of_run(event: event_pb2.RunEvent) -> Draft | None:
     user_id, body = UserId(run.user_id), _body(run.output_text)
     match event.type:
         case "run.completed":
-            return _draft(event, user_id, NotificationKind.RUN_COMPLETED, "Run completed", body)
+            return _draft(event, user_id, NotificationKind.RUN_COMPLETED, f"{_what(run)} completed", body)
         case "run.failed":
-            title = f"Run failed: {run.failure.message or 'the reason is in its log'}"
+            title = f"{_what(run)} failed: {run.failure.message or 'the reason is in its log'}"
             return _draft(event, user_id, NotificationKind.RUN_FAILED, title, body)
         case "run.cancelled" if run.stop_cause != run_pb2.STOP_CAUSE_SUPERSEDED:
             by_operator = run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR
-            title = "Run ended by an operator" if by_operator else "Run cancelled"
+            title = f"{_what(run)} {'ended by an operator' if by_operator else 'cancelled'}"
             return _draft(event, user_id, NotificationKind.RUN_CANCELLED, title, body)
         case "run.expired":
-            return _draft(event, user_id, NotificationKind.RUN_EXPIRED, "Run expired: no answer in time", body)
+            title = f"{_what(run)} expired: no answer in time"
+            return _draft(event, user_id, NotificationKind.RUN_EXPIRED, title, body)
         case "run.waiting":
             return _wait(event, run)
         case "run.needs_attention":
@@ -132,12 +133,16 @@ def _of_run(event: event_pb2.RunEvent) -> Draft | None:
     return None
 
 
+def _what(run: run_pb2.Run) -> str:
+    return f"Workflow {run.workflow.name}" if run.HasField("workflow") else "Run"
+
+
 def _wait(event: event_pb2.RunEvent, run: run_pb2.Run) -> Draft | None:
     waits = [text for wait, text in _WAITS.items() if wait in run.waits]
     if not waits and not _NOT_NOTIFIED.isdisjoint(run.waits):
         return None
     end = undecided() if run_pb2.WAIT_KIND_APPROVAL in run.waits else ""
-    title = f"Run is waiting for {' and '.join(waits) or 'input'}"
+    title = f"{_what(run)} is waiting for {' and '.join(waits) or 'input'}"
     return _draft(event, UserId(run.user_id), NotificationKind.INPUT_NEEDED, title, _body(run.output_text, end))
 
 

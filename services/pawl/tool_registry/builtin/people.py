@@ -13,6 +13,7 @@ import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import DocumentNotFound
+from pawl.tool_registry.builtin.files.processing import separator_of
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from pawl.tools.sdk.context import ToolContext, ToolError
 from pawl.tools.sdk.tool import Tool, tool
@@ -24,7 +25,6 @@ LISTED_MAX: Final = 200
 _COLUMNS_MAX: Final = 20
 _LINE_LENGTH_MAX: Final = 10_000
 _REQUIRED: Final = ("name", "email")
-_SEPARATORS: Final = (",", ";", "\t")
 
 
 def people_tools(documents: PostgresDocumentRepository) -> list[Tool[..., Any]]:
@@ -57,7 +57,7 @@ def _matching(text: str, words: list[str]) -> dict[str, Any]:
         ToolError: The document has no header with the required columns, or a line is too long.
     """
     lines = text.removeprefix("\ufeff").splitlines() or [""]
-    separator = max(_SEPARATORS, key=lines[0].count)
+    separator = separator_of(lines[0])
     if max(map(len, lines)) > _LINE_LENGTH_MAX:
         raise ToolError(f"the document {ADDRESS_BOOK} has a line with more than {_LINE_LENGTH_MAX} characters")
     # Each line separately, so that a missing quote affects only one person.

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
+from pawl.agent_loop.workflows import parsing
+from pawl.agent_loop.workflows.expressions import DefinitionFault
+from pawl.agent_loop.workflows.parsing import DefinitionError
 from tests.unit.agent_loop.workflows.reference import Failed, Outcome, Reference, Succeeded, Work, edges_of
 
 # The input of every random run.
@@ -25,7 +30,10 @@ def documents(draw: st.DrawFn, *, nodes_max: int = 10) -> dict[str, Any]:
         kinds = [kind for kind in _KINDS if kind != "output" or not has_output]
         nodes[name] = _node(draw, draw(st.sampled_from(kinds)), names[:position], names[position + 1 :])
     _draw_joins(draw, nodes)
-    return {"name": "random", "concurrency": draw(st.integers(1, 4)), "nodes": nodes}
+    document = {"name": "random", "concurrency": draw(st.integers(1, 4)), "nodes": nodes}
+    # A node on one side of a condition must not read the other side. The rest is valid by construction.
+    assume(not any("never runs" in fault.message for fault in _faults(document)))
+    return document
 
 
 class Luck(NamedTuple):
@@ -62,6 +70,14 @@ def played(document: dict[str, Any], luck: Luck) -> tuple[Reference, list[tuple[
         ends.append((path, outcome))
         reference.end(path, outcome)
     return reference, ends
+
+
+def _faults(document: dict[str, Any]) -> Sequence[DefinitionFault]:
+    try:
+        parsing.read(document)
+    except DefinitionError as error:
+        return error.faults
+    return ()
 
 
 def _node(draw: st.DrawFn, kind: str, before: list[str], behind: list[str]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERAT
 # Roles for users; each of them can read.
 READERS: Final = _MEMBERS | {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
-ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}
+ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY}
 
 _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
@@ -75,6 +75,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         READERS: "ListDeclarations",
         _MEMBERS: "PutDeclaration DeleteDeclaration LeaseSet",
     },
+    "pawl.agent.v1.GoalService": {READERS: "GetGoal ListGoals", _MEMBERS: "StartGoal RaiseGoal"},
     "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StartJob StopJob StopJobs PauseJob ResumeJob"},
     "pawl.agent.v1.OperatorService": {_OPERATORS: "ListAttention RedriveRun EndRun EndJobs"},
     "pawl.agent.v1.ScheduleService": {
@@ -87,6 +88,11 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         _MEMBERS: "CreateTrigger UpdateTrigger PauseTrigger ResumeTrigger DeleteTrigger RotateTriggerSecret",
         (Role.GATEWAY,): "DeliverWebhook",
         (MAILBOX,): "DeliverMail",
+    },
+    "pawl.agent.v1.WorkflowService": {
+        READERS: "GetWorkflow ListWorkflows ListWorkflowVersions GetWorkflowSchema GetExecution",
+        _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution SendEvent",
+        (Role.ADMIN,): "SaveWorkflow DeleteWorkflow",
     },
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
@@ -111,6 +117,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (AGENT_LOOP,): "CheckWebhook ClaimEvents CheckMailbox FireTrigger",
         (MAILBOX,): "LeaseMailboxes ReportMailbox",
     },
+    "pawl.job.v1.WorkflowLedgerService": {(AGENT_LOOP,): "PutWorkflow GetWorkflow DeleteWorkflow"},
     "pawl.notify.v1.ChannelService": {
         READERS: "GetChannel ListChannels ListDeliveries",
         _MEMBERS: "CreateChannel UpdateChannel DeleteChannel SendChannelCode ConfirmChannel RotateChannelSecret"
@@ -135,8 +142,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.tool.v1.ExecutionService": {
         (
             AGENT_LOOP,
-        ): "ResolveTools CheckOwnTools CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions RecordResults"
-        " ExecuteTool CancelExecution",
+        ): "ResolveTools CheckOwnTools PutWorkflowTool CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions"
+        " RecordResults ExecuteTool CancelExecution",
     },
     "pawl.tool.v1.FileService": {READERS: "GetFile ListFiles", _MEMBERS: "PutFile"},
     "pawl.tool.v1.MemoryService": {

@@ -110,7 +110,20 @@ FUNCTION: Final[Mapping[str, Any]] = {
                 "stop_after": {"type": "integer"},
                 "duration": {"type": "number"},
                 "delay_first": {"type": "boolean"},
-                "reports": {"type": "string", "enum": ["every", "change", "end"]},
+                "reports": {
+                    "anyOf": [
+                        {"type": "string", "enum": ["every", "change", "end"]},
+                        {
+                            "type": "object",
+                            "description": "how far a call made once is",
+                            "properties": {
+                                "progress": {"type": "array", "items": {"type": "integer"}, "description": "percent"},
+                                "minutes": {"type": "number"},
+                            },
+                            "additionalProperties": False,
+                        },
+                    ]
+                },
                 "until": {"type": "string"},
                 "when": {"type": "string"},
             },

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import delegation, fact_rules, job_program, order, proposals, settle
+from pawl.agent_loop.loop.rules import delegation, fact_rules, order, program, proposals, settle
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
 from pawl.agent_loop.loop.rules.fact import (
     AgentEnded,
@@ -14,8 +14,10 @@ from pawl.agent_loop.loop.rules.fact import (
     Command,
     Completed,
     Decide,
+    Event,
     Pause,
     Progress,
+    RaiseGoal,
     Resolve,
     Steer,
     ToolResult,
@@ -55,8 +57,11 @@ def apply_command(state: State, command: Command, now: float) -> State:
             if state.shared_tokens_max is not None:
                 state = replace(state, shared_tokens_max=state.shared_tokens_max + top_up.tokens)
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
-        case Pause() as pause:
-            return job_program.paused(state, command.time, resumes=pause.resumes)
+        case RaiseGoal() as raised:
+            state = apply_command(state, replace(command, kind=TopUp(tokens=raised.tokens)), now)
+            return program.of(state.run).commanded(state, command, now)
+        case Pause() | Event():
+            return program.of(state.run).commanded(state, command, now)
         case Completed():
             return fact_rules.completed(state, command.kind.call_id)
         case AgentEnded() as ended:
@@ -211,6 +216,10 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
             call = proposals.released(
                 replace(call, arguments_json=decision.arguments_json), state.run.options.limits, now
             )
+        case DecisionKind.APPROVE if call.context is ExecutionContext.HUMAN and call.question is None:
+            # A call that only asks for an approval.
+            result = CallResult(content_json=strict_json.dumps_canonical({"answer": True}))
+            call = settle.settled(call, CallState.SUCCEEDED, result, now)
         case DecisionKind.APPROVE:
             call = proposals.released(call, state.run.options.limits, now)
     return _granted(state.with_calls([call]), call)

@@ -22,8 +22,8 @@ from pawl.agent_loop.loop.rules.decision import (
     PinTools,
     PlanUndo,
     Propose,
-    ReadAgent,
     ReadCalls,
+    ReadProgram,
     Resume,
     Settle,
     StartModel,
@@ -77,7 +77,7 @@ def _without_running(decision: Decision, state: State) -> Decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
             return Propose(calls=new) if new else Wait(until=None)
-        case PinTools() | PlanUndo() | ReadCalls() if state.under_way.issuperset(decision.names):
+        case PinTools() | PlanUndo() | ReadCalls() | ReadProgram() if state.under_way.issuperset(decision.names):
             return Wait(until=None)
         case Finish(state=RunState.COMPLETED) if state.run.state not in IN_MOTION:
             return Resume()
@@ -122,7 +122,7 @@ def _has_started(call: Call, state: State) -> bool:
 
 
 def _limit_reached(state: State) -> RunFailure | None:
-    if state.run.is_job:
+    if state.run.times_itself:
         return None
     limits = state.run.options.limits
     if state.active_seconds >= limits.run_timeout_seconds:
@@ -141,8 +141,8 @@ def _is_in_round(state: State) -> bool:
 
 
 def _timeout_at(state: State, now: float) -> float:
-    if state.run.is_job:
-        # A job has no timeouts other than its deadline and its calls' deadlines. This only makes it check regularly.
+    if state.run.times_itself:
+        # Its program and its calls have deadlines. This only makes it check regularly.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
@@ -186,9 +186,9 @@ def _continue_calls(state: State, following: Wait, now: float) -> Decision:
     startable = tuple(call for call in state.open_calls if _can_start(call, state, now))
     delegable = next((call for call in startable if call.context is ExecutionContext.AGENT), None)
     if delegable is not None:
-        named = delegation.named(delegable)
-        if named and delegable.call_id not in state.agents:
-            return ReadAgent(call_id=delegable.call_id, name=named)
+        to_read = delegation.to_read(delegable)
+        if to_read is not None and delegable.call_id not in state.agents:
+            return to_read
         return Delegate(call_id=delegable.call_id)
     if startable:
         return Execute(call_ids=tuple(call.call_id for call in startable))

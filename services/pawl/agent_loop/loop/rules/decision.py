@@ -12,7 +12,8 @@ import msgspec
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.rules.state import READ, START, check_of, stop_of
-from pawl.chassis.ids import CallId
+from pawl.agent_loop.workflows.cursor import WorkflowCursor
+from pawl.chassis.ids import CallId, RunId
 from pawl.values import RunState, WaitKind
 
 
@@ -46,23 +47,35 @@ class PinTools(msgspec.Struct, frozen=True, kw_only=True):
     names: ClassVar = (START,)
 
 
+class ReadProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """Read the definition that the run executes, and pin its tools if the run has not started. Then decide again."""
+
+    names: ClassVar = (START,)
+
+
 class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
     names: ClassVar = (START,)
 
 
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Read calls that the program needs and the claim did not load. Then decide again."""
+    """Read calls that the program needs and the claim did not load. Then decide again.
 
-    call_ids: tuple[CallId, ...]
+    With `run_id`, read all calls of a child run.
+    """
+
+    call_ids: tuple[CallId, ...] = ()
+    run_id: RunId = RunId("")
 
     names: ClassVar = (READ,)
 
 
 class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """Read the agent that a call delegates to. Then decide again."""
+    """Read the agent, or the workflow, that a call delegates to. Then decide again. Version 0 means the newest."""
 
     call_id: CallId
     name: str
+    is_workflow: bool = False
+    version: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,6 +93,18 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(check_of(call.call_id) for call in self.calls)
+
+
+class Advance(msgspec.Struct, frozen=True, kw_only=True):
+    """Store the program's cursor, and add calls that need no check by the registry. Then decide again.
+
+    If `output_json` is set, it and `output_text` become the run's output.
+    """
+
+    cursor: WorkflowCursor
+    calls: tuple[Call, ...] = ()
+    output_json: bytes | None = None
+    output_text: str = ""
 
 
 class TellProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,10 +202,12 @@ Decision: TypeAlias = (
     | EnterSteers
     | Fail
     | PinTools
+    | ReadProgram
     | PlanUndo
     | ReadAgent
     | ReadCalls
     | Propose
+    | Advance
     | TellProgress
     | Resume
     | CallModel

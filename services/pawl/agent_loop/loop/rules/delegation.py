@@ -12,15 +12,18 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents import rules as agents
-from pawl.agent_loop.agents.rules import AgentVersion
+from pawl.agent_loop.agents.rules import RUN_AGENT, START_GOAL, AgentVersion
+from pawl.agent_loop.goals import rules as goals
 from pawl.agent_loop.loop.rules import budget, settle, text
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.checks import MESSAGE_BYTES_MAX
+from pawl.agent_loop.loop.rules.decision import ReadAgent
 from pawl.agent_loop.loop.rules.fact import AgentEnded
 from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.loop.rules.run import Delegation, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
+from pawl.agent_loop.loop.rules.run import Delegation, Goal, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
 from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.workflows import children
 from pawl.chassis import strict_json
 from pawl.chassis.ids import RunId
 from pawl.values import CallState, RunState
@@ -50,12 +53,23 @@ def may_delegate(run: Run) -> bool:
     return run.depth < run.options.limits.agent_depth_max
 
 
-def named(call: Call) -> str:
-    """Return the agent that the call delegates to; empty if the call names none."""
+def is_for_workflow(call: Call) -> bool:
+    """Return whether a workflow, rather than an agent, carries out the delegated call."""
+    return call.tool_name not in {RUN_AGENT, START_GOAL}
+
+
+def to_read(call: Call) -> ReadAgent | None:
+    """Return how to read the agent or workflow that the call delegates to; None if the call names none."""
+    if is_for_workflow(call):
+        named = children.named(call)
+        if named is None:
+            return None
+        return ReadAgent(call_id=call.call_id, name=named.workflow, is_workflow=True, version=named.version)
     try:
-        return msgspec.json.decode(call.arguments_json, type=Task).agent
+        name = msgspec.json.decode(call.arguments_json, type=Task).agent
     except msgspec.DecodeError:
-        return ""
+        return None
+    return ReadAgent(call_id=call.call_id, name=name) if name else None
 
 
 def child_run_id(call: Call) -> RunId:
@@ -65,7 +79,7 @@ def child_run_id(call: Call) -> RunId:
 def start(state: State, call: Call, now: float) -> State:
     """Delegate the call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
     try:
-        run = _delegation(state, call)
+        run = _for_workflow(state, call) if is_for_workflow(call) else _delegation(state, call, now)
     except _Refused as refusal:
         note = state.loop.notes.get(call.call_id, "")
         return state.with_calls([settle.settled(call, CallState.FAILED, refusal.result, now, note)])
@@ -79,22 +93,39 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
     if call is None or call.state is not CallState.DELEGATED:
         return state
     note, run = state.loop.notes.get(call.call_id, ""), command.run
-    if run.state is RunState.COMPLETED:
+    if run.state is RunState.COMPLETED and is_for_workflow(call):
+        result = CallResult(content_json=run.output_json or b"null", note=_left(command.job_ids))
+        call = settle.settled(call, CallState.SUCCEEDED, result, now, note)
+    elif run.state is RunState.COMPLETED:
         call = settle.settled(call, CallState.SUCCEEDED, _answer(run, command.job_ids), now, note)
+    elif is_for_workflow(call) and run.failure is not None:
+        result = settle.error(run.failure.reason, run.failure.message)
+        call = settle.settled(call, CallState.FAILED, result, now, note)
     else:
-        result = settle.error(f"AGENT_{run.state.name}", " ".join(filter(None, (_why(run), _left(command.job_ids)))))
+        reason = f"AGENT_{run.state.name}"
+        if run.failure is not None and run.failure.reason == BUDGET_EXHAUSTED:
+            reason = BUDGET_EXHAUSTED
+        result = settle.error(reason, " ".join(filter(None, (_why(run), _left(command.job_ids)))))
         call = settle.settled(call, CallState.FAILED, result, now, note)
     loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + run.usage.total_tokens)
     run = replace(state.run, usage=state.run.usage + run.usage)
     return replace(state.with_calls([call]), run=run, loop=loop)
 
 
-def _delegation(state: State, call: Call) -> Delegation:
+def _for_workflow(state: State, call: Call) -> Delegation:
+    try:
+        return children.delegation(state, call, child_run_id(call))
+    except children.NotStarted as error:
+        raise _Refused(error.reason, error.message) from None
+
+
+def _delegation(state: State, call: Call, now: float) -> Delegation:
     run = state.run
     if not may_delegate(run):
         raise _Refused("NOT_ALLOWED", CANNOT_DELEGATE)
+    goal = _goal(state, call, now) if call.tool_name == START_GOAL else None
     try:
-        task = msgspec.json.decode(call.arguments_json, type=Task)
+        task = Task(task=goal.aim) if goal else msgspec.json.decode(call.arguments_json, type=Task)
     except msgspec.DecodeError:
         raise _Refused(
             "INVALID_ARGUMENTS", "Give the agent a `task` and, if needed, `instructions` and `tool_names`."
@@ -117,7 +148,24 @@ def _delegation(state: State, call: Call) -> Delegation:
         above=run.chain,
         depth=run.depth + 1,
         user_roles=run.user_roles,
+        goal=goal,
     )
+
+
+def _goal(state: State, call: Call, now: float) -> Goal:
+    """Return the goal of a call of START_GOAL, whose attempts are runs below its own run."""
+    run = state.run
+    if run.depth + 1 >= run.options.limits.agent_depth_max:
+        raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
+    try:
+        goal = goals.asked(call.arguments_json, now)
+    except ValueError as error:
+        raise _Refused("INVALID_ARGUMENTS", str(error)) from None
+    wanted = tuple(filter(None, (goal.criterion.tool_name, *goal.attempts_by.tool_names)))
+    unknown = [name for name in wanted if not run.tool_version(name) or run.definition_sha256(name)]
+    if unknown:
+        raise _Refused("INVALID_ARGUMENTS", f"These tools are not available: {', '.join(unknown)[:500]}.")
+    return goal
 
 
 def _agent(state: State, call: Call, name: str) -> AgentVersion:
@@ -134,8 +182,9 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
     tokens = budget.left(state)
     if tokens == 0:
         raise _Refused(BUDGET_EXHAUSTED, "The run's token budget is used up.")
-    # Tools that the parent's client supplied cannot run in the child.
+    # Tools that the parent's client supplied cannot run in the child. A workflow's own tools do not limit its agents.
     names = tuple(tool.name for tool in state.run.tools if not tool.definition_sha256)
+    names = task.tool_names if state.run.workflow is not None else names
     if agent is not None:
         own = agents.delegated(agent, own)
         names = own.tool_names if own.tool_names or own.without_tools else names
@@ -157,7 +206,7 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
         # A model must not drop the deployment's or the user's instructions.
         instructions="\n\n".join(filter(None, (own.instructions, strict_json.storable(task.instructions)))),
         tool_names=chosen,
-        without_tools=not chosen,
+        without_tools=own.without_tools if state.run.workflow is not None else not chosen,
         # A response format applies only to the run for which it was set.
         response_format=own.response_format if agent is not None else None,
         tool_choice=own.tool_choice if agent is not None and not task.tool_names else ToolChoice(),

@@ -3,8 +3,8 @@
 Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use the
 variables of its environment, and has no access to the time, files or regular expressions. Its cost is limited before it
 runs, in steps rather than seconds, so that the same expression and data have the same outcome everywhere. The slowest
-permitted expression takes about 30 ms. Macros that make values grow with each step (map, filter, nested macros) are
-excluded.
+permitted expression takes about 30 ms. An expression may use one macro, because nested macros grow values with each
+step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _STEPS_MAX: Final = 60_000
 _CONVERSION_STEPS: Final = 5
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
-_MACROS: Final = re.compile(r"\b(?:all|exists|exists_one)\b")
-_OPERATIONS: Final = re.compile(r"[=!<>&|]+|[-+*/%?.(\[]|\bin\b")
+_MACROS: Final = re.compile(r"\.\s*(?:all|exists|exists_one|(map|filter))\s*\(")
+# Square of the items that `map` and `filter` copy in one step: they copy their list for each item.
+_COPIED: Final = 25
+_OPERATIONS: Final = re.compile(r"[=!<>&|]+|[-+*/%?.(\[,:]|\bin\b")
 _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
 _SEARCH: Final = re.compile(r"\bcontains\b")
 _SEARCH_FOR_LITERAL: Final = re.compile(r"\bcontains\s*\(\s*['\"]")
@@ -38,6 +40,17 @@ _FUNCTIONS: Final = "size contains startsWith endsWith int uint double string bo
 
 class ExpressionError(ValueError):
     """Raised when an expression is invalid or fails for a value. The message gives the reason."""
+
+
+class Meter:
+    """Limits the steps of one evaluation, or of several that happen at once."""
+
+    def __init__(self) -> None:
+        self._steps_left = _STEPS_MAX
+
+    def spend(self, steps: int) -> bool:
+        self._steps_left -= steps
+        return self._steps_left >= 0
 
 
 class Environment:
@@ -53,7 +66,7 @@ class Environment:
         config = {
             "name": "pawl",
             "stdlib": {
-                "include_macros": ["has", "all", "exists", "exists_one"],
+                "include_macros": ["has", "all", "exists", "exists_one", "map", "filter"],
                 "include_functions": [{"name": name} for name in f"{_OPERATORS} {_FUNCTIONS}".split()],
             },
             "variables": [{"name": name, "type_name": kind} for name, kind in variables.items()],
@@ -62,27 +75,29 @@ class Environment:
         self._env = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.encode(config).decode()))
         self.compile = lru_cache(maxsize=256)(self._compile)
 
-    def evaluate(self, source: str, data: Mapping[str, Any]) -> Any:
-        """Evaluate an expression. Integers of up to 53 bits become doubles, so that 20 equals 20.0.
+    def evaluate(self, source: str, data: Mapping[str, Any], meter: Meter) -> Any:
+        """Return the value of an expression as JSON; a time becomes text.
 
         Raises:
             ExpressionError: the expression is invalid, it fails, or it would process too much data.
         """
         expression = self.compile(source)
         values = [data[name] for name in self._json]
-        size_bytes = max(len(msgspec.json.encode(each)) for each in values)
+        size_bytes = max((len(msgspec.json.encode(each)) for each in values), default=0)
         if size_bytes > self._bytes_max:
             raise ExpressionError(f"the value is {size_bytes} bytes, over the limit of {self._bytes_max}{self._hint}")
-        if self._steps(source, values) > _STEPS_MAX:
+        if not meter.spend(self._steps(source, values)):
             raise ExpressionError(f"the value is too large for this expression{self._hint}")
         try:
-            found = expression.eval(data={**data, **{name: _plain(data[name]) for name in self._json}})
-            outcome = found.plain_value()
-        except (RuntimeError, OverflowError, UnicodeError) as error:
+            found = expression.eval(data=data)
+            if found.type() == cel.Type.ERROR:
+                raise ExpressionError(_first_line(str(found.value())))
+            encoded = msgspec.json.encode(found.plain_value())
+        except (RuntimeError, OverflowError, UnicodeError, TypeError) as error:
             raise ExpressionError(_first_line(str(error))) from None
-        if found.type() == cel.Type.ERROR:
-            raise ExpressionError(_first_line(str(found.value())))
-        return outcome
+        if len(encoded) > self._bytes_max:
+            raise ExpressionError(f"the result is {len(encoded)} bytes, over the limit of {self._bytes_max}")
+        return msgspec.json.decode(encoded)
 
     def _compile(self, source: str) -> Any:
         """Check and compile an expression.
@@ -95,7 +110,7 @@ class Environment:
         if not source.isprintable():
             raise ExpressionError("an expression must be printable and on one line")
         if len(_MACROS.findall(source)) > 1:
-            raise ExpressionError("an expression may use all, exists or exists_one only once")
+            raise ExpressionError("an expression may use only one of all, exists, exists_one, map and filter, once")
         try:
             return self._env.compile(source)
         except (RuntimeError, TypeError, UnicodeError) as error:
@@ -120,9 +135,10 @@ class Environment:
         size = nodes + characters // divisor
         work = (before + after) * size
         if macro:
-            iterations = before * longest + self._characters_max // 2
+            iterations = before * longest + len(source) // 2
             operations = len(_OPERATIONS.findall(source)) + _PARSING_STEPS * len(_PARSING.findall(source))
             work = operations * (before * size + iterations) + after * iterations * size
+            work += iterations**2 // _COPIED if macro[1] else 0
         return _CONVERSION_STEPS * nodes + (1 + source.count("+")) * work
 
 
@@ -152,19 +168,23 @@ def names_previous(source: str) -> bool:
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Evaluate a checked expression over a job's results.
+    """Evaluate a checked expression over a job's results. Integers of up to 53 bits become doubles.
 
     Raises:
         ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.
     """
-    outcome = _JOB.evaluate(source, {"value": value, "previous": previous, "fired": fired})
+    outcome = _JOB.evaluate(
+        source, {"value": with_doubles(value), "previous": with_doubles(previous), "fired": fired}, Meter()
+    )
     if not isinstance(outcome, bool):
         raise ExpressionError(f"the result must be true or false, but is {outcome!r:.100}")
     return outcome
 
 
 def _first_line(text: str) -> str:
-    return (text.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
+    found = (text.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
+    is_mixed = "No matching overloads" in found and "int64" in found and "double" in found
+    return f"{found}: write 2.0 instead of 2, or double(x)" if is_mixed else found
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:
@@ -187,13 +207,14 @@ def _measured(values: list[Any]) -> tuple[int, int, int]:
     return longest, nodes, characters
 
 
-def _plain(value: Any) -> Any:
+def with_doubles(value: Any) -> Any:
+    """Return a JSON value with its integers of up to 53 bits as doubles, so that 20 equals 20.0."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
         return value if _EXACT_MAX < abs(value) < 2**63 else float(value)
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [with_doubles(each) for each in value]
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: with_doubles(each) for name, each in value.items()}
     return value

@@ -16,6 +16,7 @@ from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunFailure
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, Stopped, Verdict
 from pawl.agent_loop.model.request import Problem
 from pawl.agent_loop.undo.rules import UndoPlan
+from pawl.agent_loop.workflows.graph import Graph
 from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
@@ -27,6 +28,13 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
     # Tools in excess of a run's maximum.
     left_out: int = 0
     cursor: UndoPlan | None = None
+
+
+class ProgramRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The definition that the run executes. `tools` is None if the run had already pinned them."""
+
+    graph: Graph
+    tools: tuple[PinnedTool, ...] | None = None
 
 
 class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,16 +111,21 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
 class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
     """The agent that a call delegates to. `agent` is None unless the agent exists and is in `delegates`.
 
-    `delegates` are the agents that the run's agent may delegate to.
+    `delegates` are the agents that the run's agent may delegate to. `workflow_version` is set instead if a workflow
+    carries out the call.
     """
 
     call_id: CallId
     delegates: tuple[str, ...] = ()
     agent: AgentVersion | None = None
+    workflow_version: int = 0
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that ReadCalls named. With `run_id`, they are all calls of that run."""
+
     calls: tuple[Call, ...]
+    run_id: RunId = RunId("")
 
 
 class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +144,7 @@ class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 Fact: TypeAlias = (
     ToolsPinned
+    | ProgramRead
     | RunRefused
     | ModelAnswered
     | ModelFailed
@@ -246,8 +260,23 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
+    """Raise a goal's limits: add attempts, move its deadline, and add tokens to its budget."""
+
+    attempts: int = 0
+    deadline_time: float | None = None
+    tokens: int = 0
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     resumes: bool = False
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event for the run's program. Empty bytes mean null."""
+
+    name: str
+    payload_json: bytes = b""
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,7 +294,18 @@ class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CommandKind: TypeAlias = (
-    ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | Pause | Completed | AgentEnded
+    ToolResult
+    | Decide
+    | Steer
+    | Cancel
+    | Resolve
+    | Progress
+    | TopUp
+    | RaiseGoal
+    | Pause
+    | Event
+    | Completed
+    | AgentEnded
 )
 
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import answering, job_program, program, proposals, settle
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.decision import Propose
 from pawl.agent_loop.loop.rules.fact import (
     AgentRead,
     CallChecked,
@@ -25,6 +24,7 @@ from pawl.agent_loop.loop.rules.fact import (
     ModelCut,
     ModelFailed,
     OwnerEvent,
+    ProgramRead,
     RunRefused,
     ToolProgress,
     ToolsPinned,
@@ -101,6 +101,11 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
             loop = replace(state.loop, cursor=fact.cursor) if fact.cursor is not None else state.loop
             run = replace(state.run, tools=fact.tools)
             return replace(state, run=run, loop=loop, tools_pinned=True), _left_out(fact)
+        case ProgramRead():
+            state = replace(state, graph=fact.graph)
+            if fact.tools is None:
+                return state, ()
+            return replace(state, run=replace(state.run, tools=fact.tools), tools_pinned=True), ()
         case RunRefused():
             return replace(state, loop=replace(state.loop, failure=fact.failure)), ()
         case ModelAnswered():
@@ -118,7 +123,9 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
         case AgentRead():
             return replace(state, agents={**state.agents, fact.call_id: fact}), ()
         case CallsRead():
-            return replace(state, named={call.call_id: call for call in fact.calls}), ()
+            named = {**state.named, **{call.call_id: call for call in fact.calls}}
+            read = state.named_runs | {fact.run_id} if fact.run_id else state.named_runs
+            return replace(state, named=named, named_runs=read), ()
         case CallChecked():
             return _checked(state, fact, now), ()
         case ToolProgress():
@@ -175,22 +182,22 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
 def _checked(state: State, fact: CallChecked, now: float) -> State:
     """Apply the verdict on a proposed call, unless the run is being stopped or the program no longer proposes it."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
-    following = program.of(state.run).follows(state, now)
-    proposed = following.calls if isinstance(following, Propose) else ()
-    if is_stopped or all(call.call_id != fact.call.call_id for call in proposed):
+    if is_stopped or not program.of(state.run).proposes(state, fact.call.call_id, now):
         return state
     call = proposals.apply_verdict(fact.call, fact.verdict, state.run.options, now, state.run.series)
     if call.state is CallState.AWAITING_APPROVAL and state.run.grant is not None:
         # If the series needs another approval, the earlier grant ends.
         state = replace(state, run=replace(state.run, grant=replace(state.run.grant, ended=True)))
-    if call.round > state.run.round:
-        state = _with_round(state, call.round)
+    state = with_round(state, call.round)
     notes = {**state.loop.notes, call.call_id: fact.verdict.note} if fact.verdict.note else state.loop.notes
     run = replace(state.run, state=RunState.RUNNING, waits=())
     return replace(state, run=run, loop=replace(state.loop, notes=notes)).with_calls([call])
 
 
-def _with_round(state: State, number: int) -> State:
+def with_round(state: State, number: int) -> State:
+    """Return the state in the round `number`, if it is later than the current one."""
+    if number <= state.run.round:
+        return state
     loop, opened = state.loop, {call.call_id for call in state.open_calls}
     loop = replace(
         loop,

@@ -16,11 +16,12 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules import jobs, monitor, progress
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, PinTools, Propose, TellProgress, Wait
-from pawl.agent_loop.loop.rules.fact import ToolProgress
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent, Pause, ToolProgress
 from pawl.agent_loop.loop.rules.loop_state import JobCursor
-from pawl.agent_loop.loop.rules.run import FailureClass, Job, JobProgress, RunFailure
+from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, Job, JobProgress, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
+from pawl.chassis.ids import CallId
 from pawl.values import CallState, RunState, WaitKind
 
 # Maximum backoff for a job whose polls fail.
@@ -65,8 +66,17 @@ def follows(state: State, now: float) -> Decision:
     return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
 
 
-def paused(state: State, time: float, *, resumes: bool) -> State:
+def proposes(state: State, call_id: CallId, now: float) -> bool:
+    following = follows(state, now)
+    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
+
+
+def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # the command has its time
     """Pause or resume the job. A paused job does not start iterations."""
+    return _paused(state, command.time, resumes=command.kind.resumes) if isinstance(command.kind, Pause) else state
+
+
+def _paused(state: State, time: float, *, resumes: bool) -> State:
     cursor = _cursor(state)
     if cursor.is_paused is not resumes:
         return state
@@ -138,8 +148,16 @@ def reported(base: State, after: State) -> State:
     )
     after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
     if denial:
-        after = paused(after, call.end_time or 0.0, resumes=False)
+        after = _paused(after, call.end_time or 0.0, resumes=False)
     return replace(after, tells_iteration=call.round) if report_due or denial else after
+
+
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
+    return ()
+
+
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # it sets no limits
+    return delegation
 
 
 def _progress_report_time(state: State, job: Job, cursor: JobCursor, now: float) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from pawl.agent_loop.agents.rules import START_GOAL
 from pawl.agent_loop.loop.rules import background, budget, delegation, file_front, settle, text
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call, CallResult
@@ -95,6 +96,9 @@ def extract_terms(
             call = replace(call, arguments_json=reading.arguments.encode())  # noqa: PLW2901
             if reading.terms is not None:
                 terms[call.call_id] = reading.terms
+        if call.state is CallState.PROPOSED and call.tool_name == START_GOAL:
+            # A goal can take days, so no run waits for it.
+            terms.setdefault(call.call_id, RequestedTerms())
         found.append(call)
     return tuple(found), terms
 
@@ -136,7 +140,7 @@ def detached(
 
 
 def as_driven(run: Run) -> Run:
-    """Return the run with its options adjusted, if it is a job or a turn started by job notices."""
+    """Return the run with its options adjusted, if it is a job, a workflow run or a turn started by job notices."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
@@ -147,6 +151,9 @@ def as_driven(run: Run) -> Run:
         names = options.tool_names if run.job.delegates else (run.job.tool_name,)
         options = replace(options, tool_names=names, without_tools=False, tool_choice=ToolChoice(), limits=limits)
         return replace(run, options=options)
+    if not run.is_turn and run.workflow is not None:
+        policy = UnknownOutcomePolicy.NEEDS_ATTENTION
+        return replace(run, options=replace(options, unknown_outcome_policy=policy, response_format=None))
     if not run.is_turn:
         return run
     # No user requested it, so it does not wait for a user.
@@ -159,7 +166,7 @@ def as_driven(run: Run) -> Run:
         tool_choice=ToolChoice(),
         response_format=None,
     )
-    return replace(run, options=options, job=None)
+    return replace(run, options=options, job=None, workflow=None, waits_for_jobs=False)
 
 
 def entered(state: State) -> State:
@@ -235,8 +242,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     Raises:
         ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message gives the reason.
     """
-    if verdict.disposition is Disposition.REFUSE:
-        raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
+    check_allowed(verdict)
     if verdict.context not in IN_BACKGROUND:
         raise InvalidArguments(_NEEDS_USER)
     if verdict.without_background:
@@ -247,6 +253,16 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=verdict.context is ExecutionContext.AGENT,
     )
+
+
+def check_allowed(verdict: Verdict) -> None:
+    """Check that the registry does not refuse a call.
+
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: it does; the message gives the reason.
+    """
+    if verdict.disposition is Disposition.REFUSE:
+        raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
 
 
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
@@ -328,13 +344,18 @@ def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict
         handle["estimated_minutes"] = terms.estimated_minutes
     notified = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
     shown = f"It continues in the background, and you {notified} its results. Do not wait for it, and do not repeat it."
-    if run.depth and job.reports is not JobReports.NONE:
+    if run.depth and not run.waits_for_jobs and job.reports is not JobReports.NONE:
         shown += " After your answer, the agent that you work for is notified instead."
     note = f"{state.loop.notes.get(call.call_id, '')} {shown}".strip()
     bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
     result = CallResult(content_json=strict_json.dumps_canonical(handle))
     state = state.with_calls([settle.settled(bare, CallState.DETACHED, result, now, note)])
-    return replace(state, delegations=(*state.delegations, started), open_jobs=state.open_jobs + 1)
+    return replace(
+        state,
+        delegations=(*state.delegations, started),
+        open_jobs=state.open_jobs + 1,
+        jobs_below=state.jobs_below + 1,
+    )
 
 
 def _refused(call: Call, reason: str, message: str, now: float) -> Call:
@@ -375,7 +396,9 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
         shown["alarm"] = alarm
     if run.missed_iterations:
         shown["missed"] = run.missed_iterations
-    if run.output_text:
+    if len(run.output_text) > OUTPUT_BYTES_MAX:
+        shown["result"] = f"The output of {len(run.output_text)} characters is too large to show."
+    elif run.output_text:
         shown["result"] = _json(run.output_text)
     return shown
 
@@ -398,9 +421,13 @@ def _progress_content(notice: Notice) -> dict[str, Any]:
 
 
 def _job(notice: Notice) -> Job:
-    if notice.run.job is None:
-        raise RuntimeError("a notice's run is not a job")
-    return notice.run.job
+    run = notice.run
+    if run.workflow is not None:
+        # A workflow run reports like a call that was made once.
+        return Job(tool_name=run.workflow.name, arguments_json=run.workflow.input_json, begin_time=0.0)
+    if run.job is None:
+        raise RuntimeError("a notice's run is neither a job nor a workflow run")
+    return run.job
 
 
 def _is_paused(notice: Notice) -> bool:

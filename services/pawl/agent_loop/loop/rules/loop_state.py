@@ -10,9 +10,11 @@ from typing import Final
 import msgspec
 from msgspec import field
 
+from pawl.agent_loop.goals.cursor import GoalCursor
 from pawl.agent_loop.loop.rules.condition import Seen
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.undo.rules import UndoPlan
+from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.chassis.ids import CallId
 from pawl.values import Answer, Usage
 
@@ -139,7 +141,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     # The last prompt; None before the first one and after a summary, which changes the next prompt.
     counted_prompt: CountedPrompt | None = None
     # The state of the run's program, which only the program reads. None for agents.
-    cursor: UndoPlan | JobCursor | None = None
+    cursor: UndoPlan | JobCursor | GoalCursor | WorkflowCursor | None = None
     # True if the last answer was empty, so that no message was added.
     said_nothing: bool = False
     # Number of models that failed. The run continues with the next of its `model_fallbacks`.

@@ -13,6 +13,7 @@ from pawl.agent_loop.loop.rules import answering, budget, delegation, fact_rules
 from pawl.agent_loop.loop.rules.command_rules import apply_command
 from pawl.agent_loop.loop.rules.decide import IN_MOTION, decide, not_made
 from pawl.agent_loop.loop.rules.decision import (
+    Advance,
     CallModel,
     CheckFallback,
     Decision,
@@ -28,6 +29,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Propose,
     ReadAgent,
     ReadCalls,
+    ReadProgram,
     Resume,
     Settle,
     StartModel,
@@ -62,7 +64,16 @@ _DECISIONS_MAX: Final = 1000
 
 # Decisions that start work once the step is durable.
 Work: TypeAlias = (
-    PinTools | PlanUndo | ReadCalls | ReadAgent | Propose | StartModel | Execute | CheckFallback | StopCalls
+    PinTools
+    | PlanUndo
+    | ReadProgram
+    | ReadCalls
+    | ReadAgent
+    | Propose
+    | StartModel
+    | Execute
+    | CheckFallback
+    | StopCalls
 )
 
 # Decisions that end a plan. After StopModel, planning continues once the model call is cancelled.
@@ -85,7 +96,9 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     """
     state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
-    return replace(found, state=program.of(found.state.run).reported(state, found.state))
+    used = program.of(found.state.run)
+    after = used.reported(state, found.state)
+    return replace(found, state=after, events=(*found.events, *used.told(state, after)))
 
 
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
@@ -98,7 +111,9 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
     for fact in facts:
         state, produced = apply_fact(state, fact, now)
         events += produced
-    return program.of(state.run).reported(base, state), events
+    used = program.of(state.run)
+    after = used.reported(base, state)
+    return after, [*events, *used.told(base, after)]
 
 
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
@@ -168,8 +183,19 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return _enter_steers(program.of(state.run).concluded(state, continues=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
-        case PinTools() | PlanUndo() | ReadCalls() | ReadAgent() | Propose() | CheckFallback() | StopCalls():
+        case (
+            PinTools()
+            | PlanUndo()
+            | ReadProgram()
+            | ReadCalls()
+            | ReadAgent()
+            | Propose()
+            | CheckFallback()
+            | StopCalls()
+        ):
             return _with_work(state, *decision.names), ()
+        case Advance():
+            return _advance(state, decision), ()
         case TellProgress():
             return job_program.progress_told(state, now), ()
         case Resume():
@@ -183,7 +209,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Execute():
             return _start_calls(state, decision, now), ()
         case Delegate():
-            return _running(delegation.start(state, state.calls[decision.call_id], now)), ()
+            return _running(_delegated(state, decision.call_id, now)), ()
         case Park():
             return _park(state, decision), ()
         case Finish():
@@ -192,6 +218,16 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return state, ()
         case _:
             assert_never(decision)
+
+
+def _advance(state: State, decision: Advance) -> State:
+    if decision.output_json is not None:
+        run = replace(state.run, output_json=decision.output_json, output_text=decision.output_text)
+        state = replace(state, run=run)
+    state = replace(state, loop=replace(state.loop, cursor=decision.cursor))
+    for call in decision.calls:
+        state = fact_rules.with_round(state, call.round)
+    return _running(state).with_calls(decision.calls)
 
 
 def _with_work(state: State, *names: str) -> State:
@@ -240,6 +276,15 @@ def _finish(state: State, decision: Finish) -> State:
     state = _enter_steers(program.of(state.run).concluded(state, continues=False))
     run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
     return replace(state, run=run)
+
+
+def _delegated(state: State, call_id: CallId, now: float) -> State:
+    call = state.calls[call_id]
+    started = delegation.start(state, call, now)
+    *others, created = started.delegations or (None,)
+    if created is None or created.call_id != call_id:
+        return started
+    return replace(started, delegations=(*others, program.of(state.run).child(state, call, created)))
 
 
 def _running(state: State) -> State:

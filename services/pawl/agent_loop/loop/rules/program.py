@@ -1,4 +1,4 @@
-"""Defines the interface to a run's program, which is a model, a job or an undo.
+"""Defines the interface to a run's program, which is a model, a job, an undo, a goal or a workflow.
 
 The loop treats all programs alike in checks, approvals, questions, executions, takeovers, cancellation, limits, the
 inbox and the log. A program is a module with the functions of `Program`. They are pure and cheap, and see only the
@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pawl.agent_loop.goals import program as goal_program
 from pawl.agent_loop.loop.rules import agent_program, job_program
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision
-from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
+from pawl.agent_loop.loop.rules.run import Delegation, Run
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import program as undo_program
+from pawl.agent_loop.workflows import program as workflow_program
+from pawl.chassis.ids import CallId
 
 
 class Program(Protocol):
@@ -25,16 +30,24 @@ class Program(Protocol):
         The loop calls this after each settlement, command, fact and scheduled time, even while calls are open, but not
         while the run is ending. Work that is in progress does not start again, so the program may repeat a decision
         until its result is in the state. The decision is one of:
-        * PinTools or PlanUndo until the run has started; nothing else may come first,
+        * PinTools, PlanUndo or ReadProgram until the run has started; nothing else may come first,
+        * Advance, to store the program's state and add calls that need no check,
         * CallModel or EnterSteers, only when no call and no model call is open,
         * Propose, with ids derived from the state, so that no call is made twice,
         * ReadCalls, for calls that are not in the state,
+        * Settle or StopCalls, to stop open calls that are no longer needed,
         * Finish when nothing is open, or Fail, which stops open work,
         * `budget.exhausted` instead of a model call that the budget does not allow,
         * Wait if there is nothing to do until something changes or its time is reached. Open work continues.
-
-        The result of a Propose is used only if the program still returns the same Propose when the result arrives.
         """
+        ...
+
+    def proposes(self, state: State, call_id: CallId, now: float) -> bool:
+        """Return whether the program still proposes a call. The result of its check is then used."""
+        ...
+
+    def commanded(self, state: State, command: Command, now: float) -> State:
+        """Apply a command that only the program understands (Pause, Event, RaiseGoal), or return the same state."""
         ...
 
     def reported(self, base: State, after: State) -> State:
@@ -43,6 +56,14 @@ class Program(Protocol):
         Called after facts are applied, with the ledger's state as `base`, and before `follows`. Called again after a
         step is planned, with the state after the facts as `base`.
         """
+        ...
+
+    def told(self, base: State, after: State) -> tuple[OwnerEvent, ...]:
+        """Return the events that report what `reported` has recorded. Called with the same states, after it."""
+        ...
+
+    def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
+        """Return the child run to create for a call, which may do less than `delegation`."""
         ...
 
     def concluded(self, state: State, *, continues: bool) -> State:
@@ -54,6 +75,10 @@ class Program(Protocol):
 
 
 def of(run: Run) -> Program:
+    if run.workflow is not None:
+        return workflow_program
     if run.job is not None:
         return job_program
+    if run.goal is not None:
+        return goal_program
     return agent_program if run.undo is None else undo_program

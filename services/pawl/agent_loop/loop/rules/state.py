@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Self
 
 import msgspec
@@ -14,11 +14,13 @@ from pawl.agent_loop.loop.rules.fact import AgentRead, Command
 from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
-from pawl.chassis.ids import CallId, CommandId
+from pawl.agent_loop.workflows.graph import Graph
+from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import SETTLED
 
 START: Final = "start"
 READ: Final = "read"
+_CHECK: Final = "check:"
 MODEL: Final = "model"
 
 
@@ -27,7 +29,12 @@ def stop_of(call_id: CallId) -> str:
 
 
 def check_of(call_id: CallId) -> str:
-    return f"check:{call_id}"
+    return f"{_CHECK}{call_id}"
+
+
+def checked_calls(under_way: Iterable[str]) -> Iterator[CallId]:
+    """Yield the calls that the registry is checking."""
+    return (CallId(name.removeprefix(_CHECK)) for name in under_way if name.startswith(_CHECK))
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +58,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     # The conversation's open jobs.
     open_jobs: int = 0
+    # Those of them whose notices this run receives, if it is a child run.
+    jobs_below: int = 0
     # Notices in a message that has not been committed yet.
     entered: tuple[Notice, ...] = ()
     # The job iteration that the next commit reports; 0 if there is none.
@@ -60,8 +69,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     under_way: frozenset[str] = frozenset()
     # Calls that ReadCalls has read for the program. Not persisted.
     named: Mapping[CallId, Call] = field(default_factory=dict)
+    # Child runs all of whose calls are in `named`. Not persisted.
+    named_runs: frozenset[RunId] = frozenset()
     # Agents that ReadAgent has read, by call. Not persisted.
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
+    # The definition that ReadProgram has read. Not persisted.
+    graph: Graph | None = None
     # True if the registry has returned the tools. The first commit stores them.
     tools_pinned: bool = False
     # Seconds until this process starts the open model call; None if the call has been started, here or elsewhere.

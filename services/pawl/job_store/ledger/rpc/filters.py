@@ -8,8 +8,9 @@ from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import PendingFilter, RunFilter
+from pawl.job_store.ledger.rpc.fields import enum_member, wait_kinds
 from pawl.job_store.ledger.rpc.messages import optional_moment
-from pawl.job_store.ledger.rpc.operations import enum_member, wait_kinds
+from pawl.job_store.ledger.rules import labels
 from pawl.values import CallState, RunState
 
 
@@ -40,7 +41,15 @@ def run_filter(request: agent_pb2.ListRunsRequest) -> RunFilter:
         waits=waits,
         parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
         agent_name=check_agent_name(request.agent, "agent", optional=True),
-        labels=tuple(sorted(check_labels(request.labels).items())),
+        labels=tuple(
+            sorted(
+                (
+                    check_labels(request.labels)
+                    | labels.of_workflow(check_id(request.workflow, "workflow", optional=True))
+                    | labels.of_goal(is_goal=request.goals_only)
+                ).items()
+            )
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -12,7 +13,7 @@ from msgspec.structs import astuple
 from pawl.chassis.ids import CallId
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import Claimed, LogGap
 from pawl.job_store.ledger.rpc.approvals import put_approval, put_grant
@@ -69,6 +70,8 @@ _NOTICE_FIELDS: Final = frozenset(
         *("missed_iterations", "job_progress"),
     }
 )
+# A longer input of a workflow is left out of events and lists.
+_LISTED_INPUT_BYTES_MAX: Final = 1024
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _WIRE: Final = Translator(lambda unknown: ValueError(f"unknown value {unknown.value}"))
@@ -203,7 +206,25 @@ def optional_moment(message: Any, name: str, above: str = "") -> datetime | None
     return moment(getattr(message, name), above + name) if message.HasField(name) else None
 
 
-def run(row: RunRow) -> run_pb2.Run:
+def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
+    """Return a run as users see it, without its pending calls.
+
+    A workflow that reports to a conversation is also shown as a job: a call that is made once. Large inputs of
+    workflows are left out unless the run is `whole`.
+    """
+    message = run_for_service(row)
+    if message.HasField("workflow"):
+        workflow = message.workflow
+        if not whole:
+            _leave_out_inputs(workflow)
+        if row.reports_to:
+            message.job.tool_name, message.job.arguments_json = workflow.name, workflow.input_json
+            message.job.iterations_max = 1
+            message.job.begin_time.CopyFrom(message.create_time)
+    return message
+
+
+def run_for_service(row: RunRow) -> run_pb2.Run:
     """Return a run, without its pending calls."""
     message = _RUN.write(row)
     # In protobuf, concatenated encodings merge into one message.
@@ -211,11 +232,24 @@ def run(row: RunRow) -> run_pb2.Run:
     if (own := row.own_tools) is not None:
         message.own_tools.CopyFrom(run_pb2.OwnTools(names=own.names, client_id=own.client_id))
     put_grant(message, row)
+    if row.is_turn:
+        # It has the options of the run that it reports to.
+        for field in ("job", "workflow", "goal"):
+            message.ClearField(field)
     return message
 
 
-def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
-    message = run(situation.run)
+def _leave_out_inputs(workflow: workflow_pb2.PinnedWorkflow) -> None:
+    workflow.ClearField("start_state")
+    if len(workflow.input_json) > _LISTED_INPUT_BYTES_MAX:
+        workflow.ClearField("input_json")
+    if workflow.HasField("chunk"):
+        workflow.chunk.ClearField("items_json")
+        workflow.chunk.ClearField("scope_json")
+
+
+def run_in(situation: Situation, waiting: Waiting | None, write: Callable[[RunRow], run_pb2.Run] = run) -> run_pb2.Run:
+    message = write(situation.run)
     message.queue_position = situation.queue_position
     message.child_run_ids.extend(situation.child_run_ids)
     for state, count in situation.call_counts:
@@ -426,7 +460,10 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
 def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
     row, occasion = reported
     whole = run(row)
+    workflow = whole.workflow.name
     shown = _only(whole, _NOTICE_FIELDS)
+    if workflow:
+        shown.workflow.name = workflow
     return ledger_pb2.Notice(run=shown, occasion=occasion)
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from enum import IntEnum
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from google.protobuf.message import Message as ProtoMessage
 
@@ -18,20 +14,22 @@ from pawl.chassis.ids import (
     CommandId,
     RunId,
     RunKey,
-    UserId,
     check_id,
 )
-from pawl.chassis.labels import check_labels
+from pawl.chassis.labels import OF_MAIL, check_labels
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rpc import messages, own_tools, user_messages
+from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
+from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint, int32, tokens, user_ids, wait_kinds
+from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.command import (
     Cancel,
     Command,
+    Event,
     Pause,
     Progress,
     Redrive,
@@ -49,9 +47,9 @@ from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.inbox import NoteCompletion
 from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.offers import LeaseOffer
+from pawl.job_store.ledger.rules.rows import CURSOR_ROUND, LAST_ROUND
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import (
-    TOKENS_MAX,
     CallState,
     DecisionKind,
     DecisionRight,
@@ -61,12 +59,9 @@ from pawl.values import (
     StopCause,
 )
 
-E = TypeVar("E", bound=IntEnum)
-
 LEASE_SECONDS_MIN: Final = 1.0
 LEASE_SECONDS_MAX: Final = 300.0
 EVENTS_PER_COMMIT_MAX: Final = 1000
-_PEOPLE_MAX: Final = 8
 
 _OWNER_EVENTS: Final = {
     "round_started": "round.started",
@@ -104,10 +99,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         raise InvalidField("parts cannot be combined with text or with the policy STEER", field="parts")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
-    undo = request.undo if request.HasField("undo") else None
-    workflow = request.workflow if request.HasField("workflow") else None
-    goal = request.goal if request.HasField("goal") else None
-    agent = request.agent if request.HasField("agent") else None
+    reports_to = check_id(request.workflow.reports_to_conversation_id, "conversation_id", optional=True)
+    mark_round = _mark_round(request)
     own = own_tools.of_request(request)
     return Submit(
         store_id=check_id(request.store_id, "store_id"),
@@ -121,38 +114,41 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
                 *("tools", "client_id", "only_repeat", "workflow", "goal"),
             ),
         ),
-        conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
-        conversation_must_exist=request.conversation_must_exist,
+        conversation_id=reports_to or check_id(request.conversation_id, "conversation_id", optional=True),
+        conversation_must_exist=request.conversation_must_exist or bool(reports_to),
         policy=enum_member(MessagePolicy, request.policy, "policy"),
         message=user_messages.body(request),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(
-            options=request.options,
-            user_roles=request.user_roles,
-            undo=undo,
-            agent=agent,
-            workflow=workflow,
-            goal=goal,
+            user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
-        store_slots=limits.slots.per_store,
-        token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
-        token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
+        mark_round=mark_round,
+        is_reported=bool(reports_to),
+        store_slots=limits.slots.background_per_store if mark_round else limits.slots.per_store,
+        token_budget=tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
+        token_ceiling=tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
         inbox_limits=limits.inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
-        people=_people(request.people),
+        people=user_ids(request.people),
         key_hash=key_hash_of(request),
         made_title=made_title(user_messages.text_of(request)),
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
-        labels=check_labels(request.labels),
+        labels=check_labels(request.labels, reserved=OF_MAIL)
+        | labels.of_workflow(request.workflow.name)
+        | labels.of_goal(is_goal=request.HasField("goal")),
         own_tools=own,
-        only_repeat=request.only_repeat or (bool(request.asked_agent) and agent is None),
+        only_repeat=request.only_repeat or (bool(request.asked_agent) and not request.HasField("agent")),
     )
+
+
+def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in names if request.HasField(name)}
 
 
 def key_hash_of(
@@ -166,6 +162,10 @@ def key_hash_of(
     return key_hash(
         check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), request.conversation_key
     )
+
+
+def _mark_round(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> int:
+    return CURSOR_ROUND if request.HasField("workflow") else LAST_ROUND if request.HasField("goal") else 0
 
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
@@ -192,7 +192,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         failure=_run_part(request, "failure") if has("failure") else None,
         exhausts_budget=request.failure.reason == BUDGET_EXHAUSTED,
         stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
-        round=_int32(request.round, "round") if has("round") else None,
+        round=int32(request.round, "round") if has("round") else None,
         usage=_run_part(request, "usage", "tokens_needed") if has("usage") else None,
         tokens_used=request.tokens_used,
         budget_run_id=RunId(check_id(request.budget_run_id, "budget_run_id", optional=True)),
@@ -211,14 +211,15 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             Entered(run_id=RunId(check_id(each.run_id, "entered_notices.run_id")), occasion=each.occasion)
             for each in request.entered_notices
         ),
-        tells_iteration=_int32(request.tells_iteration, "tells_iteration"),
+        tells_iteration=int32(request.tells_iteration, "tells_iteration"),
         child_cancel=_CHILD_CANCEL,
     )
 
 
 def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
     progress = ("job_progress",) if request.HasField("job_progress") else ()
-    return _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
+    output = _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
+    return output + goal_limits.encoded(request)
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
@@ -254,7 +255,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         inbox_limits=limits.inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
-        people=_people(request.people),
+        people=user_ids(request.people),
     )
 
 
@@ -301,7 +302,7 @@ def new_message(message: message_pb2.Message) -> NewMessage:
             "summarised_to_number must be set for a summary, and only for a summary",
             field="messages.summarised_to_number",
         )
-    summarised_to = _int32(message.summarised_to_number, "messages.summarised_to_number")
+    summarised_to = int32(message.summarised_to_number, "messages.summarised_to_number")
     message_id = check_id(message.message_id, "messages.message_id", optional=True)
     for field in _MESSAGE_HEADER:
         message.ClearField(field)
@@ -319,13 +320,10 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
     run = run_pb2.Run(
         options=entry.options,
         user_roles=entry.user_roles,
-        depth=_int32(entry.depth, "delegations.depth"),
+        depth=int32(entry.depth, "delegations.depth"),
         above=entry.above,
-        agent=entry.agent if entry.HasField("agent") else None,
-        job=entry.job if entry.HasField("job") else None,
-        workflow=entry.workflow if entry.HasField("workflow") else None,
-        goal=entry.goal if entry.HasField("goal") else None,
         waits_for_jobs=entry.waits_for_jobs,
+        **_present(entry, "agent", "job", "workflow", "goal", "undo"),
     )
     limits = entry.options.limits
     return Delegation(
@@ -335,9 +333,11 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         made_title=made_title(entry.text),
         options=run.SerializeToString(),
         agent_name=entry.agent.name or DEFAULT_AGENT,
-        token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
-        token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
+        token_budget=tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
+        token_ceiling=tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
+        mark_round=_mark_round(entry),
+        labels=labels.of_goal(is_goal=entry.HasField("goal")),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
     )
 
@@ -347,14 +347,14 @@ def call_change(call: call_pb2.Call) -> CallChange:
     digest = call.approval.digest
     values = {
         "call_id": check_id(call.call_id, "calls.call_id"),
-        "round": _int32(call.round, "calls.round"),
-        "index": _int32(call.index, "calls.index"),
+        "round": int32(call.round, "calls.round"),
+        "index": int32(call.index, "calls.index"),
         "state": enum_member(CallState, call.state, "calls.state"),
         "tool_name": call.tool_name,
-        "tool_version": _int32(call.tool_version, "calls.tool_version"),
+        "tool_version": int32(call.tool_version, "calls.tool_version"),
         "fallback_tool_name": call.fallback_tool_name,
         "arguments": call.arguments_json,
-        "attempt": _int32(call.attempt, "calls.attempt"),
+        "attempt": int32(call.attempt, "calls.attempt"),
         "digest": check_digest(digest, "calls.approval.digest") if digest else "",
         "deadline_time": messages.optional_moment(call, "deadline_time", "calls."),
         "result": call.result.SerializeToString() if call.HasField("result") else None,
@@ -371,12 +371,6 @@ def call_change(call: call_pb2.Call) -> CallChange:
     for field in messages.CALL_HEADER:
         call.ClearField(field)  # type: ignore[arg-type]  # a field of the message
     return CallChange(**values, spec=call.SerializeToString())  # type: ignore[arg-type]  # checked by name
-
-
-def _people(named: Sequence[str]) -> tuple[UserId, ...]:
-    if len(named) > _PEOPLE_MAX:
-        raise InvalidField(f"people must have at most {_PEOPLE_MAX} entries, got {len(named)}", field="people")
-    return tuple(sorted(UserId(check_id(user_id, "people")) for user_id in named))
 
 
 def _without_preview(entry: ledger_pb2.Command) -> ledger_pb2.Command:
@@ -417,9 +411,13 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
         case "top_up":
             if not entry.top_up.tokens:
                 raise InvalidField("a top-up requires tokens", field="command.top_up.tokens")
-            return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
+            return TopUp(tokens=tokens(entry.top_up.tokens, "command.top_up.tokens"))
         case "pause":
             return Pause()
+        case "event":
+            return Event()
+        case "raise_goal":
+            return goal_limits.raised(entry.raise_goal)
         case _:
             raise InvalidField("a command needs a kind", field="command.kind")
 
@@ -471,37 +469,3 @@ def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
         fraction=fraction,
         message=progress.message,
     )
-
-
-def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
-    if without:
-        message, whole = type(message)(), message
-        message.CopyFrom(whole)
-        for field in without:
-            message.ClearField(field)
-    return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
-
-
-def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
-    """Return the distinct wait kinds, sorted; raise InvalidField if one is unknown."""
-    if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
-        raise InvalidField("waits has an unknown value", field="waits")
-    return tuple(sorted(set(waits)))
-
-
-def _below(end: int, value: int, field: str) -> int:
-    if value >= end:
-        raise InvalidField(f"{field} must be at most {end - 1}, got {value}", field=field)
-    return value
-
-
-_int32: Final = partial(_below, 2**31)
-_tokens: Final = partial(_below, TOKENS_MAX + 1)
-
-
-def enum_member(kind: type[E], value: int, field: str) -> E:
-    """Return an enum member; raise InvalidField if the number is unknown."""
-    try:
-        return kind(value)
-    except ValueError:
-        raise InvalidField(f"{field} has the unknown value {value}", field=field) from None

@@ -31,12 +31,13 @@ _PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
     """Yield the loaded run in parts. Only the first part has fields other than messages, calls and commands."""
     first = ledger_pb2.LoadRunResponse(
-        run=messages.run(loaded.run),
+        run=messages.run_for_service(loaded.run),
         loop_state=loaded.loop_state,
         now=messages.timestamp(loaded.time),
         own_tools=own_tools.of_run(loaded.run),
         notices=map(messages.notice, loaded.pending_notices.notices),
         open_job_count=loaded.pending_notices.open_jobs,
+        jobs_below_count=loaded.pending_notices.jobs_below,
         shared_tokens_left=loaded.shared_tokens_left,
         continues_known=loaded.known is not None,
     )
@@ -84,7 +85,10 @@ def of_inbox(rows: Iterable[CommandRow], pending: PendingNotices) -> Iterator[le
     """Yield commands in parts. Only the first part has the notices."""
     parts = in_parts(map(messages.command, rows), ledger_pb2.Command.ByteSize, size_max=PART_BYTES_MAX)
     yield ledger_pb2.ListCommandsResponse(
-        commands=next(parts, []), notices=map(messages.notice, pending.notices), open_job_count=pending.open_jobs
+        commands=next(parts, []),
+        notices=map(messages.notice, pending.notices),
+        open_job_count=pending.open_jobs,
+        jobs_below_count=pending.jobs_below,
     )
     for part in parts:
         yield ledger_pb2.ListCommandsResponse(commands=part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import astuple
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
+from pawl.job_store.ledger.rpc.fields import fingerprint
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
 from pawl.job_store.ledger.rules.rows import ConversationKey
@@ -208,9 +210,15 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         reader = _reader(request)
         view = await self._ledger.reads.run(operations.run_key(request), reader)
-        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.slots))
-        tools = () if reader else own_tools.of_run(view.run)
-        return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
+        waiting = explain_all(view.situations, self._ledger.limits.slots)
+        write = partial(messages.run, whole=True) if reader else messages.run_for_service
+        run = messages.run_in(view.situations[0], waiting, write)
+        response = pb.GetRunResponse(run=_with_calls(run, view))
+        if not reader:
+            response.own_tools.extend(own_tools.of_run(view.run))
+            if request.with_loop_state:
+                response.loop_state = await self._ledger.reads.loop_state(view.run.key)
+        return response
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         store_id = check_id(request.store_id, "store_id")
@@ -423,7 +431,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
-        fingerprint=operations.fingerprint(unnamed),
+        fingerprint=fingerprint(unnamed),
         key_hash=operations.key_hash_of(request),
         title=check_title(request.title),
         made_title=made_title(request.messages[0].text),

@@ -6,6 +6,7 @@ that consumes the command can move the call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import ClassVar, Final, TypeAlias, assert_never
 
@@ -33,7 +34,7 @@ from pawl.errors import (
     RunNotFound,
     TokenCeiling,
 )
-from pawl.job_store.ledger.rules import attention, inbox, log, offers, stop, turn
+from pawl.job_store.ledger.rules import attention, inbox, jobs, log, offers, stop, turn
 from pawl.job_store.ledger.rules.decisions import Decide, Decider
 from pawl.job_store.ledger.rules.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.ledger.rules.inbox import Refused, Replaced
@@ -91,12 +92,30 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job. Only the run's owner reads which of the two it is."""
+    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two it is."""
 
     name: ClassVar[str] = inbox.PAUSE
 
 
-Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | Pause
+class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
+    """Raises a goal's limits. `check` raises a PawlError if the encoded run cannot have them."""
+
+    name: ClassVar[str] = inbox.RAISE_GOAL
+    tokens: int
+    check: Callable[[bytes], None]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event for a run with a cursor. Only the run's owner reads it."""
+
+    name: ClassVar[str] = inbox.EVENT
+
+
+Command: TypeAlias = (
+    ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | RaiseGoal | Pause | Event
+)
+# Commands about the run as a whole.
+_WITHOUT_CALL: Final = (Steer, Cancel, Redrive, TopUp, RaiseGoal, Pause, Event)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,13 +231,20 @@ class Send(Decider, frozen=True, kw_only=True):
             raise Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
             return self._cancel(unit, run, incoming, command)
-        if isinstance(command, TopUp | Pause) and run.is_stopping:
+        if isinstance(command, TopUp | RaiseGoal | Pause | Event) and run.is_stopping:
             raise Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
-        if isinstance(command, TopUp):
-            return self._top_up(unit, run, incoming, command)
-        if isinstance(command, Pause):
-            if not run.reports_to:
-                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job"))
+        if isinstance(command, RaiseGoal):
+            try:
+                command.check(run.options + run.output)
+            except PawlError as error:
+                raise Refused(CommandOutcome.REFUSED, error) from None
+            if not command.tokens:
+                return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
+        if isinstance(command, TopUp | RaiseGoal):
+            return self._top_up(unit, run, incoming, command.tokens)
+        if isinstance(command, Pause | Event):
+            if not (run.has_cursor or (run.reports_to and isinstance(command, Pause))):
+                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
             return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:
@@ -257,20 +283,20 @@ class Send(Decider, frozen=True, kw_only=True):
         run = inbox.accept(unit, run, replace(incoming, call_id=call.call_id))
         return turn.wake(unit, run)
 
-    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
+    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, tokens: int) -> RunRow:
         """Raise the budget immediately, so that concurrent top-ups together cannot exceed the ceiling."""
         if run.budget_run_id:
             message = f"the run uses the token budget of run {run.budget_run_id}: top up that run instead"
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget(message))
         if not run.token_budget:
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget())
-        budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
+        budget, ceiling = run.token_budget + tokens, run.token_ceiling or TOKENS_MAX
         if budget > ceiling:
             left = max(0, ceiling - run.token_budget)
             raise Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} more tokens can be added"))
-        run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + command.tokens)
+        run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + tokens)
         run = inbox.accept_one_more(unit, run, incoming, self.inbox_limits)
-        body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
+        body = ToppedUp(tokens=tokens, token_budget=budget, user_id=incoming.user_id)
         return turn.wake(unit, log.write(unit, run, [body]))
 
     def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:
@@ -279,7 +305,10 @@ class Send(Decider, frozen=True, kw_only=True):
             return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
         run = self._log_act(unit, run, OperatorAct.ENDED, reason=command.reason)
-        return stop.request(unit, run, command.cause)
+        cause = command.cause
+        if cause is StopCause.MODEL and jobs.receiver_of(unit, run) not in {"", self.started_by}:
+            cause = StopCause.PARENT  # The model that is notified of the job's end has not stopped it.
+        return stop.request(unit, run, cause)
 
     def _log_act(
         self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: CallId = CallId(""), reason: str = ""
@@ -291,7 +320,7 @@ class Send(Decider, frozen=True, kw_only=True):
 
 
 def _call_of(command: Command) -> CallId | None:
-    return None if isinstance(command, Steer | Cancel | Redrive | TopUp | Pause) else command.call_id
+    return None if isinstance(command, _WITHOUT_CALL) else command.call_id
 
 
 def _unknown(error: PawlError) -> Receipt:

@@ -29,13 +29,13 @@ from pawl.job_store.ledger.rules.events import EventBody, MessageAdded, OwnerEve
 from pawl.job_store.ledger.rules.rows import Attention, CommandKey, CommandRow, LastCommit, MessageRow, RunRow
 from pawl.job_store.ledger.rules.states import AttentionReason
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
-from pawl.values import CallState, LeaseAction, RunState, StopCause
+from pawl.values import CallState, LeaseAction, RunState, StopCause, WaitKind
 
 ROUND_STARTED: Final = "round.started"
 # agent-loop's failure reason for a run without tokens.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
-_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
+_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "failure", "unstopped")
 
 # Only these may wait for a command without a deadline (I3: every other run continues automatically).
 _MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
@@ -117,7 +117,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(
             step=self.run if is_alone else None,
             runs=(self.run, *shared, *started, *cancelled, *notified),
-            conversations_of=(self.run,) if self.messages or starts_job else (),
+            conversations_of=(self.run,) if self.messages or starts_job or WaitKind.JOB in self.waits else (),
             ends=(self.run, *cancelled) if may_end or self.tells_iteration or starts_job else cancelled,
             calls_of=(self.run,) if may_end else (),
             calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
@@ -286,6 +286,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
             crashes=0 if self._settles() or self.lease is LeaseAction.PARK else run.crashes,
             progress_time=now if self._settles() else run.progress_time,
+            # The cause of an accepted cancellation, which the owner knows only from the command, is final.
+            stop_cause=self.stop_cause if run.stop_cause is None else run.stop_cause,
             **{name: value for name, value in figures if value is not None},
         )
 
@@ -341,7 +343,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                     raise InvalidField(
                         f"a parked run in state {run.state.name} must have a wake_time", field="wake_time"
                     )
-                claim_at = unit.now if unread else self.wake_time
+                is_due = bool(unread) or (WaitKind.JOB in run.waits and jobs.need_run(unit, run))
+                claim_at = unit.now if is_due else self.wake_time
             case LeaseAction.RELEASE:
                 claim_at = unit.now
             case _:
@@ -355,9 +358,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidField("a FAILED run must have a failure", field="failure")
         if state is RunState.CANCELLED and run.stop_cause is None:
             raise InvalidField("a CANCELLED run must have a stop_cause", field="stop_cause")
-        if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
+        if any(command.name in {inbox.STEER, inbox.TOP_UP, inbox.RAISE_GOAL} for command in unread):
             # An accepted message must not be lost (I1): the owner appends it first. Nor may a run end for lack of
-            # tokens while a top-up is unread.
+            # tokens or attempts while a top-up is unread.
             raise InboxChanged
         still_open = unit.open_calls(run)
         if any(call.reserved_by for call in still_open):

@@ -7,6 +7,8 @@ A child starts with its parent's step and is cancelled with its call.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
@@ -26,6 +28,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
     the parent run ends and reports to the root conversation. If `is_silent`, it reports nothing, not even its end.
+    `mark_round` is CURSOR_ROUND or LAST_ROUND, or 0 if the run is neither a workflow nor a goal.
     """
 
     call_id: CallId
@@ -38,6 +41,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = DEFAULT_AGENT
     is_job: bool = False
     is_silent: bool = False
+    labels: Mapping[str, str] = {}
+    mark_round: int = 0
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -82,6 +87,8 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         generation=parent.generation if delegation.is_job else 0,
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
+        labels=delegation.labels,
+        mark_round=delegation.mark_round,
     )
     above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
     is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)
@@ -110,11 +117,13 @@ def own_conversation(
 
 
 def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
-    """Stop the child run of `call`. The parent settles the call without waiting for the child run.
+    """Stop the child run of `call` and, if a job above it was stopped, the jobs that it started.
 
-    `cancel` is the command for the owner of the child run.
+    The parent settles the call without waiting for the child run. `cancel` is the command for the runs' owners.
     """
     run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by
     if not is_done and run is not None:
         stop.command(unit, run, StopCause.PARENT, cancel)
+        if run.in_background:
+            stop.jobs_below(unit, run, cancel)

@@ -29,7 +29,7 @@ from pawl.job_store.ledger.rules.calls import people_of
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
-from pawl.values import RunState, StopCause
+from pawl.values import RunState, StopCause, WaitKind
 
 # Maximum number of open jobs per user in a conversation (ASYNC-7).
 OPEN_MAX: Final = 10
@@ -98,9 +98,11 @@ def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     still_open = tuple(each for each in background.open_jobs if not is_end or each.run_id != job.run_id)
     background = replace(background, notices=notices, open_jobs=still_open)
     conversation = unit.put_conversation(replace(conversation, background=background))
+    receiver = notice.receiver or conversation.active_run_id
+    if is_end or is_notified:
+        _wake_waiting(unit, RunKey(job.store_id, notice.receiver))
     if not is_notified:
         return
-    receiver = notice.receiver or conversation.active_run_id
     if receiver is None:
         _start_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
     else:
@@ -111,6 +113,13 @@ def _wake(unit: UnitOfWork, key: RunKey, user_id: UserId) -> None:
     run = unit.runs.get(key)
     if run is not None and run.worker_id is not None and run.user_id == user_id:
         unit.wakeups.add([Wakeup(worker_id=run.worker_id, run=run.key)])
+
+
+def _wake_waiting(unit: UnitOfWork, key: RunKey) -> None:
+    """Wake a delegated run that waits for the jobs below it."""
+    run = unit.runs.get(key) if key.run_id else None
+    if run is not None and WaitKind.JOB in run.waits:
+        turn.wake(unit, run)
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
@@ -183,6 +192,21 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
     return background.opened_below(run.run_id)
 
 
+def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
+    """Return the delegated run whose model is notified of the job's end; empty if a run of the conversation is."""
+    conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
+    open_jobs = conversation.background.open_jobs if conversation else ()
+    return next((each.receiver for each in open_jobs if each.run_id == job.run_id), RunId(""))
+
+
+def opened_below(unit: UnitOfWork, run: RunRow) -> list[RunRow]:
+    """Return the open jobs that report to a delegated run."""
+    conversation = _reported_to(unit, run)
+    job_ids = conversation.background.opened_below(run.run_id) if conversation else ()
+    rows = (unit.runs.get(RunKey(run.store_id, job_id)) for job_id in job_ids)
+    return [row for row in rows if row is not None]
+
+
 def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
     """Start a turn for the notices that no active run receives, if there are any."""
     notices = (each for each in conversation.background.notices if not each.receiver)
@@ -199,6 +223,12 @@ def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
 def has_notices(unit: UnitOfWork, run: RunRow) -> bool:
     conversation = _reported_to(unit, run)
     return conversation is not None and bool(conversation.background.pending_of(run.user_id, run.receives_as))
+
+
+def need_run(unit: UnitOfWork, run: RunRow) -> bool:
+    """Return whether a delegated run that waits for the jobs below it must continue now."""
+    conversation = _reported_to(unit, run)
+    return has_notices(unit, run) or conversation is None or not conversation.background.opened_below(run.receives_as)
 
 
 def _reported_to(unit: UnitOfWork, run: RunRow) -> ConversationRow | None:

@@ -6,10 +6,21 @@ from collections.abc import Mapping
 from typing import Final
 
 from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.labels import RESERVED
 from pawl.job_store.ledger.rules.search import mark
 
 # `check_labels` refuses labels that contain it.
 _BREAK: Final = "\n"
+
+
+def of_workflow(name: str) -> dict[str, str]:
+    """Return the label by which the runs of a workflow are listed; none for an empty name."""
+    return {f"{RESERVED}workflow": name} if name else {}
+
+
+def of_goal(*, is_goal: bool) -> dict[str, str]:
+    """Return the label by which goal runs are listed; none for other runs."""
+    return {f"{RESERVED}goal": "true"} if is_goal else {}
 
 
 def lines(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> list[str]:

@@ -64,6 +64,11 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     request_id: RequestId
 
 
+# The `mark_round` of a run with a cursor: no round comes after it.
+CURSOR_ROUND: Final = 2**31 - 1
+# The `mark_round` of a run whose worker needs the calls of the last round only.
+LAST_ROUND: Final = 2**31 - 2
+
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
@@ -137,12 +142,13 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The active run, the jobs with notices, and the runs that delegated jobs report to; empty without jobs."""
+        """The active run, the jobs with notices, and delegated jobs with the runs that they report to."""
         if self.background == NO_BACKGROUND:
             return ()
         notices, open_jobs = self.background.notices, self.background.open_jobs
         above = (run_id for each in (*notices, *open_jobs) for run_id in each.above)
-        notified = (self.active_run_id, *(each.run_id for each in notices), *above)
+        delegated = (each.run_id for each in open_jobs if each.receiver)
+        notified = (self.active_run_id, *(each.run_id for each in notices), *above, *delegated)
         return tuple(dict.fromkeys(run_id for run_id in notified if run_id))
 
     @property
@@ -281,6 +287,18 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.generation > 0 and not self.reports_to
 
     @property
+    def has_cursor(self) -> bool:
+        """True if the run's program keeps its state in a cursor, so that its worker needs only its open calls."""
+        return self.mark_round == CURSOR_ROUND
+
+    @property
+    def loaded_from_round(self) -> int:
+        """The first round whose settled calls a worker loads; of a job or goal, the last one."""
+        if self.has_cursor:
+            return CURSOR_ROUND
+        return self.round if self.reports_to or self.mark_round == LAST_ROUND else 0
+
+    @property
     def jobs_conversation_id(self) -> ConversationId:
         """The conversation that the jobs of this run report to."""
         return self.root_conversation_id or self.reports_to or self.conversation_id
@@ -330,29 +348,6 @@ class RunRow(Actor, frozen=True, kw_only=True):
     def is_quarantined(self) -> bool:
         """True if no worker may claim the run until an operator acts."""
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
-
-
-class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a queue. A store has one queue for background runs and one for all other runs."""
-
-    store_id: StoreId
-    in_background: bool
-
-
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts for one queue of a store: runs that have not started, active runs, and slots.
-
-    See `RunRow.needs_slot`.
-    """
-
-    queued: int
-    active: int
-    slots: int
-
-    @property
-    def waiting(self) -> int:
-        """Number of runs that wait for a slot. Runs for which a slot is free do not count."""
-        return self.queued - max(0, self.slots - self.active)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Defines the state table of runs. The diagram in docs/design/architecture.md is generated from it."""
+"""Defines the state table of runs. The documentation site draws it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from pawl.chassis.ids import RunKey, UserId
+from pawl.chassis.ids import RunKey, StoreId, UserId
 
 
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,3 +97,26 @@ def _fitting(line: Line, limits: SlotLimits) -> Iterator[DueRun]:
             used += 1
             used_by_user[run.user_id] += 1
         yield run
+
+
+class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Key of a queue. A store has one queue for background runs and one for all other runs."""
+
+    store_id: StoreId
+    in_background: bool
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts for one queue of a store: runs that have not started, active runs, and slots.
+
+    See `RunRow.needs_slot`.
+    """
+
+    queued: int
+    active: int
+    slots: int
+
+    @property
+    def waiting(self) -> int:
+        """Number of runs that wait for a slot. Runs for which a slot is free do not count."""
+        return self.queued - max(0, self.slots - self.active)

@@ -8,10 +8,9 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey
-from pawl.errors import RequestIdReused, TooManyJobs
-from pawl.job_store.ledger.rules import delegation, jobs, turn
-from pawl.job_store.ledger.rules.events import RunChanged
-from pawl.job_store.ledger.rules.rows import ConversationRow, QueueKey
+from pawl.errors import RequestIdReused
+from pawl.job_store.ledger.rules.rows import ConversationRow
+from pawl.job_store.ledger.rules.slots import QueueKey
 from pawl.job_store.ledger.rules.submit import Submit, Submitted
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
@@ -38,27 +37,13 @@ class StartJob(Submit, frozen=True, kw_only=True):
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
-        """Create the run and count it as an open job of the conversation.
+        """Create the run.
 
         Raises:
-            TooManyJobs: The user has too many open jobs in the conversation.
-            QueueFull: Too many jobs wait in the store.
+            TooManyJobs, QueueFull
             RequestIdReused: The run exists, but its request is no longer remembered.
         """
         if unit.runs.get(RunKey(self.store_id, self.run_id)) is not None:
             raise RequestIdReused
-        if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
-            raise TooManyJobs
-        self.check_queue(unit, in_background=True)
-        conversation = jobs.add_open_job(unit, conversation, self.run_id, self.user_id)
-        # The parent run keeps the conversation out of all lists, as for delegated runs.
-        own = delegation.own_conversation(
-            unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=self.run_id
-        )
-        budget = (self.token_budget, self.token_ceiling)
         options = self.options + self.job(unit.now)
-        run = turn.queued(own, self.run_id, self.message, options, budget, now=unit.now)
-        run = replace(
-            self.signed(run), reports_to=conversation.conversation_id, in_background=True, silent=self.is_silent
-        )
-        return Submitted(run=turn.give(unit, own, run, before=(RunChanged(from_state=None, run=run),)), steered=False)
+        return self.start_reported(unit, conversation, self.run_id, options, is_silent=self.is_silent)

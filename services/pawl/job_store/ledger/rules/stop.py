@@ -31,8 +31,19 @@ def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, 
     """Stop `run` as `request` does, unless it has ended or is CANCELLING. `payload` is the command for its owner."""
     if run.state.is_terminal or run.state is RunState.CANCELLING:
         return
+    request(unit, _commanded(unit, run, payload, user_id), cause)
+
+
+def jobs_below(unit: UnitOfWork, run: RunRow, payload: bytes) -> None:
+    """Stop the open jobs that report to the delegated run `run`."""
+    for job in jobs.opened_below(unit, run):
+        if not job.is_stopping:
+            _stopping(unit, _commanded(unit, job, payload), StopCause.PARENT)
+
+
+def _commanded(unit: UnitOfWork, run: RunRow, payload: bytes, user_id: UserId = UserId("")) -> RunRow:
     incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=payload, user_id=user_id)
-    request(unit, inbox.accept(unit, run, incoming), cause)
+    return inbox.accept(unit, run, incoming)
 
 
 def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
@@ -69,13 +80,17 @@ def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
 
 
 def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause) -> tuple[RunRow, RunRow | None]:
-    crashes = 0 if run.is_quarantined else run.crashes
     if not jobs.has_started(run) and not _was_steered(unit, run):
         return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED)
+    return _stopping(unit, run, cause), None
+
+
+def _stopping(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
     run_table.check(run.state, RunState.CANCELLING)
+    crashes = 0 if run.is_quarantined else run.crashes
     stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
     stopping = log.write(unit, stopping, [RunChanged(from_state=run.state, run=stopping)])
-    return turn.wake(unit, stopping), None
+    return turn.wake(unit, stopping)
 
 
 def _was_steered(unit: UnitOfWork, run: RunRow) -> bool:

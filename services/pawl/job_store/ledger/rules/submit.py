@@ -16,8 +16,9 @@ from pawl.errors import (
     RunNotFound,
     RunOfAnotherUser,
     ToolExists,
+    TooManyJobs,
 )
-from pawl.job_store.ledger.rules import inbox, jobs, stop, turn
+from pawl.job_store.ledger.rules import delegation, inbox, jobs, stop, turn
 from pawl.job_store.ledger.rules.conversations import ConversationRequest, absent
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.log import write
@@ -27,9 +28,9 @@ from pawl.job_store.ledger.rules.rows import (
     ConversationKey,
     ConversationRow,
     OwnTools,
-    QueueKey,
     RunRow,
 )
+from pawl.job_store.ledger.rules.slots import QueueKey
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import MessagePolicy, RunState, StopCause
 
@@ -60,6 +61,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
     the store's `store_slots` slots.
 
+    `mark_round` is CURSOR_ROUND for a workflow and LAST_ROUND for a goal. These use a background slot: the limits are
+    then those of background runs. With `is_reported`, the run's end is reported to the conversation that its message
+    would otherwise go to, as a job's is.
+
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
     """
@@ -86,6 +91,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
+    mark_round: int = 0
+    is_reported: bool = False
 
     @property
     def row_keys(self) -> RowKeys:
@@ -95,7 +102,9 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_slots),),
+            queues=(
+                (QueueKey(self.store_id, in_background=self.mark_round > 0), self.store_queue_max, self.store_slots),
+            ),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
@@ -169,6 +178,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
+        if self.is_reported:
+            return self.start_reported(unit, conversation, RunId(unit.ids.new("run")), self.options, is_silent=False)
         active_id = conversation.active_run_id
         active = unit.runs.get(RunKey(self.store_id, active_id)) if active_id else None
         if active is None:
@@ -226,7 +237,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages are already waiting in this conversation: try again later")
-        self.check_queue(unit)
+        self.check_queue(unit, in_background=self.mark_round > 0)
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         run = self.signed(run)
@@ -241,6 +252,28 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         interrupting = (*interrupting, run.run_id) if first else interrupting
         unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
         return Submitted(run=write(unit, run, [created]), steered=False)
+
+    def start_reported(
+        self, unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, options: bytes, *, is_silent: bool
+    ) -> Submitted:
+        """Create a run in a conversation of its own, and count it as an open job of `conversation`.
+
+        Raises:
+            TooManyJobs: The user has too many open jobs in the conversation.
+            QueueFull: Too many background runs wait in the store.
+        """
+        if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
+            raise TooManyJobs
+        self.check_queue(unit, in_background=True)
+        conversation = jobs.add_open_job(unit, conversation, run_id, self.user_id)
+        # The parent run keeps the conversation out of all lists, as for delegated runs.
+        own = delegation.own_conversation(
+            unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=run_id
+        )
+        budget = (self.token_budget, self.token_ceiling)
+        run = self.signed(turn.queued(own, run_id, self.message, options, budget, now=unit.now))
+        run = replace(run, reports_to=conversation.conversation_id, in_background=True, silent=is_silent)
+        return Submitted(run=turn.give(unit, own, run, before=(RunChanged(from_state=None, run=run),)), steered=False)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Refuse a run if too many already wait for a slot of the store.
@@ -263,6 +296,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             people=self.people,
             agent_name=self.agent_name,
             labels=self.labels,
+            mark_round=self.mark_round,
+            in_background=self.mark_round > 0,
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:

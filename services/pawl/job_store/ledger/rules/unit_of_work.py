@@ -25,14 +25,13 @@ from pawl.job_store.ledger.rules.rows import (
     ConversationKey,
     ConversationRow,
     MessageRow,
-    Queue,
-    QueueKey,
     RequestKey,
     RequestRow,
     RunRow,
     Segment,
     SegmentRow,
 )
+from pawl.job_store.ledger.rules.slots import Queue, QueueKey
 from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT, Trim
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.job_store.triggers.rules import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
@@ -118,7 +117,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - A run comes with its open calls, unread commands and conversation only if `calls_of`, `commands_of` and
       `conversations_of` name it.
     - A conversation comes with its active run, the call that this run executes, the first queued runs, the jobs that
-      have notices for it, and the runs that its delegated jobs report to.
+      have notices for it, and its open delegated jobs with the runs that they report to.
     - A run that `conversations_of` or `ends` names comes also with the conversation that it, or its jobs, report to.
     - A request that created a conversation comes with that conversation.
     - `ends` names runs that may end or start a job. They come with their conversation, the next queued run, the call

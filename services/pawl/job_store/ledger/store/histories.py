@@ -24,8 +24,8 @@ _MESSAGES_FROM_SUMMARY: Final = segments.visible(
     )""",
     "$3",
 )
-# The newest calls get their results first, up to this size. A job is loaded with only its open calls and those of its
-# last round.
+# The newest calls get their results first, up to this size. Some runs are loaded with only their open calls and those
+# of their last rounds.
 _LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CALLS_OF_RUNS: Final = f"""
 SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
@@ -66,7 +66,7 @@ async def load(
     # Without a step the run has no calls.
     run_ids = {*others, run.run_id} if run.last_commit else {*others}
     bytes_max = _LOADED_RESULTS_BYTES_MAX - (known.result_bytes if known else 0)
-    calls_of = (run.store_id, list(run_ids), bytes_max, run.round if run.reports_to else 0)
+    calls_of = (run.store_id, list(run_ids), bytes_max, run.loaded_from_round)
     records = await connection.fetch(_CALLS_OF_RUNS, *calls_of) if run_ids else []
     omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
     if known and any(omitted_bytes.values()):

@@ -16,11 +16,10 @@ from pawl.job_store.ledger.rules.rows import (
     CommandKey,
     ConversationKey,
     ConversationRow,
-    Queue,
-    QueueKey,
     RequestKey,
     RequestRow,
 )
+from pawl.job_store.ledger.rules.slots import Queue, QueueKey
 from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
 from pawl.job_store.ledger.store import segments, starters, tables
 from pawl.job_store.schedules.rules import ScheduleKey

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -88,6 +89,7 @@ SELECT r.user_id, CASE WHEN r.root_conversation_id <> '' THEN r.run_id ELSE '' E
 ) AS background FROM job_store.runs AS r WHERE r.store_id = $1 AND r.run_id = $2
 """
 _RUNS: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[])"
+_LOOP_STATE: Final = "SELECT loop_state FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
 _CALL: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
 WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
@@ -166,6 +168,12 @@ class PostgresReads(DatabaseAdapter):
                 below = map(tables.RUNS.read, await connection.fetch(_BELOW, key.store_id, key.run_id))
                 found += [(row, await _open_calls(connection, row)) for row in below]
             return view_of(await situations.of_runs(connection, key.store_id, found))
+
+    async def loop_state(self, key: RunKey) -> bytes:
+        record = await self._database.fetchrow(_LOOP_STATE, key.store_id, key.run_id)
+        if record is None:
+            raise RunNotFound
+        return bytes(record["loop_state"])
 
     async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
         async with self._database.snapshot() as connection:
@@ -319,12 +327,14 @@ async def _pending_notices(
     receiver: RunId = RunId(""),
 ) -> PendingNotices:
     waiting = background.pending_of(user_id, receiver)[:NOTICES_MAX]
+    jobs_below = len(background.opened_below(receiver)) if receiver else 0
+    found = PendingNotices(open_jobs=background.open_jobs_of(user_id), jobs_below=jobs_below)
     if not waiting:
-        return PendingNotices(open_jobs=background.open_jobs_of(user_id))
+        return found
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
     rows = {record["run_id"]: tables.RUNS.read(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
-    return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(user_id))
+    return replace(found, notices=notices)
 
 
 async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:

@@ -83,9 +83,8 @@ class FileFolders:
         Raises:
             ToolError: The file does not exist or cannot be opened.
         """
-        *above, name = _parts(path)
         with self._root(store_id) as root, ExitStack() as stack:
-            with handles.as_tool_errors(path), handles.opened_folder(root, above) as folder:
+            with _folder_above(root, path) as (folder, name):
                 handle = stack.enter_context(handles.opened_file(folder, name))
             yield handle
 
@@ -278,22 +277,15 @@ class FileView:
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
-        *above, name = _parts(path)
-        with (
-            handles.as_tool_errors(path),
-            suppress(FileNotFoundError),
-            handles.opened_folder(self._root, above) as folder,
-        ):
+        with suppress(FileMissing), _folder_above(self._root, path) as (folder, name):
             return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
         return None
 
     def sha256(self, path: str) -> str:
         """Return the SHA-256 of a file of any size, in hex; empty if it does not exist."""
-        *above, name = _parts(path)
         with (
-            handles.as_tool_errors(path),
-            suppress(FileNotFoundError),
-            handles.opened_folder(self._root, above) as folder,
+            suppress(FileMissing),
+            _folder_above(self._root, path) as (folder, name),
             handles.opened_file(folder, name) as handle,
             os.fdopen(handle, "rb", closefd=False) as file,
         ):
@@ -302,12 +294,7 @@ class FileView:
 
     def entry(self, path: str) -> Entry | None:
         """Return the entry at a path; None if it does not exist."""
-        *above, name = _parts(path)
-        with (
-            handles.as_tool_errors(path),
-            suppress(FileNotFoundError),
-            handles.opened_folder(self._root, above) as folder,
-        ):
+        with suppress(FileMissing), _folder_above(self._root, path) as (folder, name):
             found = handles.stat_of(folder, name)
             return None if found is None else handles.entry_of(name, found)
         return None
@@ -322,6 +309,14 @@ def _parts(path: str) -> list[str]:
     if problem:
         raise ToolError(problem)
     return path.split("/")
+
+
+@contextmanager
+def _folder_above(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """Open the folder that contains the file or folder at `path`; yield it with the last part of the path."""
+    *above, name = _parts(path)
+    with handles.as_tool_errors(path), handles.opened_folder(root, above) as folder:
+        yield folder, name
 
 
 def _near(root: int, path: str) -> str:

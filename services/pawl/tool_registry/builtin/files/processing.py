@@ -29,8 +29,6 @@ _QUOTED: Final = re.compile('"[^"]*"?')
 # Between pieces, other threads of the process get the interpreter.
 _PAUSE_SECONDS: Final = 0.001
 
-csv.field_size_limit(ROW_BYTES_MAX)
-
 
 class Lines:
     """The lines of an open UTF-8 file from `offset`. `is_at_edge` is true while no line after `offset` has been read.
@@ -134,7 +132,7 @@ class Processing:
     def _header(self) -> list[str]:
         lines = iter(Lines(self._source, 0, lambda _: None))
         first = next(lines, "")
-        self._separator = max(_SEPARATORS, key=_QUOTED.sub("", first).count)
+        self._separator = separator_of(first)
         used: list[str] = []
 
         def read() -> Iterator[str]:
@@ -224,6 +222,11 @@ class Processing:
             self._flush()
             self._staged.sync()
         return shown
+
+
+def separator_of(header: str) -> str:
+    """Return the separator of a CSV file with this first line."""
+    return max(_SEPARATORS, key=_QUOTED.sub("", header).count)
 
 
 def _short(cells: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import mimetypes
 import os
+import re
 import unicodedata
 from datetime import UTC, datetime
 from email.errors import MessageError
@@ -18,11 +19,13 @@ from typing import Annotated, Any, Final, Protocol
 import aiosmtplib
 import msgspec
 
-from pawl.chassis.ids import CallId, CallKey, StoreId
+from pawl.chassis.ids import CallId, CallKey, RunId, RunKey, StoreId
+from pawl.chassis.labels import MAIL_ID, MAIL_THREAD
 from pawl.chassis.process.clock import Clock
 from pawl.server.egress.mail import ENCODED, POLICY, SmtpServer
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from pawl.tool_registry.documents.tools import Name, read_one
+from pawl.tool_registry.ledger import LedgerReads
 from pawl.tools.sdk.context import ToolContext, ToolError
 from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
@@ -34,7 +37,8 @@ ATTACHMENTS_MAX: Final = 10
 ATTACHMENTS_BYTES_MAX: Final = 5 * 1024 * 1024
 
 # An id as `mailbox` reads it, but without `ENCODED`.
-MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<([!-;?-~]|=+[!-;@-~])+=*>)?$", max_length=252)]
+_MESSAGE_ID: Final = r"^(<([!-;?-~]|=+[!-;@-~])+=*>)?$"
+MessageIdText = Annotated[str, msgspec.Meta(pattern=_MESSAGE_ID, max_length=252)]
 AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
 
 
@@ -48,7 +52,7 @@ class Mailer(Protocol):
 
 
 def mail_tools(
-    mailer: Mailer, documents: PostgresDocumentRepository, clock: Clock, *, sender: str
+    mailer: Mailer, documents: PostgresDocumentRepository, ledger: LedgerReads, clock: Clock, *, sender: str
 ) -> list[Tool[..., Any]]:
     @tool(
         category=Category.SENSITIVE,
@@ -73,10 +77,10 @@ def mail_tools(
         shared: Annotated[
             bool | None, "whether the attached documents are the store's; needed if the user has them too"
         ] = None,
-        in_reply_to: Annotated[MessageIdText, "the message_id of the mail to reply to"] = "",
-        thread: Annotated[MessageIdText, "the thread of that mail"] = "",
+        reply: Annotated[bool, "true to answer the mail that started the run, in its thread"] = False,
+        in_reply_to: Annotated[MessageIdText, "the message_id of another mail to answer"] = "",
     ) -> dict[str, Any]:
-        """Send an e-mail. To answer the mail that started the run, set in_reply_to and thread."""
+        """Send an e-mail."""
         recipients = list(dict.fromkeys([*to, *cc]))
         if len(recipients) > RECIPIENTS_MAX:
             raise ToolError(f"an e-mail can have at most {RECIPIENTS_MAX} recipients, got {len(recipients)}")
@@ -92,11 +96,13 @@ def mail_tools(
                     f"the attachments are over the limit of {ATTACHMENTS_BYTES_MAX} bytes; nothing was sent"
                 )
             _attach(message, name, text)
-        if in_reply_to:
-            message["In-Reply-To"] = in_reply_to
-            message["References"] = " ".join(dict.fromkeys(filter(None, [thread, in_reply_to])))
-        # RFC 3834: prevents automatic replies.
-        message["Auto-Submitted"] = "auto-replied" if in_reply_to else "auto-generated"
+        thread = [in_reply_to]
+        if reply:
+            labels = await ledger.labels(RunKey(StoreId(context.store_id), RunId(context.run_id)))
+            thread = [labels.get(label, "") for label in (MAIL_THREAD, MAIL_ID)]
+            if not thread[-1]:
+                raise ToolError("no e-mail with an id started this run: set in_reply_to, or leave out reply")
+        _answer(message, thread)
         message["Date"] = format_datetime(datetime.fromtimestamp(clock.now(), UTC))
         # A call always sends the same id, so that receivers can detect duplicates.
         message["Message-ID"] = f"<{context.idempotency_key}.{context.store_id}@{sender.rpartition('@')[2]}>"
@@ -124,6 +130,15 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
     message["Subject"] = subject
     message.set_content(_with_newlines(body))
     return message
+
+
+def _answer(message: EmailMessage, thread: list[str]) -> None:
+    """Set the headers of an answer to the last of the given ids, which may be empty."""
+    if answered := [each for each in dict.fromkeys(thread) if each and re.fullmatch(_MESSAGE_ID, each)]:
+        message["In-Reply-To"] = answered[-1]
+        message["References"] = " ".join(answered)
+    # RFC 3834: prevents automatic replies.
+    message["Auto-Submitted"] = "auto-replied" if answered else "auto-generated"
 
 
 def _with_newlines(text: str) -> str:
@@ -165,6 +180,7 @@ def _preview(to: list[str], subject: str, body: str, cc: list[str], **more: Any)
     attachments, html = more["attachments"], more["html"]
     lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}"]
     lines += [f"Attachments: {', '.join(attachments)}"] if attachments else []
+    lines += ["Answers the e-mail that started the run"] if more["reply"] else []
     # Most mail programs show only the HTML.
     return "\n".join([*lines, "", body, *(["", "HTML:", html] if html else [])])
 

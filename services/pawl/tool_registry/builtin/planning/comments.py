@@ -18,6 +18,7 @@ from pawl.values import Category, EffectClass
 
 # Comments that `list_projects` shows.
 COMMENTS_LISTED_MAX: Final = 200
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 
 
 def comment_tools(repository: PostgresPlanRepository, ids: IdSource) -> list[Tool[..., Any]]:
@@ -28,7 +29,7 @@ def _add_comment(repository: PostgresPlanRepository, ids: IdSource) -> Tool[...,
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def add_comment(
         context: ToolContext,
-        text: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)],
+        text: Text,
         task: Annotated[Title | None, "id or title of the task"] = None,
         project: Annotated[Title | None, "id or title of the project, or of the task's project"] = None,
     ) -> Any:
@@ -50,7 +51,7 @@ def _add_comment(repository: PostgresPlanRepository, ids: IdSource) -> Tool[...,
         comment = await repository.add_comment(owner, comment, idempotency_key=context.idempotency_key)
         undo = Inverse(
             tool_name="delete_comment",
-            arguments={"comment_id": comment.comment_id},
+            arguments={"comment_id": comment.comment_id, "text": text},
             summary=f"Delete the comment on {title!r}",
         )
         return Reversible(value={"comment_id": comment.comment_id, **on, "title": title}, inverse=undo)
@@ -62,19 +63,21 @@ def _delete_comment(repository: PostgresPlanRepository) -> Tool[..., Any]:
     @tool(
         category=Category.DESTRUCTIVE,
         effect=EffectClass.IDEMPOTENT,
-        preview=lambda comment_id, **_: f"Delete the comment {comment_id}",
+        preview=lambda text, **_: f"Delete the comment:\n{text}",
     )
     async def delete_comment(
-        context: ToolContext, comment_id: Annotated[str, msgspec.Meta(max_length=64), "as list_projects gives it"]
+        context: ToolContext,
+        comment_id: Annotated[str, msgspec.Meta(max_length=64), "as list_projects gives it"],
+        text: Annotated[Text, "its text, unchanged"],
     ) -> dict[str, Any]:
         """Delete a comment permanently."""
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            return await repository.remove_comment(owner, comment_id, idempotency_key=key)
+            return await repository.remove_comment(owner, comment_id, text, idempotency_key=key)
 
         removed = (await once(repository, context, make)).comment_before
         if removed is None:
-            raise ToolError(f"there is no comment {comment_id!r}")
+            raise ToolError(f"there is no comment {comment_id!r} with this text; list_projects shows the comments")
         return {"deleted": removed.comment_id, "text": removed.content}
 
     return delete_comment

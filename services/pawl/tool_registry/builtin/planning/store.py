@@ -98,7 +98,7 @@ SELECT {_COMMENT_COLUMNS} FROM tool_registry.comments WHERE store_id = $1 AND us
 ORDER BY position DESC LIMIT $3
 """  # noqa: S608  # constants only
 _REMOVE_COMMENT: Final = f"""
-DELETE FROM tool_registry.comments WHERE store_id = $1 AND user_id = $2 AND comment_id = $3
+DELETE FROM tool_registry.comments WHERE store_id = $1 AND user_id = $2 AND comment_id = $3 AND content = $4
 RETURNING {_COMMENT_COLUMNS}
 """  # noqa: S608  # constants only
 
@@ -228,10 +228,10 @@ class PostgresPlanRepository(DatabaseAdapter):
         """Return the user's newest comments, oldest first."""
         return [Comment(**row) for row in reversed(await self._database.fetch(_COMMENTS, *owner, most))]
 
-    async def remove_comment(self, owner: Owner, comment_id: str, *, idempotency_key: str) -> PlanChange:
-        """Remove a comment. Returns an empty change if it does not exist."""
+    async def remove_comment(self, owner: Owner, comment_id: str, content: str, *, idempotency_key: str) -> PlanChange:
+        """Remove a comment. Returns an empty change if there is none with this content."""
         async with self._database.transaction() as connection:
-            row = await connection.fetchrow(_REMOVE_COMMENT, *owner, comment_id)
+            row = await connection.fetchrow(_REMOVE_COMMENT, *owner, comment_id, content)
             if row is None:
                 # A concurrent execution of the call may have removed it.
                 earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)

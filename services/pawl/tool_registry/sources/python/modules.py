@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
 import pkgutil
+import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pawl.chassis.process import logs
 from pawl.tools.sdk.tool import Tool
+
+if TYPE_CHECKING:  # Tools' own processes import this module.
+    from pawl.tool_registry.catalog.catalog import Catalog
 
 _PREFIX: Final = "pawl_tools_"
 
@@ -47,6 +52,15 @@ def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
     return package, None
 
 
+def forget_folders() -> None:
+    """Forget the modules of tools folders, so that they are imported again."""
+    for name in [name for name in sys.modules if name.startswith(_PREFIX)]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    # Bytecode is checked by size and whole seconds, which quick changes to a file may not alter.
+    sys.dont_write_bytecode = True
+
+
 def folder_of(module_name: str) -> Path | None:
     """Return the tools folder that a module was loaded from; None if it was imported normally."""
     top = module_name.partition(".")[0]
@@ -63,6 +77,7 @@ def _empty(name: str, path: Path) -> ModuleType:
 
 
 _ERROR_CHARACTERS_MAX: Final = 500
+_SOURCE: Final = "module:"
 
 _log = logs.get_logger(__name__)
 
@@ -76,6 +91,31 @@ class ToolModule:
     tools: tuple[Tool[..., Any], ...] = ()
     # File, line, type and text of the error; empty if the module was loaded.
     error: str = ""
+
+
+class DeploymentTools:
+    """Loads the deployment's modules into the catalog, and those in folders again after each SIGUSR1."""
+
+    def __init__(self, catalog: Catalog, entries: Sequence[str]) -> None:
+        self._catalog = catalog
+        self._entries = entries
+        self._is_asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._is_asked.set)
+
+    async def load(self) -> None:
+        modules = list(load_modules(self._entries))
+        self._catalog.forget(_SOURCE)
+        for module in modules:
+            await self._catalog.load(f"{_SOURCE}{module.name}", module.tools)
+        _log.info("tool.modules_loaded")
+
+    async def reload_forever(self) -> None:
+        """Reload after each signal. Running calls continue with the functions that they started with."""
+        while True:
+            await self._is_asked.wait()
+            self._is_asked.clear()
+            forget_folders()
+            await self.load()
 
 
 def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:

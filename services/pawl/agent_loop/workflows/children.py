@@ -1,0 +1,151 @@
+"""Child runs of workflows: other workflows, items of maps, and the options of their agents."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import budget
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.run import (
+    Delegation,
+    MapChunk,
+    PinnedWorkflow,
+    ResponseFormat,
+    RunOptions,
+    TokenBudgetPolicy,
+    ToolChoice,
+    Undo,
+)
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.rules import UNDO_RUN
+from pawl.agent_loop.workflows import cursor as cursors
+from pawl.agent_loop.workflows.definition import AgentNode
+from pawl.agent_loop.workflows.drafting import RUN_ITEMS, RUN_WORKFLOW, RunItems, RunWorkflow
+from pawl.chassis import strict_json
+from pawl.chassis.ids import RunId
+
+_INPUT_BYTES_MAX: Final = 256 * 1024
+
+
+class NotStarted(Exception):
+    """Raised when a workflow cannot be started. `reason` and `message` are the call's error."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason, self.message = reason, message
+        super().__init__(message)
+
+
+def named(call: Call) -> RunWorkflow | None:
+    """Return the workflow that carries out a delegated call, with its input; None for items of a map and undos."""
+    if call.tool_name in {RUN_ITEMS, UNDO_RUN}:
+        return None
+    if call.tool_name == RUN_WORKFLOW:
+        return msgspec.json.decode(call.arguments_json, type=RunWorkflow)
+    return RunWorkflow(workflow=call.tool_name, input=msgspec.Raw(call.arguments_json or b"{}"))
+
+
+def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
+    """Return the child run for a call that a workflow carries out.
+
+    Raises:
+        NotStarted
+    """
+    run = state.run
+    if call.tool_name == UNDO_RUN:
+        return _undo(state, call, run_id)
+    if call.tool_name == RUN_ITEMS:
+        pinned, depth = _items(run.workflow, call), run.depth
+        text = f"[Workflow {pinned.name}: items of {pinned.chunk.node if pinned.chunk else ''}]"
+    else:
+        pinned, depth = _workflow(state, call), run.depth + 1
+        text = f"[Workflow {pinned.name}, version {pinned.version}]"
+    if depth > run.options.limits.agent_depth_max:
+        raise NotStarted("NOT_ALLOWED", "Too many workflows and agents have started each other.")
+    return Delegation(
+        call_id=call.call_id,
+        run_id=run_id,
+        text=text,
+        options=_options(state),
+        agent=run.agent,
+        above=run.chain,
+        depth=depth,
+        user_roles=run.user_roles,
+        workflow=pinned,
+    )
+
+
+def of_agent(state: State, call: Call, child: Delegation) -> Delegation:
+    """Return the child run of an agent node with the options that the node sets."""
+    found, graph = cursors.parsed(call.call_id), state.graph
+    node = graph.steps[found[0]].node if found is not None and graph is not None else None
+    if not isinstance(node, AgentNode):
+        return child
+    options = child.options
+    if node.output_schema is not None:
+        schema = strict_json.dumps_canonical(node.output_schema)
+        options = replace(options, response_format=ResponseFormat(name="output", schema_json=schema))
+    if node.tools == ():
+        options = replace(options, tool_names=(), without_tools=True, tool_choice=ToolChoice())
+    return replace(child, options=options, waits_for_jobs=node.jobs == "wait")
+
+
+def _undo(state: State, call: Call, run_id: RunId) -> Delegation:
+    run = state.run
+    if run.workflow is None:
+        raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can undo its effects.")
+    return Delegation(
+        call_id=call.call_id,
+        run_id=run_id,
+        text=undo.request_text(run.run_id),
+        options=_options(state),
+        above=run.chain,
+        depth=run.depth,
+        user_roles=run.user_roles,
+        undo=Undo(run_id=run.run_id, user_id=run.user_id),
+    )
+
+
+def _items(pinned: PinnedWorkflow | None, call: Call) -> PinnedWorkflow:
+    if pinned is None:
+        raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can process items of a map.")
+    arguments = msgspec.json.decode(call.arguments_json, type=RunItems)
+    chunk = MapChunk(
+        node=arguments.node,
+        first_index=arguments.first_index,
+        items_json=bytes(arguments.items),
+        scope_json=bytes(arguments.nodes),
+        failures_max=arguments.failures_max,
+    )
+    return PinnedWorkflow(name=pinned.name, version=pinned.version, input_json=pinned.input_json, chunk=chunk)
+
+
+def _workflow(state: State, call: Call) -> PinnedWorkflow:
+    asked, read = named(call), state.agents.get(call.call_id)
+    if asked is None or read is None or not read.workflow_version:
+        name = "" if asked is None else asked.workflow
+        raise NotStarted("WORKFLOW_NOT_FOUND", f"There is no workflow {name[:64]}, or not that version of it.")
+    if len(bytes(asked.input)) > _INPUT_BYTES_MAX:
+        message = f"The input is {len(bytes(asked.input))} bytes; at most {_INPUT_BYTES_MAX} are allowed."
+        raise NotStarted("INVALID_ARGUMENTS", message)
+    return PinnedWorkflow(name=asked.workflow, version=read.workflow_version, input_json=bytes(asked.input))
+
+
+def _options(state: State) -> RunOptions:
+    own = state.run.options
+    tokens = budget.left(state)
+    if tokens == 0:
+        raise NotStarted("BUDGET_EXHAUSTED", "The run's token budget is used up.")
+    limits = replace(own.limits, total_tokens_max=tokens or 0, topped_up_tokens_max=tokens or 0)
+    return replace(
+        own,
+        tool_names=(),
+        without_tools=False,
+        tool_choice=ToolChoice(),
+        response_format=None,
+        limits=limits,
+        token_budget_policy=TokenBudgetPolicy.FAIL if tokens else own.token_budget_policy,
+    )

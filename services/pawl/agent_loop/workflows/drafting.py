@@ -1,0 +1,211 @@
+"""Drafts the calls of nodes. Only those of tools need a check by the registry; child runs or people do the others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from pawl.agent_loop.agents.rules import RUN_AGENT
+from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult
+from pawl.agent_loop.loop.rules.expression import ExpressionError
+from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.undo.rules import UNDO_RUN
+from pawl.agent_loop.workflows import cursor as cursors
+from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord
+from pawl.agent_loop.workflows.definition import (
+    AgentNode,
+    HumanNode,
+    MapNode,
+    ToolNode,
+    WorkflowNode,
+)
+from pawl.agent_loop.workflows.graph import CHUNK_ITEMS, Step
+from pawl.agent_loop.workflows.values import Values, outer_names
+from pawl.chassis import strict_json
+from pawl.chassis.ids import DEFAULT_AGENT
+from pawl.values import CallState, Category, EffectClass, ExecutionContext, Question, QuestionKind
+
+# Names of the calls that a child run carries out, and of those that people answer.
+RUN_WORKFLOW: Final = "run_workflow"
+RUN_ITEMS: Final = "run_items"
+ASK_USER: Final = "ask_user"
+APPROVAL: Final = "approval"
+EVENT: Final = "event"
+
+
+class RunWorkflow(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a call that another workflow carries out. Version 0 means the newest."""
+
+    workflow: str
+    version: int = 0
+    input: msgspec.Raw
+
+
+class RunItems(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a call that processes items of a map. `nodes` are the values that its expressions use."""
+
+    node: str
+    first_index: int
+    items: msgspec.Raw
+    nodes: msgspec.Raw
+    failures_max: int
+
+
+def key_of(record: NodeRecord | None) -> NodeKey:
+    """Return the key of a node's next call."""
+    return NodeKey(1, 1, 0) if record is None else record.key
+
+
+def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now: float) -> Call:
+    """Return the call of a node that makes one.
+
+    Raises:
+        CallsNeeded: calls must be read first.
+        ExpressionError: an expression fails, or its value is not allowed.
+    """
+    node = step.node
+    match node:
+        case ToolNode():
+            arguments = _object(values.rendered(node.arguments, step), "arguments")
+            fields: dict[str, Any] = {"tool_name": node.tool, "proposed_arguments": _checked(arguments).decode()}
+            fields["state"] = CallState.PROPOSED
+        case AgentNode():
+            fields = _delegated(RUN_AGENT, _agent_arguments(values, step, node))
+        case WorkflowNode():
+            given = _object(values.rendered(node.input, step), "input")
+            arguments = {"workflow": node.workflow, "version": node.version, "input": given}
+            fields = _delegated(RUN_WORKFLOW, arguments)
+        case MapNode():
+            fields = _delegated(RUN_ITEMS, _chunk(values, step, node, record))
+        case HumanNode():
+            fields = _human(values, step, node, run, now)
+        case _:
+            raise TypeError(f"{step.path} makes no call")
+    call_id = cursors.call_id(run.run_id, step.number, key_of(record))
+    if "approval" in fields:
+        digest = hashlib.sha256(call_id.encode() + fields["arguments_json"]).hexdigest()
+        people = max(1, run.options.approvals_required)
+        fields["approval"] = ApprovalRequest(
+            digest=digest, preview=fields["approval"], cause="workflow", approvals_required=people
+        )
+    return _call(run, now, call_id=call_id, **fields)
+
+
+def of_event(run: Run, number: int, name: str, payload_json: bytes, now: float) -> Call:
+    """Return the settled call that holds the payload of an event."""
+    return _call(
+        run,
+        now,
+        call_id=cursors.event_call_id(run.run_id, number),
+        tool_name=EVENT,
+        state=CallState.SUCCEEDED,
+        arguments_json=strict_json.dumps_canonical({"name": name}),
+        context=ExecutionContext.BACKEND,
+        effect_class=EffectClass.READ_ONLY,
+        attempt=1,
+        start_time=now,
+        end_time=now,
+        result=CallResult(content_json=payload_json or b"null"),
+    )
+
+
+def of_undo(run: Run, now: float) -> Call:
+    """Return the call whose child run undoes the effects of this run."""
+    fields = _delegated(UNDO_RUN, {"run_id": run.run_id})
+    return _call(run, now, call_id=cursors.undo_call_id(run.run_id), **fields)
+
+
+def tolerated(node: MapNode, items: int) -> int:
+    """Return how many of a map's items may fail."""
+    limit = node.tolerate
+    return items * int(limit.removesuffix("%")) // 100 if isinstance(limit, str) else limit
+
+
+def _call(run: Run, now: float, **fields: Any) -> Call:
+    # Nodes do not wait for each other's calls, as calls of one model answer do: they all have index 0.
+    return Call(
+        store_id=run.store_id,
+        conversation_id=run.conversation_id,
+        run_id=run.run_id,
+        round=run.round + 1,
+        index=0,
+        create_time=now,
+        **fields,
+    )
+
+
+def _delegated(tool_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "tool_name": tool_name,
+        "state": CallState.RUNNABLE,
+        "context": ExecutionContext.AGENT,
+        "category": Category.SAFE,
+        "effect_class": EffectClass.IDEMPOTENT,
+        "arguments_json": msgspec.json.encode(arguments, order="deterministic"),
+    }
+
+
+def _agent_arguments(values: Values, step: Step, node: AgentNode) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"task": _text(values.rendered(node.task, step))}
+    if node.agent != DEFAULT_AGENT:
+        arguments["agent"] = node.agent
+    if node.instructions:
+        arguments["instructions"] = _text(values.rendered(node.instructions, step))
+    if node.tools:
+        arguments["tool_names"] = list(node.tools)
+    return arguments
+
+
+def _chunk(values: Values, step: Step, node: MapNode, record: NodeRecord | None) -> dict[str, Any]:
+    items = values.rendered(node.items, step)
+    done, failed_items = (0, 0) if record is None else (record.chunks, record.failed_items)
+    first = done * CHUNK_ITEMS
+    return {
+        "node": step.path,
+        "first_index": first,
+        "items": items[first : first + CHUNK_ITEMS],
+        "nodes": values.nodes(outer_names(node)),
+        "failures_max": tolerated(node, len(items)) - failed_items,
+    }
+
+
+def _human(values: Values, step: Step, node: HumanNode, run: Run, now: float) -> dict[str, Any]:
+    text, limits = _text(values.rendered(node.question, step)), run.options.limits
+    is_gated = node.form == "approval" or node.who == "approvers"
+    own = node.deadline_seconds or 0.0
+    fields: dict[str, Any] = {
+        "tool_name": APPROVAL if is_gated else ASK_USER,
+        "context": ExecutionContext.HUMAN,
+        "category": Category.SAFE,
+        "effect_class": EffectClass.READ_ONLY,
+        "arguments_json": strict_json.dumps_canonical({"question": text, "options": list(node.options)}),
+    }
+    if is_gated:
+        seconds = own or limits.approval_expiry_seconds
+        return fields | {"state": CallState.AWAITING_APPROVAL, "approval": text, "deadline_time": now + seconds}
+    question = Question(
+        question=text, kind=QuestionKind.CLARIFICATION, options=node.options, timeout_seconds=float(own)
+    )
+    seconds = own or limits.answer_timeout_seconds
+    return fields | {"state": CallState.ASKED, "question": question, "deadline_time": now + seconds}
+
+
+def _text(value: Any) -> str:
+    return strict_json.storable(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ExpressionError(f"{name} must be an object, but it is {type(value).__name__}")
+    return value
+
+
+def _checked(arguments: Mapping[str, Any]) -> bytes:
+    encoded = msgspec.json.encode(arguments)
+    if len(encoded) > ARGUMENTS_BYTES_MAX:
+        raise ExpressionError(f"the arguments are {len(encoded)} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed")
+    return encoded

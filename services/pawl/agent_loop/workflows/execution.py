@@ -1,0 +1,257 @@
+"""Describes how far the nodes of a workflow run have come (WorkflowService.GetExecution)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.expression import ExpressionError
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
+from pawl.agent_loop.workflows import cursor as cursors
+from pawl.agent_loop.workflows import graph as graphs
+from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
+from pawl.agent_loop.workflows.definition import CallNode, MapNode, WaitNode
+from pawl.agent_loop.workflows.graph import CHUNK_ITEMS, Graph, Step
+from pawl.agent_loop.workflows.values import CallsNeeded, Values
+from pawl.chassis import strict_json
+from pawl.chassis.ids import CallId
+from pawl.chassis.rpc.translate import timestamp
+from pawl.event.v1 import workflow_pb2 as pb
+from pawl.values import ENDED, WITH_PEOPLE, CallState
+
+# A larger value is left out, unless the request names its node.
+SHOWN_BYTES_MAX: Final = 16 * 1024
+# Limit for all values of a tree, and for the output of a node that the request names.
+TREE_BYTES_MAX: Final = 1024 * 1024
+NODE_BYTES_MAX: Final = 1024 * 1024
+
+_STATES: Final = {
+    NodeState.RUNNING: pb.NODE_STATE_RUNNING,
+    NodeState.RETRYING: pb.NODE_STATE_WAITING,
+    NodeState.SUCCEEDED: pb.NODE_STATE_SUCCEEDED,
+    NodeState.FAILED: pb.NODE_STATE_FAILED,
+    NodeState.SKIPPED: pb.NODE_STATE_SKIPPED,
+    NodeState.CANCELLED: pb.NODE_STATE_CANCELLED,
+}
+_OPEN: Final = frozenset({pb.NODE_STATE_RUNNING, pb.NODE_STATE_WAITING})
+_NEVER_RAN: Final = frozenset({NodeState.SKIPPED, NodeState.CANCELLED})
+
+
+class Execution:
+    """The nodes of a workflow run, and those of their calls that were read."""
+
+    def __init__(self, run: Run, graph: Graph, cursor: WorkflowCursor) -> None:
+        pinned = run.workflow or PinnedWorkflow(name="", version=0)
+        self._run, self._graph, self._cursor, self._chunk = run, graph, cursor, pinned.chunk
+        self._calls: dict[CallId, Call] = {}
+        # The calls whose results may be shown.
+        self._whole: dict[CallId, Call] = {}
+        self._values = Values(run, pinned, graph, cursor).with_calls(self._whole)
+        started = [step.number for step in graph.steps if self._has_run(step)]
+        started.sort(key=lambda number: (cursor.nodes[number].start_ms, number))
+        self._positions = {number: position for position, number in enumerate(started, 1)}
+
+    def add_calls(self, calls: Iterable[Call], *, bytes_max: int | None = None) -> None:
+        """Add calls that were read. Results over `bytes_max` are not shown."""
+        for call in calls:
+            self._calls[call.call_id] = call
+            if bytes_max is None or call.result is None or len(call.result.content_json) <= bytes_max:
+                self._whole[call.call_id] = call
+
+    def calls_of(self, step: Step) -> Sequence[CallId]:
+        """Return the ids of the calls of a node's current iteration, oldest first. The last may not exist yet."""
+        record = self._cursor.nodes.get(step.number)
+        if record is None or record.state is NodeState.SKIPPED:
+            return ()
+        if record.event:
+            return [self._values.call_id(step, record)]
+        if isinstance(step.node, MapNode):
+            chunks = record.chunks + (record.state is not NodeState.SUCCEEDED)
+            keys = [NodeKey(record.iteration, record.attempt, chunk) for chunk in range(chunks)]
+        elif isinstance(step.node, CallNode):
+            keys = [NodeKey(record.iteration, attempt, 0) for attempt in range(1, record.attempt + 1)]
+        else:
+            return ()
+        run_id = self._cursor.run_id(record, self._run.run_id)
+        return [cursors.call_id(run_id, step.number, key) for key in keys]
+
+    @property
+    def last_calls(self) -> set[CallId]:
+        """The calls that `tree` shows: the last call of each node, or the one before the next attempt."""
+        return {call_id for step in self._graph.steps for call_id in self.calls_of(step)[-2:]}
+
+    def tree(self) -> list[pb.NodeExecution]:
+        """Return all nodes, without attempts, and without values that are large or in calls that were not added.
+
+        If the values together are too large, those of the first nodes are left out.
+        """
+        made: dict[int, pb.NodeExecution] = {}
+        bytes_left = TREE_BYTES_MAX
+        for step in reversed(self._graph.steps):
+            message = self._node(step)
+            message.nodes.extend(made.pop(number) for number in step.branches)
+            try:
+                output = self._output(step)
+            except CallsNeeded:
+                output = b""
+            omitted_bytes = len(output) or self._left_out(step)
+            if output and len(output) <= min(SHOWN_BYTES_MAX, bytes_left):
+                message.output_json, omitted_bytes = output, 0
+                bytes_left -= len(output)
+            message.output_omitted_bytes = omitted_bytes
+            if len(message.input_json) > min(SHOWN_BYTES_MAX, bytes_left):
+                message.ClearField("input_json")
+            bytes_left -= len(message.input_json)
+            made[step.number] = message
+        return [made[step.number] for step in self._graph.steps if step.number in made]
+
+    def node(self, step: Step) -> pb.NodeExecution:
+        """Return a node with its attempts and whole values.
+
+        Raises:
+            CallsNeeded: calls must be added first.
+        """
+        message = self._node(step)
+        for number in step.branches:
+            branch = message.nodes.add()
+            branch.CopyFrom(self._node(self._graph.steps[number]))
+            branch.ClearField("input_json")
+        output = self._output(step)
+        if len(output) <= NODE_BYTES_MAX:
+            message.output_json = output
+        else:
+            message.output_omitted_bytes = len(output)
+        calls = [self._calls[call_id] for call_id in self.calls_of(step) if call_id in self._calls]
+        if isinstance(step.node, MapNode):
+            message.map.chunks.extend(_chunk(call, number, message.map.items) for number, call in enumerate(calls))
+        else:
+            attempts = enumerate(calls, 1)
+            message.attempts.extend(_attempt(call, message.iteration, attempt) for attempt, call in attempts)
+        return message
+
+    @property
+    def current(self) -> list[str]:
+        """The paths of the nodes that are running or waiting, in the order in which they started."""
+        steps = (self._graph.steps[number] for number in self._positions)
+        return [step.path for step in steps if self._state(step) in _OPEN]
+
+    @property
+    def failed(self) -> str:
+        """The path of the node that fails the run; empty if there is none."""
+        failures_max = self._chunk.failures_max if self._chunk is not None else 0
+        found = graphs.first_failure(self._graph, self._cursor, failures_max)
+        return found.path if found is not None else ""
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The names of the states of all nodes, by path."""
+        names = ((step.path, pb.NodeState.Name(self._state(step))) for step in self._graph.steps)
+        return {path: name.removeprefix("NODE_STATE_") for path, name in names}
+
+    def _has_run(self, step: Step) -> bool:
+        record = self._cursor.nodes.get(step.number)
+        if record is None or record.origin:
+            return False
+        return record.state not in _NEVER_RAN or record.start_ms != record.end_ms
+
+    def _state(self, step: Step) -> pb.NodeState.ValueType:
+        record = self._cursor.nodes.get(step.number)
+        has_ended = self._run.state in ENDED
+        if record is None or (record.is_open and has_ended):
+            return pb.NODE_STATE_CANCELLED if has_ended else pb.NODE_STATE_PENDING
+        call = self._last(step)
+        waits = isinstance(step.node, WaitNode) or (call is not None and call.state in WITH_PEOPLE)
+        return pb.NODE_STATE_WAITING if waits and record.is_open else _STATES[record.state]
+
+    def _last(self, step: Step) -> Call | None:
+        return next((self._calls[each] for each in reversed(self.calls_of(step)) if each in self._calls), None)
+
+    def _node(self, step: Step) -> pb.NodeExecution:
+        record, call = self._cursor.nodes.get(step.number), self._last(step)
+        shown: dict[str, Any] = {"path": step.path, "kind": step.node.__struct_config__.tag, "state": self._state(step)}
+        if step.item is not None:
+            shown["item_index"] = step.item
+        if record is None:
+            return pb.NodeExecution(**shown)
+        if step.number in self._positions:
+            shown |= {"order": self._positions[step.number], "attempt": record.attempt, "iteration": record.iteration}
+            shown |= self._times(record)
+        if record.items is not None:
+            shown["map"] = _map_fields(record)
+        if call is not None:
+            shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id}
+            # The call of a map is the work of one child run.
+            shown["input_json"] = b"" if record.items is not None else call.arguments_json
+        if record.reason and record.state in {NodeState.FAILED, NodeState.RETRYING}:
+            shown["error"] = {"reason": record.reason, "message": record.message or _error_text(call)}
+        return pb.NodeExecution(**shown, reused=bool(record.origin))
+
+    def _times(self, record: NodeRecord) -> dict[str, Any]:
+        times = {"start_time": record.start_ms, "end_time": None if record.is_open else record.end_ms}
+        return {name: timestamp(self._cursor.start_time + ms / 1000) for name, ms in times.items() if ms is not None}
+
+    def _output(self, step: Step) -> bytes:
+        record = self._cursor.nodes.get(step.number)
+        if record is None or record.state is not NodeState.SUCCEEDED:
+            return b""
+        try:
+            return strict_json.dumps_canonical(self._values.output(step))
+        except ExpressionError:
+            return b""
+
+    def _left_out(self, step: Step) -> int:
+        call = self._last(step)
+        is_shown = call is None or call.result is None or call.call_id in self._whole
+        return 0 if is_shown or call is None or call.result is None else len(call.result.content_json)
+
+
+def _map_fields(record: NodeRecord) -> dict[str, int]:
+    items = record.items or 0
+    done = min(items, record.chunks * CHUNK_ITEMS)
+    running = min(items - done, CHUNK_ITEMS) if record.is_open else 0
+    return {"items": items, "running": running, "succeeded": done - record.failed_items, "failed": record.failed_items}
+
+
+def _chunk(call: Call, number: int, items: int) -> pb.MapChunkExecution:
+    first = number * CHUNK_ITEMS
+    return pb.MapChunkExecution(
+        run_id=call.child_run_id, first_index=first, items=min(items - first, CHUNK_ITEMS), state=_state_of(call)
+    )
+
+
+def _attempt(call: Call, iteration: int, attempt: int) -> pb.NodeAttempt:
+    state, times = _state_of(call), {"start_time": call.create_time, "end_time": call.end_time}
+    shown: dict[str, Any] = {name: timestamp(time) for name, time in times.items() if time is not None}
+    if state == pb.NODE_STATE_FAILED:
+        shown["error"] = {"reason": cursors.reason_of(call), "message": _error_text(call)}
+    return pb.NodeAttempt(
+        iteration=iteration,
+        attempt=attempt,
+        call_id=call.call_id,
+        child_run_id=call.child_run_id,
+        state=state,
+        **shown,
+    )
+
+
+def _state_of(call: Call) -> pb.NodeState.ValueType:
+    if not call.settled:
+        return pb.NODE_STATE_WAITING if call.state in WITH_PEOPLE else pb.NODE_STATE_RUNNING
+    if call.state is CallState.CANCELLED:
+        return pb.NODE_STATE_CANCELLED
+    return pb.NODE_STATE_SUCCEEDED if call.state is CallState.SUCCEEDED else pb.NODE_STATE_FAILED
+
+
+def _error_text(call: Call | None) -> str:
+    """Return the error in a call's result; empty if it has none."""
+    if call is None or call.result is None:
+        return ""
+    try:
+        content = msgspec.json.decode(call.result.content_json)
+    except msgspec.DecodeError:
+        return ""
+    text = content.get("error") if isinstance(content, dict) else None
+    return text if isinstance(text, str) else ""

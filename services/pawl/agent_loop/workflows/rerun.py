@@ -1,0 +1,57 @@
+"""Decides which finished nodes of a run a new run reuses (WorkflowService.RerunFrom)."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.workflows.cursor import NodeState, WorkflowCursor
+from pawl.agent_loop.workflows.graph import Graph
+from pawl.chassis.ids import RunId
+
+_REUSABLE: Final = frozenset({NodeState.SUCCEEDED, NodeState.SKIPPED})
+
+
+class Rerun(NamedTuple):
+    """The cursor with which the new run starts, and the numbers of the nodes that run again."""
+
+    start: WorkflowCursor
+    again: frozenset[int]
+
+
+def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> Rerun:
+    """Return how to run node `number` of an ended run again, with all nodes that depend on it.
+
+    A node is reused if it succeeded or was skipped, and depends on no node that runs again. A branch depends on the
+    nodes before its parallel node, but not on the other branches.
+    """
+    again, opened = {number}, _parents(graph, number)
+    for step in graph.steps:
+        sources = {source for source, _ in step.control} | set(step.others)
+        record = cursor.nodes.get(step.number)
+        if step.number in again:
+            continue
+        if step.parent in again or sources & (again | opened):
+            again.add(step.number)
+        elif step.parent is not None and step.parent not in opened:
+            continue  # Its parallel node is reused as a whole.
+        elif record is None or record.state not in _REUSABLE:
+            (opened if step.branches else again).add(step.number)
+    again |= opened
+    # The new run's first origin is the old run; times count from the start of a run.
+    kept = {
+        node: replace(record, origin=record.origin + 1, start_ms=0, end_ms=0)
+        for node, record in cursor.nodes.items()
+        if node not in again
+    }
+    return Rerun(WorkflowCursor(nodes=kept, origins=(run_id, *cursor.origins)), frozenset(again))
+
+
+def _parents(graph: Graph, number: int) -> set[int]:
+    """Return the parallel nodes that contain a node. They continue with their other branches as they were."""
+    found, parent = set(), graph.steps[number].parent
+    while parent is not None:
+        found.add(parent)
+        parent = graph.steps[parent].parent
+    return found

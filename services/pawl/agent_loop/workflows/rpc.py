@@ -1,0 +1,124 @@
+"""Serves pawl.agent.v1.WorkflowService. job-store answers ListWorkflows and ListWorkflowVersions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from pawl.agent.v1 import workflow_pb2 as pb
+from pawl.agent_loop.api import convert
+from pawl.agent_loop.api.inbox import Inbox
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.replies import run_after
+from pawl.agent_loop.workflows import definition as definitions
+from pawl.agent_loop.workflows import mermaid
+from pawl.agent_loop.workflows.executions import Executions
+from pawl.agent_loop.workflows.reading import Graphs
+from pawl.agent_loop.workflows.schema import SCHEMA_JSON
+from pawl.agent_loop.workflows.starting import Reused, WorkflowStarting
+from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
+from pawl.chassis.identity.auth import Principal, require_decider, require_user
+from pawl.chassis.ids import RequestId, RunId, check_id
+from pawl.chassis.labels import RESERVED
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import InvalidField, RunNotFound, WorkflowNotFound
+from pawl.event.v1 import run_pb2
+
+_VERSION_MAX: Final = 2**31 - 1
+_EVENT_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+
+
+class WorkflowServicer:
+    def __init__(self, ledger: PublicLedger, inbox: Inbox, workflows: Workflows, starting: WorkflowStarting) -> None:
+        self._ledger = ledger
+        self._inbox = inbox
+        self._workflows = workflows
+        self._starting = starting
+        self._executions = Executions(ledger, Graphs(WorkflowLedger(ledger.channel)))
+
+    async def SaveWorkflow(self, request: pb.SaveWorkflowRequest, context: Context) -> pb.SaveWorkflowResponse:
+        saved = await self._workflows.save(
+            require_decider(), request.definition_json, validate_only=request.validate_only
+        )
+        return pb.SaveWorkflowResponse(**saved)
+
+    async def GetWorkflow(self, request: pb.GetWorkflowRequest, context: Context) -> pb.GetWorkflowResponse:
+        name = check_id(request.name, "name")
+        if request.version > _VERSION_MAX:
+            raise WorkflowNotFound
+        found = await self._workflows.get(require_user(), name, request.version)
+        chart = mermaid.flowchart(definitions.decode(found.definition_json))
+        return pb.GetWorkflowResponse(workflow=found, mermaid=chart)
+
+    async def GetWorkflowSchema(
+        self, request: pb.GetWorkflowSchemaRequest, context: Context
+    ) -> pb.GetWorkflowSchemaResponse:
+        return pb.GetWorkflowSchemaResponse(schema_json=SCHEMA_JSON)
+
+    async def DeleteWorkflow(self, request: pb.DeleteWorkflowRequest, context: Context) -> pb.DeleteWorkflowResponse:
+        await self._workflows.delete(require_decider(), check_id(request.name, "name"))
+        return pb.DeleteWorkflowResponse()
+
+    async def StartWorkflow(self, request: pb.StartWorkflowRequest, context: Context) -> pb.StartWorkflowResponse:
+        return pb.StartWorkflowResponse(run=await self._starting.start(require_user(), request))
+
+    async def GetExecution(self, request: pb.GetExecutionRequest, context: Context) -> pb.GetExecutionResponse:
+        return await self._executions.get(require_user(), convert.run_id(request), request.node)
+
+    async def RerunFrom(self, request: pb.RerunFromRequest, context: Context) -> pb.RerunFromResponse:
+        caller, run_id = require_user(), convert.run_id(request)
+        found, rerun = await self._executions.rerun(caller, run_id, request.node)
+        steps = found.graph.steps
+        response = pb.RerunFromResponse(
+            reused_nodes=[step.path for step in steps if step.number in rerun.start.nodes],
+            rerun_nodes=[step.path for step in steps if step.number not in rerun.start.nodes],
+        )
+        if request.validate_only:
+            response.repeated_effects.extend(await self._executions.effects(caller, found, rerun.again))
+            return response
+        workflow = found.run.workflow
+        asked = pb.StartWorkflowRequest(
+            request_id=convert.request_id(request),
+            name=workflow.name,
+            version=workflow.version,
+            input_json=workflow.input_json,
+            reports_to_conversation_id=workflow.reports_to_conversation_id,
+            labels={key: value for key, value in found.run.labels.items() if not key.startswith(RESERVED)},
+            total_tokens_max=found.run.options.limits.total_tokens_max,
+        )
+        reused = Reused(rerun_of_run_id=run_id, rerun_node=request.node, start_state=msgspec.json.encode(rerun.start))
+        response.run.CopyFrom(await self._starting.start(caller, asked, reused))
+        return response
+
+    async def PauseExecution(self, request: pb.PauseExecutionRequest, context: Context) -> pb.PauseExecutionResponse:
+        return pb.PauseExecutionResponse(run=await self._pause(request, resumes=False))
+
+    async def ResumeExecution(self, request: pb.ResumeExecutionRequest, context: Context) -> pb.ResumeExecutionResponse:
+        return pb.ResumeExecutionResponse(run=await self._pause(request, resumes=True))
+
+    async def SendEvent(self, request: pb.SendEventRequest, context: Context) -> pb.SendEventResponse:
+        caller, run_id = await self._named(request)
+        event_id = RequestId(check_id(request.event_id, "event_id", optional=True))
+        if _EVENT_NAME.fullmatch(request.name) is None:
+            raise InvalidField("name must be 1 to 128 letters, digits, `_`, `.`, `:` and `-`", field="name")
+        reply = await self._inbox.send_event(caller, event_id, run_id, request.name, request.payload_json)
+        return pb.SendEventResponse(run=run_after(reply, RunNotFound))
+
+    async def _pause(
+        self, request: pb.PauseExecutionRequest | pb.ResumeExecutionRequest, *, resumes: bool
+    ) -> run_pb2.Run:
+        request_id, (caller, run_id) = convert.request_id(request), await self._named(request)
+        return run_after(await self._inbox.pause(caller, request_id, run_id, resumes=resumes), RunNotFound)
+
+    async def _named(self, request: Any) -> tuple[Principal, RunId]:
+        """Return the caller and the id of the workflow run that the request names.
+
+        Raises:
+            RunNotFound: also if the run is not a workflow run.
+        """
+        caller, run_id = require_user(), convert.run_id(request)
+        if not (await self._ledger.get_run(caller, run_id)).HasField("workflow"):
+            raise RunNotFound("the run is not a workflow run")
+        return caller, run_id

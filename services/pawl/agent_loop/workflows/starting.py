@@ -1,0 +1,121 @@
+"""Starts runs of workflows."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
+from pawl.agent_loop.api import convert
+from pawl.agent_loop.api.ledger import PublicLedger, submission
+from pawl.agent_loop.api.messages import unless_refused
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.registry import RegistryClient
+from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.workflows.versions import Workflows
+from pawl.chassis import strict_json
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import ConversationId, RunId, check_id
+from pawl.chassis.labels import check_labels
+from pawl.errors import InvalidArguments, PawlError, WorkflowNotFound
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values import MessagePolicy
+
+INPUT_BYTES_MAX: Final = 256 * 1024
+
+
+class Reused(msgspec.Struct, frozen=True, kw_only=True):
+    """The run whose finished nodes a new run reuses, and the state with which it starts."""
+
+    rerun_of_run_id: RunId = RunId("")
+    rerun_node: str = ""
+    start_state: bytes = b""
+
+
+NOTHING_REUSED: Final = Reused()
+
+
+class WorkflowStarting:
+    """Starts runs of workflows for users."""
+
+    def __init__(
+        self, ledger: PublicLedger, workflows: Workflows, registry: RegistryClient, defaults: RunDefaults
+    ) -> None:
+        self._ledger = ledger
+        self._workflows = workflows
+        self._registry = registry
+        self._defaults = defaults
+
+    async def start(
+        self, caller: Principal, request: StartWorkflowRequest, reused: Reused = NOTHING_REUSED
+    ) -> run_pb2.Run:
+        """Create a run. It is durable when this returns. Idempotent by request id.
+
+        Raises:
+            WorkflowNotFound: also if the caller may not start the workflow.
+            InvalidArguments: the input does not match the workflow's schema.
+            InvalidId, InvalidField, InvalidJson, TooLarge: the request is invalid.
+            ConversationNotFound, ConversationErased, QueueFull, RequestIdReused
+        """
+        message, refusal = await self.submission(caller, request, reused)
+        return (await unless_refused(message, refusal, lambda: self._ledger.submit_message(message))).run
+
+    async def submission(
+        self, caller: Principal, request: StartWorkflowRequest, reused: Reused = NOTHING_REUSED
+    ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
+        """Return the ledger's request to start a run, and the reason to refuse it if it is new, or None.
+
+        Raises:
+            PawlError: any error of `start` about the request itself.
+        """
+        name = check_id(request.name, "name")
+        content = strict_json.loads(request.input_json or b"{}", bytes_max=INPUT_BYTES_MAX)
+        asked = PinnedWorkflow(
+            name=name,
+            version=request.version,
+            input_json=strict_json.dumps_canonical(content),
+            reports_to_conversation_id=ConversationId(
+                check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
+            ),
+            **msgspec.structs.asdict(reused),
+        )
+        labels = check_labels(request.labels)
+        limits = {"total_tokens_max": request.total_tokens_max} if request.total_tokens_max else {}
+        options = AskedOptions(limits=limits)
+        pinned: dict[str, Any] | None = None
+        refusal: PawlError | None = None
+        try:
+            found = await self._workflows.of_run(caller, name, request.version)
+            await self._check_input(caller, found.input_schema_json, asked.input_json)
+            pinned = wire.WORKFLOW.fields(msgspec.structs.replace(asked, version=found.version))
+        except (WorkflowNotFound, InvalidArguments) as error:
+            refusal = error
+        message = submission(
+            caller,
+            asked_options=options,
+            options=complete(options, self._defaults),
+            request_id=convert.request_id(request),
+            # Compared with repeated requests, so it must not depend on which version is the newest.
+            text=f"[Workflow {name}]",
+            policy=MessagePolicy.QUEUE,
+            labels=labels,
+            workflow=pinned,
+            asked_program_sha256=_digest(asked),
+        )
+        return message, refusal
+
+    async def _check_input(self, caller: Principal, schema_json: bytes, input_json: bytes) -> None:
+        checked = await self._registry.check_output(caller.store_id, schema_json, input_json.decode())
+        if checked.faults:
+            # Violations at the top are attributed to an answer.
+            faults = (fault.removeprefix("answer: ") for fault in checked.faults)
+            raise InvalidArguments(f"the input does not match the workflow's schema: {'; '.join(faults)}")
+
+
+def _digest(asked: PinnedWorkflow) -> bytes:
+    """Return the digest of what a repeated request must have in common with the first one."""
+    return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(asked, start_state=b""))).digest()

@@ -1,0 +1,264 @@
+"""The values that a workflow's expressions use: its input, and the outputs and errors of nodes, read from calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from pawl.agent_loop.loop.rules import output
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.expression import ExpressionError
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
+from pawl.agent_loop.workflows import cursor as cursors
+from pawl.agent_loop.workflows import definition as definitions
+from pawl.agent_loop.workflows import edges, expressions
+from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
+from pawl.agent_loop.workflows.definition import (
+    AgentNode,
+    AnyNode,
+    ConditionNode,
+    HumanNode,
+    MapNode,
+    OutputNode,
+    ParallelNode,
+    WaitNode,
+)
+from pawl.agent_loop.workflows.graph import Graph, Step
+from pawl.chassis.ids import CallId
+
+# Limit for a value: of an expression, of a map's items, and of the run's output.
+BYTES_MAX: Final = expressions.RESULT_BYTES_MAX
+STATE_NAMES: Final = {
+    NodeState.RUNNING: "RUNNING",
+    NodeState.RETRYING: "RUNNING",
+    NodeState.SUCCEEDED: "SUCCEEDED",
+    NodeState.FAILED: "FAILED",
+    NodeState.SKIPPED: "SKIPPED",
+    NodeState.CANCELLED: "CANCELLED",
+}
+# 1 January 10000, in seconds since 1970.
+_TIME_MAX: Final = 253_402_300_800
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class CallsNeeded(Exception):
+    """Raised when a value is in calls that must be read first."""
+
+    def __init__(self, call_ids: frozenset[CallId]) -> None:
+        super().__init__()
+        self.call_ids = call_ids
+
+
+class Values:
+    """Evaluates the templates of one run's nodes. `calls` are the calls that are known so far."""
+
+    def __init__(self, run: Run, pinned: PinnedWorkflow, graph: Graph, cursor: WorkflowCursor) -> None:
+        self._run, self._pinned, self._graph, self._cursor = run, pinned, graph, cursor
+        self._calls: tuple[Mapping[CallId, Call], ...] = ()
+
+    def with_calls(self, *calls: Mapping[CallId, Call]) -> Values:
+        self._calls = calls
+        return self
+
+    def rendered(self, template: Any, step: Step, extra: Mapping[str, Any] = {}) -> Any:
+        """Return a template of a node with its values. `extra` are further names.
+
+        Raises:
+            CallsNeeded: calls must be read first.
+            ExpressionError: an expression fails.
+        """
+        return expressions.render(template, {**self._scope(step, expressions.references(template)), **extra})
+
+    def output(self, step: Step) -> Any:
+        """Return a node's output; None unless it has succeeded.
+
+        Raises:
+            CallsNeeded, ExpressionError
+        """
+        record = self._cursor.nodes.get(step.number)
+        if record is None or record.state is not NodeState.SUCCEEDED:
+            return None
+        match step.node:
+            case ConditionNode():
+                return record.value
+            case OutputNode():
+                return msgspec.json.decode(self._run.output_json or b"null")
+            case WaitNode():
+                return self.content(step, record) if record.event else None
+            case ParallelNode():
+                return self._branches(step)
+            case HumanNode() if record.value:
+                return self.rendered(step.node.default, step)
+            case MapNode():
+                return msgspec.json.decode(self.items_json(step))
+            case _:
+                return value_of(step.node, self.content(step, record))
+
+    def content(self, step: Step, record: NodeRecord) -> Any:
+        """Return the result of a node's last call.
+
+        Raises:
+            CallsNeeded
+        """
+        call = self._call(self.call_id(step, record))
+        return msgspec.json.decode(call.result.content_json if call.result is not None else b"null")
+
+    def items_json(self, step: Step) -> bytes:
+        """Return the output of a map as JSON.
+
+        Raises:
+            CallsNeeded
+        """
+        record = self._cursor.nodes[step.number]
+        run_id = self._cursor.run_id(record, self._run.run_id)
+        keys = (NodeKey(record.iteration, record.attempt, chunk) for chunk in range(record.chunks))
+        calls = self._known([cursors.call_id(run_id, step.number, key) for key in keys])
+        results = (call.result.content_json for call in calls if call.result is not None)
+        parts = [part for result in results for part in msgspec.json.decode(result, type=cursors.ChunkOutput).outputs]
+        return b"[" + b",".join(map(bytes, parts)) + b"]"
+
+    def error(self, step: Step) -> dict[str, str] | None:
+        """Return why a node failed; None unless it has.
+
+        Raises:
+            CallsNeeded
+        """
+        record = self._cursor.nodes.get(step.number)
+        if record is None or record.state is not NodeState.FAILED:
+            return None
+        message: Any = record.message
+        if not message and not isinstance(step.node, ConditionNode | OutputNode | ParallelNode | WaitNode):
+            content = self.content(step, record)
+            message = content.get("error", "") if isinstance(content, dict) else ""
+        return {"reason": record.reason, "message": message if isinstance(message, str) else _encode(message).decode()}
+
+    def call_id(self, step: Step, record: NodeRecord) -> CallId:
+        run_id = self._cursor.run_id(record, self._run.run_id)
+        if record.event:
+            return cursors.event_call_id(run_id, record.event)
+        return cursors.call_id(run_id, step.number, record.key)
+
+    def nodes(self, names: frozenset[str]) -> dict[str, dict[str, Any]]:
+        """Return the values of `nodes.NAME` for some nodes of the workflow.
+
+        Raises:
+            CallsNeeded, ExpressionError
+        """
+        if self._pinned.chunk is not None:
+            known = _decoded(self._pinned.chunk.scope_json or b"{}")
+            return {name: known[name] for name in names if name in known}
+        found, needed = {}, frozenset[CallId]()
+        for step in self._graph.steps:
+            if step.path not in names:
+                continue
+            try:
+                found[step.path] = {
+                    "output": self.output(step),
+                    "error": self.error(step),
+                    "state": self._state_name(step),
+                }
+            except CallsNeeded as error:
+                needed |= error.call_ids
+        if needed:
+            raise CallsNeeded(needed)
+        return found
+
+    def _state_name(self, step: Step) -> str:
+        record = self._cursor.nodes.get(step.number)
+        return "PENDING" if record is None else STATE_NAMES[record.state]
+
+    def _scope(self, step: Step, names: frozenset[str]) -> dict[str, Any]:
+        run = self._run
+        scope: dict[str, Any] = {
+            "input": _decoded(self._pinned.input_json),
+            "nodes": self.nodes(names) if names else {},
+            "run": {"id": run.run_id, "user": run.user_id},
+        }
+        if self._graph.mapping is not None and self._pinned.chunk is not None and step.item is not None:
+            items = _decoded(self._pinned.chunk.items_json)
+            scope |= {self._graph.mapping.as_: items[step.number], "index": step.item}
+        return scope
+
+    def _branches(self, step: Step) -> dict[str, Any]:
+        found, needed = {}, frozenset[CallId]()
+        for number in step.branches:
+            branch = self._graph.steps[number]
+            record = self._cursor.nodes.get(number)
+            if record is None or record.state is not NodeState.SUCCEEDED:
+                continue
+            try:
+                found[branch.path.rpartition(".")[2]] = self.output(branch)
+            except CallsNeeded as error:
+                needed |= error.call_ids
+        if needed:
+            raise CallsNeeded(needed)
+        return found
+
+    def _call(self, call_id: CallId) -> Call:
+        return self._known([call_id])[0]
+
+    def _known(self, call_ids: list[CallId]) -> list[Call]:
+        found = {call_id: calls[call_id] for call_id in call_ids for calls in self._calls if call_id in calls}
+        needed = frozenset(call_ids) - found.keys()
+        if needed:
+            raise CallsNeeded(needed)
+        return [found[call_id] for call_id in call_ids]
+
+
+def value_of(node: AnyNode, content: Any) -> Any:
+    """Return the output of a node with the result `content` of its call.
+
+    Raises:
+        ExpressionError: the answer of an agent is not the JSON that was requested.
+    """
+    match node:
+        case AgentNode():
+            answer = content.get("answer", "") if isinstance(content, dict) else ""
+            return answer if node.output_schema is None else _json_of(answer)
+        case HumanNode():
+            return content.get("answer", content) if isinstance(content, dict) else content
+        case _:
+            return content
+
+
+def _json_of(answer: str) -> Any:
+    try:
+        return msgspec.json.decode(output.document(answer) or b"")
+    except msgspec.DecodeError:
+        raise ExpressionError("the agent's answer is not JSON") from None
+
+
+@lru_cache(maxsize=32)
+def _decoded(data: bytes) -> Any:
+    # Callers do not change the value.
+    return msgspec.json.decode(data)
+
+
+def time_of(value: Any) -> float:
+    """Return a time that is given in RFC 3339 or in seconds since 1970.
+
+    Raises:
+        ExpressionError
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _TIME_MAX:
+        return float(value)
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise ExpressionError("until must be a time in RFC 3339 with a zone, or in seconds since 1970")
+    return found.timestamp()
+
+
+def outer_names(node: AnyNode) -> frozenset[str]:
+    """Return the nodes whose values the items of a map use."""
+    return frozenset().union(*(edges.references(each) for each in definitions.below(node).values()))
+
+
+def is_too_large(data: bytes) -> bool:
+    return len(data) > BYTES_MAX

@@ -1,0 +1,248 @@
+"""How GetExecution describes the nodes of a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.run import MapChunk, PinnedWorkflow, Run
+from pawl.agent_loop.workflows import cursor as cursors
+from pawl.agent_loop.workflows import graph as graphs
+from pawl.agent_loop.workflows import parsing
+from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
+from pawl.agent_loop.workflows.execution import SHOWN_BYTES_MAX, TREE_BYTES_MAX, Execution
+from pawl.agent_loop.workflows.values import CallsNeeded
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.event.v1 import workflow_pb2 as pb
+from pawl.values import CallState, RunState
+
+OWN = RunId("run_1")
+LOOK: dict[str, Any] = {"kind": "tool", "tool": "look", "retry": {"attempts": 3}}
+NODES: dict[str, Any] = {
+    "fetch": LOOK,
+    "both": {"kind": "parallel", "branches": {"a": LOOK, "b": LOOK}},
+    "each": {"kind": "map", "items": "${nodes.fetch.output.lines}", "do": {"kind": "tool", "tool": "look"}},
+    "ask": {"kind": "human", "question": "Right?"},
+    "pause": {"kind": "wait", "event": "paid"},
+}
+GRAPH = graphs.of_definition(parsing.read({"name": "w", "nodes": NODES}))
+NUMBERS = {step.path: step.number for step in GRAPH.steps}
+
+
+def execution(
+    records: dict[str, NodeRecord], *calls: Call, state: RunState = RunState.WAITING, bytes_max: int | None = None
+) -> Execution:
+    run = Run(
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        conversation_id=ConversationId("c"),
+        run_id=OWN,
+        state=state,
+        workflow=PinnedWorkflow(name="w", version=1),
+    )
+    cursor = WorkflowCursor(start_time=1000.0, nodes={NUMBERS[path]: record for path, record in records.items()})
+    found = Execution(run, GRAPH, cursor)
+    found.add_calls(calls, bytes_max=bytes_max)
+    return found
+
+
+def call(
+    path: str, state: CallState, content: Any = None, *, attempt: int = 1, chunk: int = 0, child: str = ""
+) -> Call:
+    result = CallResult(
+        content_json=json.dumps(content).encode(),
+        is_error=state is CallState.FAILED,
+        error_reason="TOOL_ERROR" if state is CallState.FAILED else "",
+    )
+    return Call(
+        store_id=StoreId("acme"),
+        conversation_id=ConversationId("c"),
+        run_id=OWN,
+        call_id=cursors.call_id(OWN, NUMBERS[path], NodeKey(1, attempt, chunk)),
+        round=1,
+        index=0,
+        tool_name="look",
+        state=state,
+        arguments_json=b'{"id":7}',
+        result=result if state.is_terminal else None,
+        child_run_id=RunId(child),
+        create_time=1001.0,
+        end_time=1002.0 if state.is_terminal else None,
+    )
+
+
+def nodes(found: Execution) -> dict[str, pb.NodeExecution]:
+    shown, waiting = {}, [*found.tree()]
+    while waiting:
+        node = waiting.pop()
+        shown[node.path] = node
+        waiting += node.nodes
+    return shown
+
+
+def record(state: NodeState, **fields: Any) -> NodeRecord:
+    return NodeRecord(state=state, **{"start_ms": 1000, "end_ms": 2500} | fields)
+
+
+OPEN: dict[str, Any] = {"end_ms": None}
+
+
+def test_node_shows_its_state_times_input_and_output() -> None:
+    found = nodes(execution({"fetch": record(NodeState.SUCCEEDED)}, call("fetch", CallState.SUCCEEDED, {"lines": [1]})))
+    fetch = found["fetch"]
+    assert (fetch.kind, fetch.state, fetch.order, fetch.attempt) == ("tool", pb.NODE_STATE_SUCCEEDED, 1, 1)
+    assert (fetch.input_json, fetch.output_json) == (b'{"id":7}', b'{"lines":[1]}')
+    assert (fetch.start_time.seconds, fetch.end_time.ToMilliseconds()) == (1001, 1_002_500)
+    assert found["each"].state == pb.NODE_STATE_PENDING
+    assert not found["each"].order
+
+
+def test_branches_are_shown_below_their_parallel_node() -> None:
+    records = {
+        "both": record(NodeState.SUCCEEDED),
+        "both.a": record(NodeState.SUCCEEDED),
+        "both.b": record(NodeState.CANCELLED),
+    }
+    tree = execution(records, call("both.a", CallState.SUCCEEDED, "x")).tree()
+    both = next(node for node in tree if node.path == "both")
+    assert [(node.path, node.state) for node in both.nodes] == [
+        ("both.a", pb.NODE_STATE_SUCCEEDED),
+        ("both.b", pb.NODE_STATE_CANCELLED),
+    ]
+    assert both.output_json == b'{"a":"x"}'
+
+
+def test_order_and_current_nodes_follow_the_starts() -> None:
+    records = {
+        "pause": record(NodeState.RUNNING, start_ms=5, **OPEN),
+        "fetch": record(NodeState.RETRYING, start_ms=9, attempt=2, reason="TOOL_ERROR", **OPEN),
+        "ask": record(NodeState.RUNNING, start_ms=7, **OPEN),
+    }
+    found = execution(
+        records, call("ask", CallState.ASKED), call("fetch", CallState.FAILED, {"error": "The server is down."})
+    )
+    shown = nodes(found)
+    assert found.current == ["pause", "ask", "fetch"]
+    assert [shown[path].order for path in ("pause", "ask", "fetch")] == [1, 2, 3]
+    waiting = {shown[path].state for path in ("pause", "ask", "fetch")}
+    assert waiting == {pb.NODE_STATE_WAITING}, "for an event, an answer and the next attempt"
+    assert shown["fetch"].error == pb.NodeError(reason="TOOL_ERROR", message="The server is down.")
+
+
+def test_ended_run_has_no_open_nodes() -> None:
+    records = {"fetch": record(NodeState.FAILED, reason="TOOL_ERROR"), "ask": record(NodeState.RUNNING, **OPEN)}
+    found = execution(records, call("fetch", CallState.FAILED, {"error": "No."}), state=RunState.FAILED)
+    assert found.failed == "fetch"
+    assert found.current == []
+    assert {nodes(found)[path].state for path in ("ask", "each")} == {pb.NODE_STATE_CANCELLED}
+
+
+def test_large_values_are_left_out_of_the_tree_but_not_of_the_node() -> None:
+    large = "x" * SHOWN_BYTES_MAX
+    records = {"fetch": record(NodeState.SUCCEEDED)}
+    found = execution(records, call("fetch", CallState.SUCCEEDED, large), bytes_max=SHOWN_BYTES_MAX)
+    fetch = nodes(found)["fetch"]
+    assert (fetch.output_json, fetch.output_omitted_bytes) == (b"", len(large) + 2)
+    step = GRAPH.step("fetch")
+    assert step is not None
+    with pytest.raises(CallsNeeded):
+        found.node(step)
+    found.add_calls([call("fetch", CallState.SUCCEEDED, large)])
+    assert len(found.node(step).output_json) == len(large) + 2
+
+
+def test_node_shows_the_attempts_of_its_current_iteration() -> None:
+    step = GRAPH.step("fetch")
+    assert step is not None
+    calls = (
+        call("fetch", CallState.FAILED, {"error": "Down."}, attempt=1),
+        call("fetch", CallState.SUCCEEDED, 1, attempt=2),
+    )
+    found = execution({"fetch": record(NodeState.SUCCEEDED, attempt=2)}, *calls)
+    assert set(found.calls_of(step)) == {each.call_id for each in calls}
+    attempts = found.node(step).attempts
+    assert [(each.attempt, each.state, each.error.message) for each in attempts] == [
+        (1, pb.NODE_STATE_FAILED, "Down."),
+        (2, pb.NODE_STATE_SUCCEEDED, ""),
+    ]
+
+
+def test_map_counts_its_items_and_lists_its_chunks() -> None:
+    step = GRAPH.step("each")
+    assert step is not None
+    done = {"outputs": [1] * 50, "failed": 2}
+    found = execution(
+        {"each": record(NodeState.RUNNING, items=120, chunks=1, failed_items=2, **OPEN)},
+        call("each", CallState.SUCCEEDED, done, child="run_a"),
+        call("each", CallState.DELEGATED, chunk=1, child="run_b"),
+    )
+    shown = nodes(found)["each"].map
+    assert (shown.items, shown.succeeded, shown.failed, shown.running) == (120, 48, 2, 50)
+    chunks = found.node(step).map.chunks
+    assert [(each.run_id, each.first_index, each.items, each.state) for each in chunks] == [
+        ("run_a", 0, 50, pb.NODE_STATE_SUCCEEDED),
+        ("run_b", 50, 50, pb.NODE_STATE_RUNNING),
+    ]
+
+
+def test_run_of_a_map_shows_one_node_for_each_item() -> None:
+    graph = graphs.of_items(GRAPH, "each", 50, 2)
+    chunk = MapChunk(node="each", first_index=50, items_json=b"[1, 2]")
+    run = Run(
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        conversation_id=ConversationId("c"),
+        run_id=OWN,
+        workflow=PinnedWorkflow(name="w", version=1, chunk=chunk),
+    )
+    tree = Execution(run, graph, WorkflowCursor()).tree()
+    assert [(node.path, node.item_index, node.kind) for node in tree] == [
+        ("each[50]", 50, "tool"),
+        ("each[51]", 51, "tool"),
+    ]
+
+
+def test_reused_node_names_the_call_of_the_earlier_run() -> None:
+    cursor = WorkflowCursor(
+        start_time=1000.0,
+        nodes={NUMBERS["fetch"]: NodeRecord(state=NodeState.SUCCEEDED, origin=1, end_ms=0)},
+        origins=(RunId("run_old"),),
+    )
+    run = Run(
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        conversation_id=ConversationId("c"),
+        run_id=OWN,
+        workflow=PinnedWorkflow(name="w", version=1),
+    )
+    found = Execution(run, GRAPH, cursor)
+    step = GRAPH.step("fetch")
+    assert step is not None
+    assert found.calls_of(step) == [cursors.call_id(RunId("run_old"), NUMBERS["fetch"], NodeKey(1, 1, 0))]
+    fetch = nodes(found)["fetch"]
+    assert fetch.reused
+    assert not fetch.HasField("start_time")
+    assert CallId(fetch.call_id) == ""
+
+
+def test_values_of_a_tree_are_limited_together() -> None:
+    names = [f"n{number}" for number in range(150)]
+    graph = graphs.of_definition(parsing.read({"name": "w", "nodes": dict.fromkeys(names, LOOK)}))
+    run = Run(
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        conversation_id=ConversationId("c"),
+        run_id=OWN,
+        workflow=PinnedWorkflow(name="w", version=1),
+    )
+    cursor = WorkflowCursor(nodes={step.number: record(NodeState.SUCCEEDED) for step in graph.steps})
+    found = Execution(run, graph, cursor)
+    done = call("fetch", CallState.SUCCEEDED, "x" * 10_000)
+    found.add_calls(replace(done, call_id=cursors.call_id(OWN, step.number, NodeKey(1, 1, 0))) for step in graph.steps)
+    tree = found.tree()
+    assert TREE_BYTES_MAX * 0.9 < sum(node.ByteSize() for node in tree) < TREE_BYTES_MAX * 1.1
+    assert all(bool(node.output_json) != bool(node.output_omitted_bytes) for node in tree)

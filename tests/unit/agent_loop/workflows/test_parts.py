@@ -1,0 +1,294 @@
+"""Nodes that consist of others: parallel branches, maps and other workflows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
+from pawl.agent_loop.loop.worker import WorkerLimits
+from pawl.chassis.ids import RunKey
+from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, StopCause, WaitKind
+from tests.fakes.loop_world import World
+from tests.fakes.model import calls, says
+from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import at_work, end_of, present
+
+VERDICTS = {"work": tool(), "look": tool(effect=EffectClass.READ_ONLY), "fails": tool(), "slow": tool()}
+
+
+def world_of(*scripts: Any, **results: Any) -> World:
+    world = World(VERDICTS, list(scripts))
+    world.registry.results["fails"] = CallResult(
+        content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR"
+    )
+    for name, value in results.items():
+        world.registry.results[name] = CallResult(content_json=json.dumps(value).encode())
+    return world
+
+
+def start(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> RunKey:
+    version = world.workflows.save("flow", nodes, **more)
+    pinned = PinnedWorkflow(name="flow", version=version, input_json=json.dumps(given or {}).encode())
+    return world.ledger.submit("[Workflow flow]", workflow=pinned)
+
+
+async def finished(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> Run:
+    key = start(world, nodes, given, **more)
+    async with at_work(world.worker(limits=WorkerLimits(runs_max=16))):
+        await end_of(world, key)
+    return world.ledger.run(key)
+
+
+def runs(world: World) -> list[Run]:
+    return [world.ledger.run(key) for key in world.ledger.tables.runs]
+
+
+async def test_parallel_node_returns_the_outputs_of_its_branches() -> None:
+    branches = {"a": {"kind": "tool", "tool": "look"}, "b": {"kind": "tool", "tool": "work"}}
+    nodes = {
+        "both": {"kind": "parallel", "branches": branches},
+        "answer": {"kind": "output", "value": "${nodes.both.output}"},
+    }
+    run = await finished(world_of(look=1, work=2), nodes)
+    assert json.loads(run.output_json) == {"a": 1, "b": 2}
+
+
+async def test_parallel_node_cancels_the_rest_once_enough_have_succeeded() -> None:
+    branches = {
+        "quick": {"kind": "tool", "tool": "look"},
+        "person": {"kind": "human", "question": "Well?"},
+        "agent": {"kind": "agent", "task": "x"},
+        "slow": {"kind": "tool", "tool": "slow"},
+        "late": {"kind": "wait", "seconds": 5000},
+    }
+    nodes = {
+        "some": {"kind": "parallel", "branches": branches, "require": "any"},
+        "answer": {"kind": "output", "value": "${nodes.some.output}"},
+    }
+    world = world_of(calls('slow {"n":1}'), says("Done."), look=1)
+    world.registry.reads_at_once = True
+    world.registry.seconds = 5.0
+    run = await finished(world, nodes)
+    assert json.loads(run.output_json) == {"quick": 1}
+    assert all(call.settled for key in world.ledger.tables.runs for call in world.ledger.calls(key))
+    assert {each.state for each in runs(world)} == {RunState.COMPLETED, RunState.CANCELLED}
+
+
+async def test_parallel_node_fails_when_too_many_branches_have_failed() -> None:
+    branches = {
+        "a": {"kind": "tool", "tool": "fails"},
+        "b": {"kind": "human", "question": "Well?"},
+        "c": {"kind": "tool", "tool": "fails"},
+    }
+    nodes = {
+        "some": {"kind": "parallel", "branches": branches, "require": 2, "on_error": "continue"},
+        "answer": {"kind": "output", "value": "${nodes.some.error.reason}"},
+    }
+    assert (await finished(world_of(), nodes)).output_text == "TOOL_ERROR"
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 51, 120])
+async def test_map_returns_the_outputs_in_the_order_of_the_list(count: int) -> None:
+    do = {"kind": "tool", "tool": "look", "arguments": {"n": "${item}", "i": "${index}", "x": "${nodes.first.output}"}}
+    nodes = {
+        "first": {"kind": "tool", "tool": "work"},
+        "each": {"kind": "map", "items": "${input.items}", "do": do, "concurrency": 50},
+        "answer": {"kind": "output", "value": "${nodes.each.output}"},
+    }
+    world = world_of(look="seen", work=9)
+    run = await finished(world, nodes, {"items": list(range(100, 100 + count))})
+    assert json.loads(run.output_json) == ["seen"] * count
+    asked = [json.loads(call.arguments_json) for call in world.registry.checked if call.tool_name == "look"]
+    assert sorted(asked, key=lambda each: each["i"]) == [{"n": 100 + i, "i": i, "x": 9} for i in range(count)]
+    assert len(runs(world)) == 1 + -(-count // 50)
+
+
+@pytest.mark.parametrize(
+    ("tolerate", "state"), [(0, "FAILED"), (2, "FAILED"), (3, "SUCCEEDED"), ("5%", "SUCCEEDED"), ("4%", "FAILED")]
+)
+async def test_map_tolerates_failures_up_to_a_limit(tolerate: Any, state: str) -> None:
+    nodes = {
+        "each": {
+            "kind": "map",
+            "items": "${input.items}",
+            "do": {"kind": "tool", "tool": "work", "arguments": {"n": "${item.n}"}},
+            "tolerate": tolerate,
+            "concurrency": 50,
+            "on_error": "continue",
+        },
+        "answer": {"kind": "output", "value": {"out": "${nodes.each.output}", "error": "${nodes.each.error}"}},
+    }
+    items = [{} if n in {3, 10, 55} else {"n": n} for n in range(60)]
+    world = world_of(work=1)
+    found = json.loads((await finished(world, nodes, {"items": items})).output_json)
+    if state == "SUCCEEDED":
+        assert found["out"] == [None if n in {3, 10, 55} else 1 for n in range(60)]
+    else:
+        assert found["error"]["reason"] == "EXPRESSION_FAILED"
+
+
+@pytest.mark.parametrize(("items", "reason"), [("text", "MAP_NOT_A_LIST"), (None, "MAP_NOT_A_LIST")])
+async def test_map_over_something_else_than_a_list_fails(items: Any, reason: str) -> None:
+    nodes = {
+        "each": {
+            "kind": "map",
+            "items": "${input.items}",
+            "do": {"kind": "tool", "tool": "work"},
+            "on_error": "continue",
+        },
+        "answer": {"kind": "output", "value": "${nodes.each.error.reason}"},
+    }
+    assert (await finished(world_of(), nodes, {"items": items})).output_text == reason
+
+
+async def test_workflow_node_runs_another_workflow() -> None:
+    world = world_of(look=4)
+    inner = {
+        "look": {"kind": "tool", "tool": "look", "arguments": {"n": "${input.n}"}},
+        "answer": {"kind": "output", "value": {"found": "${nodes.look.output}"}},
+    }
+    world.workflows.save("inner", inner)
+    nodes = {
+        "sub": {"kind": "workflow", "workflow": "inner", "input": {"n": "${input.n}"}},
+        "gone": {"kind": "workflow", "workflow": "absent", "on_error": "continue"},
+        "answer": {"kind": "output", "value": ["${nodes.sub.output.found}", "${nodes.gone.error.reason}"]},
+    }
+    run = await finished(world, nodes, {"n": 2})
+    assert json.loads(run.output_json) == [4, "WORKFLOW_NOT_FOUND"]
+    assert json.loads(world.registry.checked[0].arguments_json) == {"n": 2}
+
+
+async def test_workflows_that_start_each_other_reach_the_depth_limit() -> None:
+    world = world_of()
+    world.workflows.save("other", {"again": {"kind": "workflow", "workflow": "flow"}})
+    run = await finished(world, {"again": {"kind": "workflow", "workflow": "other"}})
+    assert present(run.failure).reason == "NOT_ALLOWED"
+    assert len(runs(world)) == 3
+
+
+async def test_cancelling_a_run_stops_all_runs_below_it() -> None:
+    world = world_of(says("x" * 50, chunks=50))
+    nodes = {
+        "each": {"kind": "map", "items": [1, 2, 3], "do": {"kind": "tool", "tool": "slow"}, "concurrency": 2},
+        "agent": {"kind": "agent", "task": "x"},
+    }
+    world.registry.seconds = 1000.0
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        while len(world.ledger.tables.runs) < 3:
+            await world.clock.sleep(0.1)
+        await world.clock.sleep(1.0)
+        await world.ledger.send(key, Cancel(cause=StopCause.USER))
+        await end_of(world, key)
+        while any(run.state not in ENDED for run in runs(world)):
+            await world.clock.sleep(0.1)
+    assert all(call.settled for each in world.ledger.tables.runs for call in world.ledger.calls(each))
+
+
+async def test_event_ends_a_wait_and_is_kept_if_it_comes_early() -> None:
+    nodes = {
+        "first": {"kind": "wait", "event": "paid"},
+        "second": {"kind": "wait", "event": "paid", "after": ["first"]},
+        "answer": {"kind": "output", "value": ["${nodes.first.output.n}", "${nodes.second.output.n}"]},
+    }
+    world = world_of()
+    key = start(world, nodes)
+    for n in (1, 2):
+        event = Event(name="paid", payload_json=json.dumps({"n": n}).encode())
+        assert await world.ledger.send(key, event, f"event{n}") is CommandOutcome.ACCEPTED
+        assert await world.ledger.send(key, event, f"event{n}") is CommandOutcome.DUPLICATE
+    await world.finish(key)
+    assert json.loads(world.ledger.run(key).output_json) == [1, 2]
+    assert await world.ledger.send(key, Event(name="paid"), "late") is CommandOutcome.LATE
+
+
+async def test_run_waits_for_an_event_until_its_timeout() -> None:
+    nodes = {
+        "paid": {"kind": "wait", "event": "paid", "timeout_seconds": 60, "on_error": "continue"},
+        "answer": {"kind": "output", "value": "${nodes.paid.error.reason}"},
+    }
+    world = world_of()
+    key = start(world, nodes)
+    await world.drive()
+    assert world.ledger.run(key).waits == (WaitKind.EVENT,)
+    await world.drive()
+    assert world.ledger.run(key).output_text == "NODE_TIMEOUT"
+
+
+async def test_paused_run_starts_no_node_until_it_is_resumed() -> None:
+    nodes = {
+        "a": {"kind": "tool", "tool": "work"},
+        "b": {"kind": "tool", "tool": "work", "after": ["a"]},
+    }
+    world = world_of()
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await world.clock.sleep(0.5)
+        await world.ledger.send(key, Pause())
+        await world.clock.sleep(100.0)
+        assert world.ledger.run(key).waits == (WaitKind.PAUSED,)
+        assert len(world.ledger.calls(key)) == 1
+        await world.ledger.send(key, Pause(resumes=True))
+        await end_of(world, key)
+    assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED] * 2
+
+
+async def test_node_timeout_stops_its_call_and_may_be_retried() -> None:
+    node = {"kind": "tool", "tool": "slow", "timeout_seconds": 5, "retry": {"attempts": 2, "delay_seconds": 0}}
+    nodes = {
+        "slow": {**node, "on_error": "continue"},
+        "answer": {"kind": "output", "value": "${nodes.slow.error.reason}"},
+    }
+    world = World({**VERDICTS, "slow": tool(effect=EffectClass.READ_ONLY)}, [], seconds=1000.0)
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert world.ledger.run(key).output_text == "NODE_TIMEOUT"
+    assert len(world.ledger.calls(key)) == 2
+
+
+async def test_workflow_fails_at_its_own_timeout() -> None:
+    run = await finished(world_of(), {"a": {"kind": "human", "question": "Well?"}}, timeout_seconds=60)
+    assert present(run.failure).reason == "RUN_TIMEOUT"
+
+
+async def test_node_repeats_until_its_condition_is_met() -> None:
+    def node(most: int) -> dict[str, Any]:
+        until = "${output.n == 1 && iteration == 3}"
+        return {"kind": "tool", "tool": "work", "repeat": {"until": until, "max": most}, "on_error": "continue"}
+
+    nodes = {
+        "met": node(5),
+        "unmet": node(2),
+        "answer": {"kind": "output", "value": ["${nodes.met.output.n}", "${nodes.unmet.error.reason}"]},
+    }
+    world = world_of(work={"n": 1})
+    run = await finished(world, nodes)
+    assert json.loads(run.output_json) == [1, "REPEAT_LIMIT"]
+    assert sum(world.registry.effects.values()) == 5
+
+
+async def test_run_reports_its_end_to_a_conversation() -> None:
+    world = world_of(says("Hello."), says("It found 4."), look=4)
+    chat = world.ledger.submit("hello")
+    await world.finish(chat)
+    conversation_id = world.ledger.run(chat).conversation_id
+    nodes = {"look": {"kind": "tool", "tool": "look"}, "answer": {"kind": "output", "value": "${nodes.look.output}"}}
+    version = world.workflows.save("flow", nodes)
+    pinned = PinnedWorkflow(name="flow", version=version, reports_to_conversation_id=conversation_id)
+    key = world.ledger.submit("[Workflow flow]", workflow=pinned)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+        while len(runs(world)) < 3 or any(run.state not in ENDED for run in runs(world)):
+            await world.clock.sleep(0.1)
+    assert world.ledger.run(key).conversation_id != conversation_id
+    assert world.ledger.messages(chat)[-1].text == "It found 4."
+    (notice,) = [message for message in world.ledger.messages(chat) if message.role is Role.NOTICE]
+    (content,) = json.loads(notice.notices_json)
+    assert content == {"job_id": key.run_id, "tool": "flow", "state": "COMPLETED", "result": 4}

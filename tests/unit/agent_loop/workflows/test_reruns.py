@@ -1,0 +1,154 @@
+"""GetExecution and RerunFrom of runs that the real drive and ledger have played."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import Decide
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.workflows.executions import Executions
+from pawl.agent_loop.workflows.reading import Graphs
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import CallKey, RunKey, StoreId, UserId
+from pawl.event.v1 import workflow_pb2 as pb
+from pawl.values import DecisionKind, EffectClass, RunState
+from tests.fakes.loop_world import STORE, USER, World
+from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
+
+CALLER = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
+ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
+NODES: dict[str, Any] = {
+    "fetch": {"kind": "tool", "tool": "look"},
+    "write": {"kind": "tool", "tool": "work", "arguments": {"n": "${nodes.fetch.output.n}"}},
+    "both": {
+        "kind": "parallel",
+        "branches": {"a": {"kind": "tool", "tool": "work"}, "b": {"kind": "wait", "seconds": 5}},
+        "after": ["fetch"],
+    },
+    "send": {"kind": "tool", "tool": "fails", "after": ["write", "both"], "retry": {"attempts": 2}},
+    "answer": {"kind": "output", "value": "${nodes.send.output}"},
+}
+
+
+def world() -> World:
+    made = World({"look": tool(effect=EffectClass.READ_ONLY), "work": tool(), "fails": tool()}, [])
+    made.registry.results["look"] = CallResult(content_json=b'{"n":7}')
+    made.registry.results["work"] = CallResult(content_json=b'"done"')
+    made.registry.results["fails"] = ERROR
+    return made
+
+
+async def played(made: World, pinned: PinnedWorkflow | None = None) -> RunKey:
+    pinned = pinned or PinnedWorkflow(name="flow", version=made.workflows.save("flow", NODES))
+    key = made.ledger.submit("[Workflow flow]", workflow=pinned)
+    await made.finish(key)
+    return key
+
+
+def executions(made: World) -> Executions:
+    return Executions(PublicLedger(made.ledger.channel), Graphs(made.workflows))
+
+
+async def test_ended_run_shows_what_each_node_did() -> None:
+    made = world()
+    key = await played(made)
+    found = await executions(made).get(CALLER, key.run_id, "")
+    nodes = {node.path: node for node in found.nodes}
+    assert (found.failed_node, list(found.current_nodes)) == ("send", [])
+    assert [node.path for node in sorted(found.nodes, key=lambda node: node.order) if node.order] == [
+        "fetch",
+        *sorted(["write", "both"], key=lambda path: nodes[path].order),
+        "send",
+    ]
+    assert json.loads(nodes["fetch"].output_json) == {"n": 7}
+    assert json.loads(nodes["write"].input_json) == {"n": 7}
+    assert {node.path: node.state for node in nodes["both"].nodes} == {
+        "both.a": pb.NODE_STATE_SUCCEEDED,
+        "both.b": pb.NODE_STATE_SUCCEEDED,
+    }
+    assert json.loads(nodes["both"].output_json) == {"a": "done", "b": None}
+    assert nodes["send"].error == pb.NodeError(reason="TOOL_ERROR", message="broken")
+    assert (nodes["send"].attempt, nodes["answer"].state) == (2, pb.NODE_STATE_SKIPPED)
+    whole = (await executions(made).get(CALLER, key.run_id, "send")).nodes[0]
+    assert [attempt.error.message for attempt in whole.attempts] == ["broken", "broken"]
+
+
+async def test_rerun_executes_only_what_did_not_succeed() -> None:
+    made = world()
+    key = await played(made)
+    old, rerun = await executions(made).rerun(CALLER, key.run_id, "send")
+    assert not await executions(made).effects(CALLER, old, rerun.again), "both attempts reported that they failed"
+    made.registry.results["fails"] = CallResult(content_json=b'"sent"')
+    executed = len(made.registry.checked)
+    pinned = PinnedWorkflow(name="flow", version=1)
+    again = await played(
+        made,
+        replace(
+            pinned,
+            rerun_of_run_id=key.run_id,
+            rerun_node="send",
+            start_state=msgspec.json.encode(rerun.start),
+        ),
+    )
+    run = made.ledger.run(again)
+    assert (run.state, json.loads(run.output_json)) == (RunState.COMPLETED, "sent")
+    assert [call.tool_name for call in made.registry.checked[executed:]] == ["fails"]
+    found = await executions(made).get(CALLER, again.run_id, "")
+    nodes = {node.path: node for node in found.nodes}
+    assert {path for path, node in nodes.items() if node.reused} == {"fetch", "write", "both"}
+    assert json.loads(nodes["fetch"].output_json) == {"n": 7}, "it is read from the old run"
+
+
+async def test_effects_of_nodes_that_run_again_are_listed() -> None:
+    made = world()
+    key = await played(made)
+    old, rerun = await executions(made).rerun(CALLER, key.run_id, "write")
+    effects = await executions(made).effects(CALLER, old, rerun.again)
+    assert [(call.tool_name, call.run_id, call.arguments_json) for call in effects] == [("work", key.run_id, b"")]
+    old, rerun = await executions(made).rerun(CALLER, key.run_id, "fetch")
+    effects = await executions(made).effects(CALLER, old, rerun.again)
+    assert [call.tool_name for call in effects] == ["work", "work"], "reads have no effects"
+
+
+async def test_rerun_fails_once_the_run_that_it_reuses_was_deleted() -> None:
+    made = world()
+    key = await played(made)
+    _, rerun = await executions(made).rerun(CALLER, key.run_id, "write")
+    for call in made.ledger.calls(key):
+        del made.ledger.tables.calls[CallKey(key.store_id, call.call_id)]
+    pinned = PinnedWorkflow(name="flow", version=1, rerun_of_run_id=key.run_id, rerun_node="write")
+    again = await played(made, replace(pinned, start_state=msgspec.json.encode(rerun.start)))
+    run = made.ledger.run(again)
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, "CALL_NOT_FOUND")
+
+
+async def test_node_that_waits_for_its_next_attempt_shows_the_last_error() -> None:
+    made = world()
+    nodes = {"send": {"kind": "tool", "tool": "fails", "retry": {"attempts": 2, "delay_seconds": 600}}}
+    pinned = PinnedWorkflow(name="retry", version=made.workflows.save("retry", nodes))
+    key = made.ledger.submit("[Workflow retry]", workflow=pinned)
+    await made.drive()
+    (send,) = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    assert (send.state, send.attempt, send.error.message) == (pb.NODE_STATE_WAITING, 2, "broken")
+
+
+async def test_map_counts_the_items_that_have_succeeded_in_its_open_run() -> None:
+    made = world()
+    nodes = {"each": {"kind": "map", "items": "${[1, 2, 3]}", "do": {"kind": "human", "question": "Is ${item} right?"}}}
+    pinned = PinnedWorkflow(name="ask", version=made.workflows.save("ask", nodes))
+    key = made.ledger.submit("[Workflow ask]", workflow=pinned)
+    await made.drive()
+    await made.drive()
+    (below,) = (row.key for row in made.ledger.tables.runs.values() if row.parent_run_id == key.run_id)
+    answered = Decide(call_id=made.ledger.calls(below)[0].call_id, kind=DecisionKind.ANSWER, answer="yes")
+    await made.ledger.send(below, answered)
+    await made.drive()
+    (each,) = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    assert (each.map.items, each.map.succeeded, each.map.running) == (3, 1, 2)

@@ -1,0 +1,284 @@
+"""Runs of workflows, on the real drive and ledger."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import Decide
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
+from pawl.chassis.ids import RunKey
+from pawl.values import ENDED, CommandOutcome, DecisionKind, EffectClass, RunState
+from tests.fakes.loop_world import World
+from tests.fakes.model import Script, calls, says
+from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import at_each, at_work, end_of, present
+
+ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
+VERDICTS = {
+    "work": tool(),
+    "look": tool(effect=EffectClass.READ_ONLY),
+    "fails": tool(),
+    "gated": replace(tool("APPROVE"), digest="ab" * 32),
+}
+
+
+class Crash(BaseException):
+    """The process is killed."""
+
+
+def start(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> RunKey:
+    version = world.workflows.save("flow", nodes, **more)
+    pinned = PinnedWorkflow(name="flow", version=version, input_json=json.dumps(given or {}).encode())
+    return world.ledger.submit("[Workflow flow]", workflow=pinned)
+
+
+def world_of(*scripts: Script, **results: Any) -> World:
+    world = World(VERDICTS, list(scripts))
+    for name, value in results.items():
+        world.registry.results[name] = CallResult(content_json=json.dumps(value).encode())
+    return world
+
+
+async def finished(nodes: dict[str, Any], given: Any = None, world: World | None = None, **more: Any) -> Run:
+    world = world or world_of()
+    key = start(world, nodes, given, **more)
+    await world.finish(key)
+    return world.ledger.run(key)
+
+
+async def test_outputs_flow_from_node_to_node() -> None:
+    nodes = {
+        "first": {"kind": "tool", "tool": "look", "arguments": {"n": "${input.n}"}},
+        "second": {"kind": "tool", "tool": "work", "arguments": {"n": "${nodes.first.output.x}"}},
+        "answer": {"kind": "output", "value": {"x": "${nodes.first.output.x}", "y": "${nodes.second.output}"}},
+    }
+    world = world_of(look={"x": 7}, work="done")
+    run = await finished(nodes, {"n": 1}, world)
+    assert run.state is RunState.COMPLETED
+    assert json.loads(run.output_json) == {"x": 7, "y": "done"}
+    assert [json.loads(call.arguments_json) for call in world.registry.checked] == [{"n": 1}, {"n": 7}]
+
+
+async def test_only_the_taken_side_of_a_condition_runs() -> None:
+    nodes = {
+        "big": {"kind": "condition", "if": "${input.n > 5}", "then": ["large"], "else": ["small"]},
+        "large": {"kind": "tool", "tool": "look", "arguments": {"size": "large"}},
+        "small": {"kind": "tool", "tool": "look", "arguments": {"size": "small"}},
+        "answer": {
+            "kind": "output",
+            "after": ["large", "small"],
+            "value": {"large": "${nodes.large.state}", "small": "${nodes.small.state}"},
+        },
+    }
+    world = world_of(look="looked")
+    run = await finished(nodes, {"n": 9}, world)
+    assert json.loads(run.output_json) == {"large": "SUCCEEDED", "small": "SKIPPED"}
+    assert len(world.registry.checked) == 1
+
+
+async def test_failed_node_is_tried_again_after_growing_delays() -> None:
+    nodes = {"a": {"kind": "tool", "tool": "fails", "retry": {"attempts": 3, "delay_seconds": 10, "factor": 3}}}
+    world = world_of()
+    world.registry.results["fails"] = ERROR
+    key = start(world, nodes)
+    await world.finish(key)
+    run, made = world.ledger.run(key), world.ledger.calls(key)
+    assert run.state is RunState.FAILED
+    assert present(run.failure).reason == "TOOL_ERROR"
+    assert present(run.failure).message == "Node a: broken"
+    times = [present(call.create_time) for call in made]
+    assert [round(after - before) for before, after in pairwise(times)] == [11, 31]
+
+
+@pytest.mark.parametrize(
+    ("on_error", "state", "output"),
+    [
+        ("continue", RunState.COMPLETED, {"state": "FAILED", "reason": "TOOL_ERROR"}),
+        ("fail", RunState.FAILED, None),
+        ({"go_to": "handler"}, RunState.COMPLETED, "TOOL_ERROR"),
+    ],
+)
+async def test_on_error_determines_what_follows(on_error: Any, state: RunState, output: Any) -> None:
+    nodes: dict[str, Any] = {
+        "a": {"kind": "tool", "tool": "fails", "on_error": on_error},
+        "next": {"kind": "tool", "tool": "look", "after": ["a"]},
+    }
+    if on_error == "continue":
+        value = {"state": "${nodes.a.state}", "reason": "${nodes.a.error.reason}"}
+        nodes["answer"] = {"kind": "output", "after": ["next"], "value": value}
+    if isinstance(on_error, dict):
+        nodes["handler"] = {"kind": "output", "value": "${nodes.a.error.reason}"}
+    world = world_of(look=1)
+    world.registry.results["fails"] = ERROR
+    run = await finished(nodes, world=world)
+    assert run.state is state
+    assert output is None or json.loads(run.output_json) == output
+
+
+async def test_expression_that_fails_is_a_typed_error_of_the_node() -> None:
+    nodes = {
+        "a": {"kind": "tool", "tool": "look", "arguments": {"n": "${input.missing}"}, "on_error": "continue"},
+        "answer": {"kind": "output", "value": "${nodes.a.error}"},
+    }
+    run = await finished(nodes)
+    assert json.loads(run.output_json) == {"reason": "EXPRESSION_FAILED", "message": "input.missing does not exist"}
+
+
+async def test_waiting_for_a_time_takes_a_row_and_no_worker() -> None:
+    nodes = {
+        "pause": {"kind": "wait", "seconds": 3600},
+        "work": {"kind": "tool", "tool": "look", "after": ["pause"]},
+    }
+    world = world_of(look=1)
+    key = start(world, nodes)
+    await world.drive()
+    assert world.ledger.run(key).state is RunState.WAITING
+    assert world.ledger.row(key).worker_id is None
+    started = world.clock.monotonic()
+    await world.finish(key)
+    assert 3600 <= world.clock.monotonic() - started < 3610
+    assert world.ledger.run(key).state is RunState.COMPLETED
+
+
+async def test_independent_nodes_run_at_the_same_time_up_to_the_limit() -> None:
+    world = world_of()
+    await finished({f"n{n}": {"kind": "tool", "tool": "work"} for n in range(7)}, world=world, concurrency=3)
+    assert world.registry.running_max == 3
+
+
+def test_run_resumes_from_the_last_finished_node() -> None:
+    nodes = {
+        "a": {"kind": "tool", "tool": "work", "arguments": {"n": 1}},
+        "b": {"kind": "tool", "tool": "work", "arguments": {"n": 2}, "after": ["a"]},
+        "c": {"kind": "condition", "if": "${nodes.a.output == nodes.b.output}", "then": ["d"], "after": ["b"]},
+        "d": {"kind": "tool", "tool": "work", "arguments": {"n": "${nodes.b.output}"}},
+        "answer": {"kind": "output", "value": "${nodes.d.output}"},
+    }
+
+    async def main(position: int) -> bool:
+        world = world_of(work="x")
+        key = start(world, nodes)
+        requests = 0
+
+        async def crash(request: str, carried_out: bool) -> None:
+            nonlocal requests
+            if request != "ClaimRuns":
+                requests += 1
+                if requests - 1 == position:
+                    raise Crash
+
+        world.ledger.fault = crash
+        for _ in range(20):
+            with suppress(Crash):
+                await world.drive()
+            if world.ledger.run(key).state in ENDED:
+                break
+        assert world.ledger.run(key).state is RunState.COMPLETED
+        assert world.ledger.run(key).output_text == "x"
+        assert sorted(world.registry.effects.values()) == [1, 1, 1]
+        return requests > position
+
+    at_each(main, more_than=10)
+
+
+async def test_agent_node_returns_the_answer_of_its_run() -> None:
+    nodes = {
+        "write": {"kind": "agent", "task": "Shorten: ${input.text}", "instructions": "Be brief.", "tools": ["look"]},
+        "answer": {"kind": "output", "value": "${nodes.write.output}!"},
+    }
+    world = world_of(says("short"))
+    run = await finished(nodes, {"text": "long"}, world)
+    assert run.output_text == "short!"
+    request = world.model.requests[0]
+    assert "Shorten: long" in str(request.messages)
+    assert "Be brief." in str(request.messages)
+    assert [each["function"]["name"] for each in request.tools] == ["look"]
+
+
+async def test_agent_node_with_a_schema_returns_json() -> None:
+    nodes = {
+        "sort": {"kind": "agent", "task": "Sort it.", "output_schema": {"type": "object", "minProperties": 1}},
+        "answer": {"kind": "output", "value": "${nodes.sort.output.urgent}"},
+    }
+    run = await finished(nodes, world=world_of(says("no JSON"), says('{"urgent":true}')))
+    assert json.loads(run.output_json) is True
+
+
+async def test_failed_agent_fails_its_node() -> None:
+    nodes = {"a": {"kind": "agent", "agent": "absent", "task": "x", "on_error": "continue"}}
+    nodes["answer"] = {"kind": "output", "value": "${nodes.a.error.reason}"}
+    assert (await finished(nodes)).output_text == "NOT_ALLOWED"
+
+
+@pytest.mark.parametrize("jobs", ["wait", "leave"])
+async def test_agent_node_waits_for_the_jobs_of_its_tree_unless_it_leaves_them(jobs: str) -> None:
+    nodes = {
+        "a": {"kind": "agent", "task": "x", "jobs": jobs},
+        "answer": {"kind": "output", "value": "${nodes.a.output}"},
+    }
+    background = 'work {"_executeAsync":true,"n":1}'
+    world = world_of(calls(background), says("Started."), says("It is done."), says("Noted."), work="made")
+    world.model.by_round = False
+    world.registry.seconds = 60.0
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    run = world.ledger.run(key)
+    assert run.output_text == ("It is done." if jobs == "wait" else "Started.")
+    assert run.state is RunState.COMPLETED
+    assert (sum(world.registry.effects.values()) == 1) >= (jobs == "wait")
+
+
+async def test_human_node_asks_the_user_and_takes_the_answer() -> None:
+    nodes = {
+        "ask": {"kind": "human", "question": "Which colour for ${input.what}?", "options": ["blue", "red"]},
+        "answer": {"kind": "output", "value": "${nodes.ask.output}"},
+    }
+    world = world_of()
+    key = start(world, nodes, {"what": "the door"})
+    await world.drive()
+    (call,) = world.ledger.calls(key)
+    assert present(call.question).question == "Which colour for the door?"
+    await world.respond(key)
+    await world.finish(key)
+    assert world.ledger.run(key).output_text == "blue"
+
+
+async def test_human_node_gets_its_default_at_the_deadline() -> None:
+    nodes = {
+        "ask": {"kind": "human", "question": "Ok?", "deadline_seconds": 60, "default": {"n": "${input.n}"}},
+        "late": {"kind": "human", "question": "Ok?", "deadline_seconds": 60, "on_error": "continue"},
+        "answer": {"kind": "output", "value": {"ask": "${nodes.ask.output}", "late": "${nodes.late.error.reason}"}},
+    }
+    world = world_of()
+    key = start(world, nodes, {"n": 3})
+    while world.ledger.run(key).state not in ENDED:
+        await world.drive()
+    assert json.loads(world.ledger.run(key).output_json) == {"ask": {"n": 3}, "late": "EXPIRED"}
+
+
+@pytest.mark.parametrize("kind", [DecisionKind.APPROVE, DecisionKind.REJECT, DecisionKind.ANSWER])
+async def test_human_approval_is_decided_like_a_gated_call(kind: DecisionKind) -> None:
+    nodes = {
+        "check": {"kind": "human", "form": "approval", "who": "approvers", "question": "Send?", "on_error": "continue"},
+        "answer": {"kind": "output", "value": {"out": "${nodes.check.output}", "error": "${nodes.check.error}"}},
+    }
+    world = world_of()
+    key = start(world, nodes)
+    await world.drive()
+    (call,) = world.ledger.calls(key)
+    assert present(call.approval).preview == "Send?"
+    answer = "later" if kind is DecisionKind.ANSWER else ""
+    outcome = await world.ledger.send(key, Decide(call_id=call.call_id, kind=kind, answer=answer), approver="boss")
+    assert outcome is CommandOutcome.ACCEPTED
+    await world.finish(key)
+    found = json.loads(world.ledger.run(key).output_json)
+    assert found["out"] == {DecisionKind.APPROVE: True, DecisionKind.ANSWER: "later"}.get(kind)
+    assert (found["error"] or {}).get("reason") == ("REJECTED" if kind is DecisionKind.REJECT else None)
