@@ -80,7 +80,7 @@ _NESTED = {
     "paid": {"kind": "wait", "event": "paid", "timeout_seconds": 20, "on_error": "continue"},
     "answer": {"kind": "output", "after": ["pause", "paid"], "value": "${nodes.sub.state}"},
 }
-FLOWS = {"chain": _CHAIN, "fan": _FAN, "batch": _BATCH, "nested": _NESTED}
+FLOWS: dict[str, dict[str, Any]] = {"chain": _CHAIN, "fan": _FAN, "batch": _BATCH, "nested": _NESTED}
 for _name, _nodes in FLOWS.items():
     WORKFLOWS.save(_name, _nodes)
 
@@ -105,11 +105,14 @@ class Designer:
         while opened:
             await asyncio.sleep(1.0 + 3.0 * self._draw.random())
             run_id = self._draw.choice(opened)
-            run = await self._ask("get", lambda agent, run_id=run_id: agent.ledger.get_run(self._caller, run_id))
+            run = await self._read(run_id)
             if run is None or run.state in ENDED:
                 opened.remove(run_id)
                 continue
             await self._tend(run_id, run)
+
+    async def _read(self, run_id: RunId) -> Any:
+        return await self._ask("get", lambda agent: agent.ledger.get_run(self._caller, run_id))
 
     async def _start(self, number: int) -> RunId:
         name = self._draw.choice(list(FLOWS))
