@@ -20,8 +20,8 @@ OF_FLOWS = (
     Mutant(
         name="workflows_end_before_their_nodes",
         module=_PROGRAM,
-        text="if graph.has_ended(self._graph, self._cursor) and not state.open_calls and not self._needed:",
-        instead="if self._cursor.nodes and not state.open_calls and not self._needed:",
+        text="has_ended = graph.has_ended(self._graph, self._cursor) and self._cursor.failure is None",
+        instead="has_ended = bool(self._cursor.nodes) and self._cursor.failure is None",
         checker="workflow_runs_end_as_their_nodes",
         seed=1,
     ),
@@ -31,6 +31,6 @@ OF_FLOWS = (
         text="items[first : first + CHUNK_ITEMS]",
         instead="items[first + 1 : first + CHUNK_ITEMS]",
         checker="batches_process_each_item_once",
-        seed=1,
+        seed=4,
     ),
 )
