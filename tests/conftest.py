@@ -46,18 +46,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("promise")
 
 
+# A file with long tests that share nothing.
+_SHARE_NOTHING = "tests/system/docs/test_blocks.py"
 # Folders whose files share a suite of processes. Each goes to one worker, or every worker would start a suite.
 _SHARE_A_SUITE = tuple(f"tests/system/{name}/" for name in ("access", "background", "cli", "console", "suite"))
 
 
 class _FolderScheduling(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_SHARE_NOTHING):
+            return nodeid
         return next((folder for folder in _SHARE_A_SUITE if nodeid.startswith(folder)), super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """Run all files of a shared suite in one worker, and distribute all other files one by one."""
+    """Run all files of a shared suite in one worker, and distribute other files, and pages of docs/, one by one."""
     return _FolderScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 

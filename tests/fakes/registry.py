@@ -43,6 +43,7 @@ from pawl.errors import (
     ToolNotFound,
 )
 from pawl.event.v1.call_pb2 import Call
+from pawl.event.v1.workflow_pb2 import WorkflowVersion
 from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import tool_pb2
 from pawl.values import (
@@ -277,6 +278,14 @@ class FakeChecker(RegistryClient):
         self.taken = frozenset({"look"})
         self.gone = {"missing"}
         self.jobs_of: list[tuple[str, str]] = []
+        self.workflows: dict[str, str] = {}
+
+    async def put_workflow_tool(self, store_id: StoreId, workflow: WorkflowVersion, *, validate_only: bool) -> None:
+        if workflow.as_tool and workflow.name in self.taken:
+            raise ToolExists(f"{workflow.name!r} is a tool")
+        if not validate_only:
+            self.workflows.pop(workflow.name, None)
+            self.workflows |= {workflow.name: workflow.description} if workflow.as_tool else {}
 
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         if "bad" in answer:

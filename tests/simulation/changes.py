@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from pawl.chassis.ids import RunId, UserId
+from pawl.chassis.ids import RunId, RunKey, UserId
 from pawl.job_store.ledger.reading import ChangedRuns
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
 from pawl.values import CallState, RunState
@@ -16,6 +16,9 @@ class MemoryChanges:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
+
+    async def loop_state(self, key: RunKey) -> bytes:
+        return self._tables.loop_states.get(key, b"")
 
     async def changed_runs(
         self, conversation: ConversationRow, user_id: UserId, *, since: datetime | None, all_open: bool

@@ -231,7 +231,7 @@ class AgentLoop:
         self.forward_of_schedules = PublicLedger(channel).forward
         self.schedules = AgentLoopSchedules(
             ScheduleLedgerServiceStub(channel),
-            starting=Starting(self.clients.messages, lambda _: False),
+            starting=Starting(self.clients.messages, self.clients.workflow_starting, lambda _: False),
             clock=clock,
             forward=self.clients.forward,
         )
@@ -239,7 +239,7 @@ class AgentLoop:
         self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
             TriggerLedgerServiceStub(channel),
-            starting=Starting(self.clients.messages, lambda _: False),
+            starting=Starting(self.clients.messages, self.clients.workflow_starting, lambda _: False),
             clock=clock,
             ids=IdSource(clock, chance.stream("event ids", name).getrandbits),
             forward=self.clients.forward,

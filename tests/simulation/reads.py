@@ -253,9 +253,6 @@ class MemoryReads(MemoryChanges):
         below = sorted(shown[1:], key=lambda each: (each.run.create_time, each.run.run_id))
         return view_of([shown[0], *below])
 
-    async def loop_state(self, key: RunKey) -> bytes:
-        return self._tables.loop_states.get(self._run(key, UserId("")).key, b"")
-
     def _situation(self, run: RunRow) -> Situation:
         calls = self._tables.calls_of(run.key)
         conversation = self._tables.conversations.get(ConversationKey(run.store_id, run.conversation_id))

@@ -36,6 +36,7 @@ from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.chassis.process.tasks import shield
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
 from pawl.event.v1.call_pb2 import Call
+from pawl.event.v1.workflow_pb2 import WorkflowVersion
 from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool_registry.rules import execution as recorded
 from pawl.tool_registry.rules.journal import Entry, Step, next_step
@@ -460,6 +461,9 @@ class Client(FakeChecker):
 
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         """Accept every answer, because the questions have no schema."""
+
+    async def put_workflow_tool(self, store_id: StoreId, workflow: WorkflowVersion, *, validate_only: bool) -> None:
+        """Accept every workflow. No agent calls one as a tool."""
 
     async def check_output(self, store_id: str, schema_json: bytes, output: str | None) -> OutputChecked:
         """Accept every output, because the runs have no output schema."""

@@ -74,7 +74,7 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start("pending", partial(clients.pending.follow, live))
             service.background.start("conversations", partial(clients.conversations.follow, live))
             clients.add_to(server)
-            starting = Starting(clients.messages, is_gone)
+            starting = Starting(clients.messages, clients.workflow_starting, is_gone)
             stub = ScheduleLedgerServiceStub(job_store)
             schedules = ScheduleServicer(stub, starting, service.clock, clients.forward)
             server.add_forwarding(add_ScheduleServiceServicer_to_server, schedules, clients.forward)

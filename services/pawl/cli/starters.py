@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 import typer
 
 from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.cli import wording
-from pawl.cli.command import seconds_of
+from pawl.cli.command import object_of, seconds_of
 from pawl.cli.contract import Option, Options, listing, shown, verb
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
@@ -30,6 +31,11 @@ def _cron(definition: schedule_pb2.ScheduleDefinition, typed: str) -> None:
     definition.cron = typed
 
 
+def _input(definition: Any, typed: str) -> None:
+    definition.input_json = msgspec.json.encode(object_of(typed, "--input")) if typed else b""
+
+
+_INPUT: Final = Option(path="definition.input_json", help="The workflow's input, a JSON object.", put=_input)
 _SCHEDULE: Final[Options] = {
     "name": "definition.name",
     "--text": "definition.text",
@@ -48,6 +54,8 @@ _SCHEDULE: Final[Options] = {
     "--overlap": "definition.overlap",
     "--catch-up": "definition.catch_up_seconds",
     "--agent": "definition.agent",
+    "--workflow": "definition.workflow",
+    "--input": _INPUT,
     "--conversation-key": "definition.conversation_key",
     "--label": "definition.labels",
 }
@@ -64,6 +72,11 @@ def _when(schedule: schedule_pb2.Schedule) -> str:
 
 def _next(schedule: schedule_pb2.Schedule) -> str:
     return "paused" if schedule.HasField("pause_time") else wording.text_at(schedule, "next_time") or "never"
+
+
+def _starts(starter: Any) -> str:
+    definition = starter.definition
+    return wording.one_line(f"workflow {definition.workflow}" if definition.workflow else definition.text, 200)
 
 
 def _schedule(answer: Any, _: Any) -> str:
@@ -93,7 +106,7 @@ schedules.command("create")(
     verb(
         schedule_requests.CreateScheduleRequest(),
         _SCHEDULE,
-        "Create a schedule. Requires --text, and --cron or --every.",
+        "Create a schedule. Requires --text or --workflow, and --cron or --every.",
         _schedule,
     )
 )
@@ -105,7 +118,7 @@ schedules.command("list")(
         schedule_requests.ListSchedulesRequest(),
         {},
         "List your schedules by name.",
-        {"schedule": "definition.name", "when": _when, "next": _next, "text": "definition.text"},
+        {"schedule": "definition.name", "when": _when, "next": _next, "starts": _starts},
         none="You have no schedules.",
     )
 )
@@ -186,6 +199,8 @@ _TRIGGER: Final[Options] = {
     "--conversation-pointer": "definition.conversation_pointer",
     "--concurrency-pointer": "definition.concurrency_pointer",
     "--agent": "definition.agent",
+    "--workflow": "definition.workflow",
+    "--input": _INPUT,
     "--label": "definition.labels",
 }
 
@@ -228,8 +243,8 @@ triggers.command("create")(
     verb(
         trigger_requests.CreateTriggerRequest(),
         _TRIGGER,
-        "Create a trigger. Requires --text, and --webhook or --mailbox. A webhook's secret is shown once, alone on"
-        " standard output.",
+        "Create a trigger. Requires --text or --workflow, and --webhook or --mailbox. A webhook's secret is shown once,"
+        " alone on standard output.",
         _created,
     )
 )
@@ -246,7 +261,7 @@ triggers.command("list")(
             "id": "trigger_id",
             "by": _source_text,
             "state": _state,
-            "text": "definition.text",
+            "starts": _starts,
         },
         none="You have no triggers.",
     )

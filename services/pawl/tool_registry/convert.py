@@ -19,8 +19,18 @@ from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.registering import own_label
 from pawl.tool_registry.rules.verdict import CallContext, Verdict
 from pawl.tools.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERSION_MAX, ToolDefinition, ToolVersion
+from pawl.tools.rules.schema import read_schema
 from pawl.tools.wire import DEFINITION, WIRE
-from pawl.values import CallState, DecisionKind, ExecutionContext, Progress, ReadTimeouts, Series
+from pawl.values import (
+    CallState,
+    Category,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    Progress,
+    ReadTimeouts,
+    Series,
+)
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DURATION_SECONDS_MAX: Final = 1e10
@@ -68,6 +78,24 @@ def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
     if not message.context:
         message.context = call_pb2.EXECUTION_CONTEXT_FRONTEND
     return DEFINITION.read(message)
+
+
+def workflow_tool_from(message: execution_pb2.PutWorkflowToolRequest) -> ToolDefinition:
+    """Return the definition of a workflow's tool.
+
+    Each call starts one run, whose ID is derived from the call. The run's own calls need their own approvals.
+
+    Raises:
+        InvalidSchema: The input schema is not a JSON object.
+    """
+    return ToolDefinition(
+        name=message.name,
+        description=message.description,
+        arguments_schema=read_schema(message.input_schema_json),
+        context=ExecutionContext.AGENT,
+        category=Category.SAFE,
+        effect=EffectClass.IDEMPOTENT,
+    )
 
 
 def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:

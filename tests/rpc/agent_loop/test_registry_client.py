@@ -104,6 +104,9 @@ class FakeService(execution_pb2_grpc.ExecutionServiceServicer):
             raise InvalidSchema("it must be an object")
         return execution_pb2.CheckOutputResponse(faults=["the answer is not JSON"])
 
+    async def PutWorkflowTool(self, request: Any, context: Any) -> execution_pb2.PutWorkflowToolResponse:
+        raise MethodNotFound
+
     async def ReadDocument(self, request: Any, context: Any) -> execution_pb2.ReadDocumentResponse:
         raise MethodNotFound
 

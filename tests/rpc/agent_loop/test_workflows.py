@@ -12,6 +12,7 @@ from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
+from tests.fakes.registry import FakeChecker
 from tests.rpc.agent_loop.asking import CONTROL, MISSING, NO_ID, Api, check_refusals, failure, reason, start
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -77,6 +78,29 @@ async def test_deleted_workflow_starts_no_runs_but_keeps_its_versions(
     assert not (await workflows.ListWorkflows(pb.ListWorkflowsRequest(), metadata=ME)).workflows
     deleted = pb.DeleteWorkflowRequest(name="triage")
     assert await reason(workflows.DeleteWorkflow(deleted, metadata=ADMIN)) == "WORKFLOW_NOT_FOUND"
+
+
+async def test_workflow_is_a_tool_while_its_newest_version_says_so(
+    workflows: WorkflowServiceAsyncStub, checker: FakeChecker
+) -> None:
+    tool = save(as_tool=True, description="Sort it.")
+    await workflows.SaveWorkflow(save(as_tool=True, description="Sort it.", validate_only=True), metadata=ADMIN)
+    assert checker.workflows == {}
+    await workflows.SaveWorkflow(tool, metadata=ADMIN)
+    assert checker.workflows == {"triage": "Sort it."}
+    await workflows.SaveWorkflow(save(), metadata=ADMIN)
+    assert checker.workflows == {}
+    await workflows.SaveWorkflow(tool, metadata=ADMIN)
+    await workflows.DeleteWorkflow(pb.DeleteWorkflowRequest(name="triage"), metadata=ADMIN)
+    assert checker.workflows == {}
+
+
+async def test_workflow_with_the_name_of_a_tool_cannot_be_one(workflows: WorkflowServiceAsyncStub) -> None:
+    tool: dict[str, Any] = {"name": "look", "as_tool": True, "description": "Look."}
+    checked = await workflows.SaveWorkflow(save(**tool, validate_only=True), metadata=ADMIN)
+    assert [(fault.path, fault.message) for fault in checked.faults] == [("name", "'look' is a tool")]
+    assert await reason(workflows.SaveWorkflow(save(**tool), metadata=ADMIN)) == "INVALID_WORKFLOW"
+    assert (await workflows.SaveWorkflow(save(name="look"), metadata=ADMIN)).created
 
 
 BAD: dict[str, tuple[Any, list[tuple[str, str]]]] = {

@@ -31,7 +31,7 @@ from tests.tidy.tree import ROOT
 _BLOCK: Final = re.compile(r"^```(?P<language>\S+)(?: (?P<info>[^\n]*))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _IDS: Final = {
     "RUN": re.compile(r"\brun_(?:[a-z0-9]{26}|[0-9a-f]{32})\b"),
-    "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|call_[0-9a-f]{32}|undo_\d+_[0-9a-f]{32})\b"),
+    "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|call_[0-9a-f]{32}|undo_\d+_[0-9a-f]{32}|node_[0-9a-f]{24}(?:_\d+)+)\b"),
     "RULE": re.compile(r"\brule_[a-z0-9]{26}\b"),
     "CONV": re.compile(r"\bconv_[a-z0-9]{26}\b"),
     "MAIL": re.compile(r"\bmail_[a-z0-9]{26}\b"),

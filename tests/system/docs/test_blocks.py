@@ -12,32 +12,26 @@ import pytest
 from tests.system.docs.pages import Block, Reader, blocks
 
 # A page starts a suite or two, and dozens of programs.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 DOCS = Path(__file__).parents[3] / "docs"
-# Pages read one after another share a folder and a suite.
+# Pages read one after another share a folder and, while they start it with the same command, a suite.
 PAGES = (
-    ("start/quickstart.md",),
+    (
+        *("guides/conversations.md", "guides/gateway.md", "reference/nats.md", "guides/triggers.md"),
+        *("guides/schedules.md", "reference/python-client.md", "guides/apply.md"),
+    ),
+    ("guides/agents.md", "guides/builtin-tools.md", "guides/approvals.md"),
+    ("guides/from-node.md", "../web/client/README.md", "guides/frontends.md"),
+    ("start/quickstart.md", "guides/identity.md"),
+    ("guides/notifications.md",),
+    ("guides/tools.md",),
+    ("guides/background.md",),
+    ("guides/workflows.md",),
+    ("guides/tool-sources.md",),
+    ("start/tutorial.md",),
     ("start/first-tool.md",),
     ("start/first-approval.md",),
-    ("start/tutorial.md",),
-    ("guides/tools.md",),
-    ("guides/agents.md",),
-    ("guides/apply.md",),
-    ("guides/tool-sources.md",),
-    ("guides/builtin-tools.md", "guides/approvals.md"),
-    ("reference/nats.md",),
-    ("guides/notifications.md",),
-    ("guides/from-node.md",),
-    ("guides/gateway.md",),
-    ("../web/client/README.md",),
-    ("guides/frontends.md",),
-    ("reference/python-client.md",),
-    ("guides/identity.md",),
-    ("guides/conversations.md",),
-    ("guides/schedules.md",),
-    ("guides/triggers.md",),
-    ("guides/background.md",),
     ("guides/goals.md",),
 )
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")

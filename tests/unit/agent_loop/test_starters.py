@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace as replaced
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -16,21 +16,25 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
+from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
 from pawl.agent_loop.schedules.starting import ClaimPause, Starting
 from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
+from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
+    InvalidArguments,
     InvalidField,
     Overloaded,
     PawlError,
     PermissionDenied,
     TooLarge,
+    WorkflowNotFound,
 )
 from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW, SCHEDULE_OVERLAP_QUEUE, ScheduleDefinition, ScheduleFire
 from pawl.event.v1.trigger_pb2 import MailboxSource, MailPosition, TriggerDefinition
@@ -108,9 +112,23 @@ class Checks:
         return SubmitMessageRequest(text=message.text, conversation_key=message.conversation_key), None
 
 
+class Workflows:
+    """The workflow `digest`, whose input must not be empty."""
+
+    async def submission(self, caller: Principal, asked: StartWorkflowRequest) -> Any:
+        refusal: PawlError | None = WorkflowNotFound() if asked.name == "gone" else None
+        if asked.input_json == b"{}":
+            refusal = InvalidArguments("input: it is empty")
+        return SubmitMessageRequest(text=asked.input_json.decode(), conversation_key=asked.name), refusal
+
+
+def starting_with(checks: Checks, is_gone: Callable[[Principal], bool] = lambda _: False) -> Starting:
+    return Starting(cast("Messages", checks), cast("WorkflowStarting", Workflows()), is_gone)
+
+
 def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> ScheduleServicer:
     stub: Any = ledger
-    starting = Starting(cast("Messages", checks), lambda caller: caller.credential_id == "file-gone")
+    starting = starting_with(checks, lambda caller: caller.credential_id == "file-gone")
     return ScheduleServicer(stub, starting, clock, forward)
 
 
@@ -257,7 +275,7 @@ class EventBook:
 
 
 def triggers_of(ledger: EventBook, clock: ManualClock, **refusals: Exception) -> TriggerServicer:
-    starting = Starting(cast("Messages", Checks(refusals)), lambda _: False)
+    starting = starting_with(Checks(refusals))
     stub: Any = ledger
     return TriggerServicer(stub, starting, clock, IdSource(clock), forward)
 

@@ -347,7 +347,7 @@ MADE: Mapping[str, Any] = {
     "GetPreferences": preference_pb2.GetPreferencesResponse(),
 }
 READ = undo_pb2.CallUndo(tool_name="calculate", state=undo_pb2.UNDO_STATE_NOTHING_TO_UNDO, reason="it was read-only")
-REASONING = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, content="First I look. Then I answer.")
+REASONING = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, content="First I look.\n" * 20 + "Then I answer.")
 OF_AGENT = rule_pb2.Rule(tool_name="pay", scope=rule_pb2.RULE_SCOPE_AGENT, scope_id="clerk")
 TEA = schedule_pb2.Schedule(definition=schedule_pb2.ScheduleDefinition(name="tea", text="Drink", cron="0 9 * * *"))
 MAILBOX = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
@@ -459,7 +459,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         "steps run_1 --full",
         {"ListSteps": steps_pb2.ListStepsResponse(steps=[REASONING])},
         None,
-        ("reasoning", "First I look. Then I answer."),
+        ("reasoning", "Then I answer."),
     ),
     ("keys revoke key_1", MADE, key_pb2.RevokeKeyRequest(key_id="key_1"), ("Revoked key_1",)),
     (

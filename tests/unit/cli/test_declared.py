@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pawl.agent.v1 import agents_pb2, declaration_pb2, schedule_pb2
+from pawl.agent.v1 import agents_pb2, declaration_pb2, schedule_pb2, workflow_pb2
 from pawl.cli.declared import applying, files, rules
 from pawl.cli.declared.applying import ApplyError
 from pawl.cli.declared.kinds import KINDS, references
@@ -24,6 +25,7 @@ from pawl.cli.failure import CommandError
 from pawl.errors import AgentNotFound, Conflict, DependencyUnavailable
 from pawl.event.v1.agent_pb2 import AgentDefinition, AgentVersion
 from pawl.event.v1.schedule_pb2 import Schedule, ScheduleDefinition
+from pawl.event.v1.workflow_pb2 import WorkflowFault, WorkflowVersion
 from pawl.tool.v1 import rule_pb2, source_pb2
 
 TYPES = {kind: each.definition for kind, each in KINDS.items()}
@@ -41,6 +43,7 @@ class Store:
     def __init__(self) -> None:
         self.agents: dict[str, AgentDefinition] = {}
         self.schedules: dict[str, ScheduleDefinition] = {}
+        self.flows: dict[str, bytes] = {}
         self.owners: dict[Key, declaration_pb2.Declaration] = {}
         self.writes_left = 10**6
         self.writes: list[str] = []
@@ -53,6 +56,30 @@ class Store:
 
     async def pages(self, method: Any, request: Any) -> Any:
         yield await method(request)
+
+    async def ListWorkflows(self, request: Any) -> Any:
+        return workflow_pb2.ListWorkflowsResponse(workflows=[WorkflowVersion(name=name) for name in self.flows])
+
+    async def GetWorkflow(self, request: Any) -> Any:
+        return workflow_pb2.GetWorkflowResponse(workflow=self._workflow(self.flows[request.name]))
+
+    def _workflow(self, definition: bytes) -> WorkflowVersion:
+        return WorkflowVersion(name=json.loads(definition)["name"], version=1, definition_json=definition)
+
+    async def SaveWorkflow(self, request: Any) -> Any:
+        asked = json.loads(request.definition_json)
+        faults = [
+            WorkflowFault(path=f"nodes.{name}.{kind}", message=f"there is no {kind} {node[kind]!r}", hint="make it")
+            for name, node in asked["nodes"].items()
+            for kind, known in (("agent", self.agents), ("workflow", self.flows))
+            if kind in node and node[kind] not in known
+        ]
+        if faults:
+            return workflow_pb2.SaveWorkflowResponse(faults=faults)
+        if not request.validate_only:
+            self._write(f"workflow {asked['name']}")
+            self.flows[asked["name"]] = request.definition_json
+        return workflow_pb2.SaveWorkflowResponse(workflow=self._workflow(request.definition_json))
 
     def _write(self, what: str) -> None:
         if not self.writes_left:
@@ -280,6 +307,39 @@ def read(folder: Path, contents: Mapping[str, str]) -> tuple[Mapping[Key, Any], 
     return {each.key: each.definition for each in found}, relative
 
 
+TRIAGE = {
+    "workflows/outer.yaml": "name: outer\nnodes:\n  sub: {kind: workflow, workflow: triage}\n",
+    "workflows/triage.yaml": "name: triage\nnodes:\n  ask:\n    kind: agent\n    agent: clerk\n    task: Sort.\n",
+    "agents/clerk.yaml": "name: clerk\n",
+    "schedules/daily.yaml": "name: daily\nworkflow: outer\ninput: {a: 1}\ncron: '0 9 * * *'\n",
+}
+
+
+async def test_a_workflow_follows_what_its_nodes_name(tmp_path: Path) -> None:
+    store = Store()
+    lines = await applied(store, written(tmp_path, TRIAGE))
+    saved = [write for write in store.writes if not write.startswith("owner")]
+    assert saved == ["agent clerk", "workflow triage", "workflow outer", "schedule daily"], lines
+    assert store.schedules["daily"].input_json == b'{"a":1}'
+    assert all(line.endswith(": unchanged") for line in await applied(store, tmp_path))
+
+
+async def test_the_faults_of_a_workflow_are_reported_with_their_lines(tmp_path: Path) -> None:
+    without_agent = {name: text for name, text in TRIAGE.items() if not name.startswith("agents")}
+    with pytest.raises(ApplyError) as error:
+        await applied(Store(), written(tmp_path, without_agent))
+    where = tmp_path / "workflows/triage.yaml"
+    assert str(error.value) == f"{where}:5: nodes.ask.agent: there is no agent 'clerk' (make it)"
+
+
+def test_answers_of_people_are_not_booleans(tmp_path: Path) -> None:
+    text = "name: w\nnodes:\n  ask: {kind: human, question: Go, options: [yes, no, on], days: [2026-01-01, true]}\n"
+    found, problems = read(tmp_path, {"workflows/w.yaml": text})
+    assert problems == []
+    ask = found[Key("workflow", "w")]["nodes"]["ask"]
+    assert (ask["options"], ask["days"]) == (["yes", "no", "on"], ["2026-01-01", True])
+
+
 def test_every_problem_is_reported_with_its_file_and_line(tmp_path: Path) -> None:
     _, problems = read(
         tmp_path,
@@ -347,6 +407,7 @@ FILES: Iterable[tuple[str, Message]] = (
     ("source", SourceConfig(name="s", http_endpoint=ENDPOINT)),
     ("source", SourceConfig(name="s", open_api={"document": b"openapi: 3.0.0"})),
     ("agent", AgentDefinition(name="a", daily_tokens_max=2**53, labels={"b": "1", "a": "2"})),
+    ("schedule", Timed(name="s", workflow="w", input_json=b'{"a":1}')),
     ("schedule", Timed(name="s", text="two\nlines", interval_seconds=60, start_time={"seconds": 10})),
 )
 
@@ -368,7 +429,7 @@ def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:
     assert references(Key("rule", "r"), rule) == {Key("source", "shop")}
 
 
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pytest.mark.parametrize("kind", sorted(TYPES.keys() - {"workflow"}))
 def test_written_enums_are_short(kind: str, tmp_path: Path) -> None:
     """Unless the short name would be ambiguous or is the default."""
     for field in TYPES[kind].DESCRIPTOR.fields:

@@ -31,6 +31,7 @@ export class Pawl extends Transport {
   readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
   readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");
   readonly triggers = this.service<typeof pb.TriggerService>("pawl.agent.v1.TriggerService");
+  readonly workflows = this.service<typeof pb.WorkflowService>("pawl.agent.v1.WorkflowService");
   readonly notifications = this.service<typeof pb.NotifyService>("pawl.notify.v1.NotifyService");
   readonly channels = this.service<typeof pb.ChannelService>("pawl.notify.v1.ChannelService");
   readonly preferences = this.service<typeof pb.PreferenceService>("pawl.notify.v1.PreferenceService");
@@ -164,6 +165,27 @@ export class Pawl extends Transport {
       },
       end: (error) => error && onError(error),
     });
+  }
+
+  /**
+   * Watches the nodes of a workflow run until it ends, and passes them to `onChange` now and about once a second.
+   * Returns a function that stops watching.
+   */
+  watchExecution(runId: string, onChange: (execution: pb.GetExecutionResponseJson) => void, onError: (error: PawlError) => void = () => {}): () => void {
+    const stopping = new AbortController();
+    const { signal } = stopping;
+    const follow = async (): Promise<void> => {
+      for (;;) {
+        const execution = await persist(() => this.workflows.getExecution({ runId }, { signal }), signal);
+        if (signal.aborted) return;
+        onChange(execution);
+        if (isEnded(execution.run ?? {})) return;
+        const afterSeq = execution.run?.lastSeq ?? "0";
+        await persist(() => this.agent.getRun({ runId, waitSeconds: 1, afterSeq }, { signal }), signal);
+      }
+    };
+    follow().catch((error: PawlError) => signal.aborted || onError(error));
+    return () => stopping.abort();
   }
 
   /** Yields the events of a run after `afterSeq` until it ends, across reconnects. */

@@ -114,3 +114,26 @@ it.each([0, 100])("stops immediately on abort, in a response or between attempts
   asking.abort();
   expect([await answer, fetch.mock.calls.length]).toEqual(["AbortError", 1]);
 });
+
+it("watches the nodes of a workflow run until it ends", async () => {
+  const at = (state: string, lastSeq: string) => ({ run: { state, lastSeq }, nodes: [{ path: "fetch" }] });
+  const { pawl, asked } = client(at("RUN_STATE_RUNNING", "3"), { run: {} }, at("RUN_STATE_COMPLETED", "5"));
+  const seen: unknown[] = [];
+  pawl.watchExecution("r", ({ run, nodes }) => seen.push(run?.state, nodes?.[0]?.path));
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(seen).toEqual(["RUN_STATE_RUNNING", "fetch", "RUN_STATE_COMPLETED", "fetch"]);
+  expect(asked).toEqual([{ runId: "r" }, { runId: "r", waitSeconds: 1, afterSeq: "3" }, { runId: "r" }]);
+});
+
+it("stops watching a workflow run without an error", async () => {
+  const { pawl, asked } = client(new TypeError("offline"));
+  const failed = vi.fn();
+  const leave = pawl.watchExecution("r", () => {}, failed);
+  await vi.advanceTimersByTimeAsync(20_000);
+  leave();
+  await vi.advanceTimersByTimeAsync(20_000);
+  const times = asked.length;
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(asked.length).toBe(times);
+  expect(failed).not.toHaveBeenCalled();
+});

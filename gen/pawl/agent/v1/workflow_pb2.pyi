@@ -471,7 +471,9 @@ class GetExecutionResponse(_message.Message):
 
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.NodeExecution]:
-        """Its nodes in the order of the definition; for the run of a map's items, one per item."""
+        """Its nodes in the order in which they can run; for the run of a map's items, one per item. If their inputs and
+        outputs have more than 1 MiB in total, those of the first nodes are left out.
+        """
 
     @_builtins.property
     def current_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -139,10 +139,12 @@ class ScheduleDefinition(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     OVERLAP_FIELD_NUMBER: _builtins.int
     CATCH_UP_SECONDS_FIELD_NUMBER: _builtins.int
+    WORKFLOW_FIELD_NUMBER: _builtins.int
+    INPUT_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the schedule, unique per user; matches ^[A-Za-z0-9_-]{1,64}$. Required."""
     text: _builtins.str
-    """Message that starts each run, at most 16 KiB. Required."""
+    """Message that starts each run, at most 16 KiB. Required unless `workflow` is set."""
     agent: _builtins.str
     """Agent that drives the runs, at its newest version; see StartRunRequest.agent."""
     conversation_key: _builtins.str
@@ -168,6 +170,14 @@ class ScheduleDefinition(_message.Message):
     catch_up_seconds: _builtins.int
     """Catch-up window: how many seconds late a missed scheduled time may still fire, at most 86,400; default
     3600. Only the last 100 missed times fire. Times during a pause do not.
+    """
+    workflow: _builtins.str
+    """Workflow that each firing starts, at its newest version. Not allowed with `text`, `agent` and
+    `conversation_key`.
+    """
+    input_json: _builtins.bytes
+    """Input of the workflow: a JSON object, at most 16 KiB; default {}. Its strings are templates as in a
+    workflow, with `schedule.name` and `schedule.time`, the scheduled time in RFC 3339.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -198,10 +208,12 @@ class ScheduleDefinition(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         overlap: Global___ScheduleOverlap.ValueType = ...,
         catch_up_seconds: _builtins.int = ...,
+        workflow: _builtins.str = ...,
+        input_json: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "catch_up_seconds", b"catch_up_seconds", "conversation_key", b"conversation_key", "cron", b"cron", "end_time", b"end_time", "interval_seconds", b"interval_seconds", "jitter_seconds", b"jitter_seconds", "labels", b"labels", "name", b"name", "offset_seconds", b"offset_seconds", "overlap", b"overlap", "start_time", b"start_time", "text", b"text", "time_zone", b"time_zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "catch_up_seconds", b"catch_up_seconds", "conversation_key", b"conversation_key", "cron", b"cron", "end_time", b"end_time", "input_json", b"input_json", "interval_seconds", b"interval_seconds", "jitter_seconds", b"jitter_seconds", "labels", b"labels", "name", b"name", "offset_seconds", b"offset_seconds", "overlap", b"overlap", "start_time", b"start_time", "text", b"text", "time_zone", b"time_zone", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

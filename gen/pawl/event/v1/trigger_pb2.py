@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pawl.event.v1 import schedule_pb2 as pawl_dot_event_dot_v1_dot_schedule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/event/v1/trigger.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpawl/event/v1/schedule.proto\"M\n\rWebhookSource\x12<\n\x0e\x61uthentication\x18\x01 \x01(\x0e\x32$.pawl.event.v1.WebhookAuthentication\"\xb5\x01\n\rMailboxSource\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\tplaintext\x18\x03 \x01(\x08\x12\x10\n\x08username\x18\x04 \x01(\t\x12\x17\n\x0fpassword_secret\x18\x05 \x01(\t\x12\x0e\n\x06\x66older\x18\x06 \x01(\t\x12\x14\n\x0cpoll_seconds\x18\x07 \x01(\r\x12\x13\n\x0b\x61uthserv_id\x18\x08 \x01(\t\x12\x0f\n\x07senders\x18\t \x03(\t\"\xb7\x03\n\x11TriggerDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05\x61gent\x18\x03 \x01(\t\x12<\n\x06labels\x18\x04 \x03(\x0b\x32,.pawl.event.v1.TriggerDefinition.LabelsEntry\x12\x18\n\x10\x63onversation_key\x18\x05 \x01(\t\x12\x1c\n\x14\x63onversation_pointer\x18\x06 \x01(\t\x12\x1b\n\x13\x63oncurrency_pointer\x18\x07 \x01(\t\x12\x18\n\x10\x64\x65\x62ounce_seconds\x18\x08 \x01(\r\x12/\n\x07overlap\x18\t \x01(\x0e\x32\x1e.pawl.event.v1.ScheduleOverlap\x12/\n\x07webhook\x18\n \x01(\x0b\x32\x1c.pawl.event.v1.WebhookSourceH\x00\x12/\n\x07mailbox\x18\x0b \x01(\x0b\x32\x1c.pawl.event.v1.MailboxSourceH\x00\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06source\"\xce\x03\n\x07Trigger\x12\x34\n\ndefinition\x18\x01 \x01(\x0b\x32 .pawl.event.v1.TriggerDefinition\x12\x12\n\ntrigger_id\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\npause_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\npause_note\x18\x05 \x01(\t\x12\x13\n\x0bself_paused\x18\x06 \x01(\x08\x12\x10\n\x08\x66\x61ilures\x18\x07 \x01(\r\x12*\n\x05\x66ires\x18\x08 \x03(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\x12\x34\n\x10unreachable_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12unreachable_reason\x18\n \x01(\t\x12\x15\n\rrefused_count\x18\x0b \x01(\x04\x12\x30\n\x0crefused_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0erefused_reason\x18\r \x01(\t\"1\n\x0cMailPosition\x12\x14\n\x0cuid_validity\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\r\"\xc6\x01\n\rLeasedMailbox\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x12\n\ntrigger_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12-\n\x07mailbox\x18\x06 \x01(\x0b\x32\x1c.pawl.event.v1.MailboxSource\x12-\n\x08position\x18\x07 \x01(\x0b\x32\x1b.pawl.event.v1.MailPosition*\x88\x01\n\x15WebhookAuthentication\x12&\n\"WEBHOOK_AUTHENTICATION_UNSPECIFIED\x10\x00\x12$\n WEBHOOK_AUTHENTICATION_SIGNATURE\x10\x01\x12!\n\x1dWEBHOOK_AUTHENTICATION_BEARER\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/event/v1/trigger.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpawl/event/v1/schedule.proto\"M\n\rWebhookSource\x12<\n\x0e\x61uthentication\x18\x01 \x01(\x0e\x32$.pawl.event.v1.WebhookAuthentication\"\xb5\x01\n\rMailboxSource\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\tplaintext\x18\x03 \x01(\x08\x12\x10\n\x08username\x18\x04 \x01(\t\x12\x17\n\x0fpassword_secret\x18\x05 \x01(\t\x12\x0e\n\x06\x66older\x18\x06 \x01(\t\x12\x14\n\x0cpoll_seconds\x18\x07 \x01(\r\x12\x13\n\x0b\x61uthserv_id\x18\x08 \x01(\t\x12\x0f\n\x07senders\x18\t \x03(\t\"\xdd\x03\n\x11TriggerDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05\x61gent\x18\x03 \x01(\t\x12<\n\x06labels\x18\x04 \x03(\x0b\x32,.pawl.event.v1.TriggerDefinition.LabelsEntry\x12\x18\n\x10\x63onversation_key\x18\x05 \x01(\t\x12\x1c\n\x14\x63onversation_pointer\x18\x06 \x01(\t\x12\x1b\n\x13\x63oncurrency_pointer\x18\x07 \x01(\t\x12\x18\n\x10\x64\x65\x62ounce_seconds\x18\x08 \x01(\r\x12/\n\x07overlap\x18\t \x01(\x0e\x32\x1e.pawl.event.v1.ScheduleOverlap\x12\x10\n\x08workflow\x18\x0c \x01(\t\x12\x12\n\ninput_json\x18\r \x01(\x0c\x12/\n\x07webhook\x18\n \x01(\x0b\x32\x1c.pawl.event.v1.WebhookSourceH\x00\x12/\n\x07mailbox\x18\x0b \x01(\x0b\x32\x1c.pawl.event.v1.MailboxSourceH\x00\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06source\"\xce\x03\n\x07Trigger\x12\x34\n\ndefinition\x18\x01 \x01(\x0b\x32 .pawl.event.v1.TriggerDefinition\x12\x12\n\ntrigger_id\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\npause_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\npause_note\x18\x05 \x01(\t\x12\x13\n\x0bself_paused\x18\x06 \x01(\x08\x12\x10\n\x08\x66\x61ilures\x18\x07 \x01(\r\x12*\n\x05\x66ires\x18\x08 \x03(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\x12\x34\n\x10unreachable_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12unreachable_reason\x18\n \x01(\t\x12\x15\n\rrefused_count\x18\x0b \x01(\x04\x12\x30\n\x0crefused_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0erefused_reason\x18\r \x01(\t\"1\n\x0cMailPosition\x12\x14\n\x0cuid_validity\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\r\"\xc6\x01\n\rLeasedMailbox\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x12\n\ntrigger_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12-\n\x07mailbox\x18\x06 \x01(\x0b\x32\x1c.pawl.event.v1.MailboxSource\x12-\n\x08position\x18\x07 \x01(\x0b\x32\x1b.pawl.event.v1.MailPosition*\x88\x01\n\x15WebhookAuthentication\x12&\n\"WEBHOOK_AUTHENTICATION_UNSPECIFIED\x10\x00\x12$\n WEBHOOK_AUTHENTICATION_SIGNATURE\x10\x01\x12!\n\x1dWEBHOOK_AUTHENTICATION_BEARER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRIGGERDEFINITION_LABELSENTRY']._loaded_options = None
   _globals['_TRIGGERDEFINITION_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WEBHOOKAUTHENTICATION']._serialized_start=1532
-  _globals['_WEBHOOKAUTHENTICATION']._serialized_end=1668
+  _globals['_WEBHOOKAUTHENTICATION']._serialized_start=1570
+  _globals['_WEBHOOKAUTHENTICATION']._serialized_end=1706
   _globals['_WEBHOOKSOURCE']._serialized_start=109
   _globals['_WEBHOOKSOURCE']._serialized_end=186
   _globals['_MAILBOXSOURCE']._serialized_start=189
   _globals['_MAILBOXSOURCE']._serialized_end=370
   _globals['_TRIGGERDEFINITION']._serialized_start=373
-  _globals['_TRIGGERDEFINITION']._serialized_end=812
-  _globals['_TRIGGERDEFINITION_LABELSENTRY']._serialized_start=757
-  _globals['_TRIGGERDEFINITION_LABELSENTRY']._serialized_end=802
-  _globals['_TRIGGER']._serialized_start=815
-  _globals['_TRIGGER']._serialized_end=1277
-  _globals['_MAILPOSITION']._serialized_start=1279
-  _globals['_MAILPOSITION']._serialized_end=1328
-  _globals['_LEASEDMAILBOX']._serialized_start=1331
-  _globals['_LEASEDMAILBOX']._serialized_end=1529
+  _globals['_TRIGGERDEFINITION']._serialized_end=850
+  _globals['_TRIGGERDEFINITION_LABELSENTRY']._serialized_start=795
+  _globals['_TRIGGERDEFINITION_LABELSENTRY']._serialized_end=840
+  _globals['_TRIGGER']._serialized_start=853
+  _globals['_TRIGGER']._serialized_end=1315
+  _globals['_MAILPOSITION']._serialized_start=1317
+  _globals['_MAILPOSITION']._serialized_end=1366
+  _globals['_LEASEDMAILBOX']._serialized_start=1369
+  _globals['_LEASEDMAILBOX']._serialized_end=1567
 # @@protoc_insertion_point(module_scope)

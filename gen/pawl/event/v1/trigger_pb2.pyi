@@ -176,12 +176,14 @@ class TriggerDefinition(_message.Message):
     CONCURRENCY_POINTER_FIELD_NUMBER: _builtins.int
     DEBOUNCE_SECONDS_FIELD_NUMBER: _builtins.int
     OVERLAP_FIELD_NUMBER: _builtins.int
+    WORKFLOW_FIELD_NUMBER: _builtins.int
+    INPUT_JSON_FIELD_NUMBER: _builtins.int
     WEBHOOK_FIELD_NUMBER: _builtins.int
     MAILBOX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the trigger, unique per user; matches ^[A-Za-z0-9_-]{1,64}$. Required."""
     text: _builtins.str
-    """Message that starts each run, at most 16 KiB. Required. The event replaces `{{event}}`, which may occur
+    """Message that starts each run, at most 16 KiB. Required unless `workflow` is set. The event replaces `{{event}}`, which may occur
     once; otherwise it is appended. It is one line of JSON with its origin, a note that no participant wrote
     it, and the data in `data` (JSON or a string) or `data_base64`. Data that is too long is truncated to a
     string, and `cut_from_bytes` is added. docs/guides/triggers.md describes the escaping.
@@ -207,6 +209,15 @@ class TriggerDefinition(_message.Message):
     """
     overlap: _schedule_pb2.ScheduleOverlap.ValueType
     """What happens if it fires while the previous run has not ended; default ALLOW."""
+    workflow: _builtins.str
+    """Workflow that each event starts, at its newest version. Not allowed with `text`, `agent`,
+    `conversation_key` and `conversation_pointer`.
+    """
+    input_json: _builtins.bytes
+    """Input of the workflow: a JSON object, at most 16 KiB; default {"event": "${event}"}. Its strings are
+    templates as in a workflow, with the event as `event`: its data is `event.data`, or `event.data_base64` if
+    it is not text.
+    """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels of the runs."""
@@ -236,12 +247,14 @@ class TriggerDefinition(_message.Message):
         concurrency_pointer: _builtins.str = ...,
         debounce_seconds: _builtins.int = ...,
         overlap: _schedule_pb2.ScheduleOverlap.ValueType = ...,
+        workflow: _builtins.str = ...,
+        input_json: _builtins.bytes = ...,
         webhook: Global___WebhookSource | None = ...,
         mailbox: Global___MailboxSource | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mailbox", b"mailbox", "source", b"source", "webhook", b"webhook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "concurrency_pointer", b"concurrency_pointer", "conversation_key", b"conversation_key", "conversation_pointer", b"conversation_pointer", "debounce_seconds", b"debounce_seconds", "labels", b"labels", "mailbox", b"mailbox", "name", b"name", "overlap", b"overlap", "source", b"source", "text", b"text", "webhook", b"webhook"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "concurrency_pointer", b"concurrency_pointer", "conversation_key", b"conversation_key", "conversation_pointer", b"conversation_pointer", "debounce_seconds", b"debounce_seconds", "input_json", b"input_json", "labels", b"labels", "mailbox", b"mailbox", "name", b"name", "overlap", b"overlap", "source", b"source", "text", b"text", "webhook", b"webhook", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["webhook", "mailbox"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015

@@ -547,6 +547,61 @@ class ProposedCall(_message.Message):
 Global___ProposedCall: _TypeAlias = ProposedCall  # noqa: Y015
 
 @_typing.final
+class PutWorkflowToolRequest(_message.Message):
+    """Request for PutWorkflowTool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store ID."""
+    name: _builtins.str
+    """Workflow name, which is also the tool's name."""
+    description: _builtins.str
+    """Description for the model."""
+    input_schema_json: _builtins.bytes
+    """JSON Schema for the workflow's input; empty removes the tool."""
+    validate_only: _builtins.bool
+    """Only check whether the tool can be registered."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        input_schema_json: _builtins.bytes = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "input_schema_json", b"input_schema_json", "name", b"name", "store_id", b"store_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutWorkflowToolRequest: _TypeAlias = PutWorkflowToolRequest  # noqa: Y015
+
+@_typing.final
+class PutWorkflowToolResponse(_message.Message):
+    """Response from PutWorkflowTool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutWorkflowToolResponse: _TypeAlias = PutWorkflowToolResponse  # noqa: Y015
+
+@_typing.final
 class CheckCallsRequest(_message.Message):
     """Request for CheckCalls."""
 

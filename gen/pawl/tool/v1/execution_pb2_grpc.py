@@ -45,6 +45,11 @@ class ExecutionServiceStub(object):
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsRequest.SerializeToString,
                 response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsResponse.FromString,
                 _registered_method=True)
+        self.PutWorkflowTool = channel.unary_unary(
+                '/pawl.tool.v1.ExecutionService/PutWorkflowTool',
+                request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.PutWorkflowToolRequest.SerializeToString,
+                response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.PutWorkflowToolResponse.FromString,
+                _registered_method=True)
         self.CheckCalls = channel.unary_unary(
                 '/pawl.tool.v1.ExecutionService/CheckCalls',
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.SerializeToString,
@@ -111,6 +116,19 @@ class ExecutionServiceServicer(object):
         - ALREADY_EXISTS / TOOL_EXISTS
         - INVALID_ARGUMENT / INVALID_SCHEMA
         - INVALID_ARGUMENT / INVALID_FIELD
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutWorkflowTool(self, request, context):
+        """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+        are delegated to runs of the workflow. Idempotent.
+
+        Errors:
+        - ALREADY_EXISTS / TOOL_EXISTS: The name belongs to another tool.
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - INVALID_ARGUMENT / INVALID_FIELD: `description`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,6 +247,11 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsRequest.FromString,
                     response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsResponse.SerializeToString,
             ),
+            'PutWorkflowTool': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutWorkflowTool,
+                    request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.PutWorkflowToolRequest.FromString,
+                    response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.PutWorkflowToolResponse.SerializeToString,
+            ),
             'CheckCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckCalls,
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.FromString,
@@ -325,6 +348,33 @@ class ExecutionService(object):
             '/pawl.tool.v1.ExecutionService/CheckOwnTools',
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsRequest.SerializeToString,
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutWorkflowTool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.tool.v1.ExecutionService/PutWorkflowTool',
+            pawl_dot_tool_dot_v1_dot_execution__pb2.PutWorkflowToolRequest.SerializeToString,
+            pawl_dot_tool_dot_v1_dot_execution__pb2.PutWorkflowToolResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,15 @@ class ExecutionServiceStub:
     - INVALID_ARGUMENT / INVALID_SCHEMA
     - INVALID_ARGUMENT / INVALID_FIELD
     """
+    PutWorkflowTool: _grpc.UnaryUnaryMultiCallable[_execution_pb2.PutWorkflowToolRequest, _execution_pb2.PutWorkflowToolResponse]
+    """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+    are delegated to runs of the workflow. Idempotent.
+
+    Errors:
+    - ALREADY_EXISTS / TOOL_EXISTS: The name belongs to another tool.
+    - INVALID_ARGUMENT / INVALID_SCHEMA
+    - INVALID_ARGUMENT / INVALID_FIELD: `description`.
+    """
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
     """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
     schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
@@ -140,6 +149,15 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     - ALREADY_EXISTS / TOOL_EXISTS
     - INVALID_ARGUMENT / INVALID_SCHEMA
     - INVALID_ARGUMENT / INVALID_FIELD
+    """
+    PutWorkflowTool: _aio.UnaryUnaryMultiCallable[_execution_pb2.PutWorkflowToolRequest, _execution_pb2.PutWorkflowToolResponse]  # type: ignore[assignment]
+    """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+    are delegated to runs of the workflow. Idempotent.
+
+    Errors:
+    - ALREADY_EXISTS / TOOL_EXISTS: The name belongs to another tool.
+    - INVALID_ARGUMENT / INVALID_SCHEMA
+    - INVALID_ARGUMENT / INVALID_FIELD: `description`.
     """
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
     """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
@@ -240,6 +258,21 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         - ALREADY_EXISTS / TOOL_EXISTS
         - INVALID_ARGUMENT / INVALID_SCHEMA
         - INVALID_ARGUMENT / INVALID_FIELD
+        """
+
+    @_abc_1.abstractmethod
+    def PutWorkflowTool(
+        self,
+        request: _execution_pb2.PutWorkflowToolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_pb2.PutWorkflowToolResponse, _abc.Awaitable[_execution_pb2.PutWorkflowToolResponse]]:
+        """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+        are delegated to runs of the workflow. Idempotent.
+
+        Errors:
+        - ALREADY_EXISTS / TOOL_EXISTS: The name belongs to another tool.
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - INVALID_ARGUMENT / INVALID_FIELD: `description`.
         """
 
     @_abc_1.abstractmethod

@@ -11,7 +11,7 @@ and raise the classes in pawl.errors. See docs/reference/python-client.md.
 
 import pawl.chassis  # noqa: F401  # must be imported before gRPC
 from pawl.chassis.process.start import StartError
-from pawl.client.blocking import Client, SyncSession
+from pawl.client.blocking import Client, SyncSession, SyncWorkflowRun
 from pawl.client.client import AsyncClient
 from pawl.client.decisions import answer, approve, edit, reject, result
 from pawl.client.forms import file, form, image, output
@@ -19,6 +19,7 @@ from pawl.client.jobs import JobHandle
 from pawl.client.session import AsyncSession
 from pawl.client.target import NoAnswer
 from pawl.client.text import Piece
+from pawl.client.workflows import WorkflowRun
 from pawl.errors import PawlError
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "Piece",
     "StartError",
     "SyncSession",
+    "SyncWorkflowRun",
+    "WorkflowRun",
     "answer",
     "approve",
     "edit",

@@ -13,6 +13,7 @@ from pawl.chassis.process.tasks import end
 from pawl.client.client import AsyncClient
 from pawl.client.jobs import JobHandle
 from pawl.client.session import AsyncSession
+from pawl.client.workflows import WorkflowRun
 from pawl.errors import PawlError
 
 A = TypeVar("A")
@@ -158,6 +159,28 @@ class SyncSession:
     cancel = _plain(AsyncSession.cancel)
 
 
+class SyncWorkflowRun:
+    """A blocking handle for a workflow run; see `WorkflowRun`."""
+
+    def __init__(self, thread: LoopThread, run: WorkflowRun) -> None:
+        self._thread = thread
+        self._asyncio = run
+        self.run_id = run.run_id
+
+    execution = _plain(WorkflowRun.execution)
+    follow = _iterating(WorkflowRun.follow)
+    result = _plain(WorkflowRun.result)
+    pause = _plain(WorkflowRun.pause)
+    resume = _plain(WorkflowRun.resume)
+    send_event = _plain(WorkflowRun.send_event)
+    rerun_plan = _plain(WorkflowRun.rerun_plan)
+
+    @_as(WorkflowRun.rerun)
+    def rerun(self, *args: Any, **options: Any) -> SyncWorkflowRun:
+        """Run again from a node, once the run has ended. Returns the new run."""
+        return SyncWorkflowRun(self._thread, self._thread.run(lambda: self._asyncio.rerun(*args, **options)))
+
+
 class Client:
     """The blocking client for a suite, with the same parameters and methods as `AsyncClient`.
 
@@ -235,6 +258,10 @@ class Client:
     rotate_trigger_secret = _plain(AsyncClient.rotate_trigger_secret)
     delete_trigger = _plain(AsyncClient.delete_trigger)
     deliver_webhook = _plain(AsyncClient.deliver_webhook)
+    save_workflow = _plain(AsyncClient.save_workflow)
+    get_workflow = _plain(AsyncClient.get_workflow)
+    list_workflows = _iterating(AsyncClient.list_workflows)
+    delete_workflow = _plain(AsyncClient.delete_workflow)
     documents = _iterating(AsyncClient.documents)
     get_document = _plain(AsyncClient.get_document)
     put_document = _plain(AsyncClient.put_document)
@@ -245,3 +272,12 @@ class Client:
     def session(self, **options: Any) -> SyncSession:
         """Return a blocking front-end session, which is a context manager; see `AsyncSession`."""
         return SyncSession(self._thread, self._asyncio.session(**options))
+
+    @_as(AsyncClient.start_workflow)
+    def start_workflow(self, *args: Any, **options: Any) -> SyncWorkflowRun:
+        """Start a workflow and return its run once it is durable; see `AsyncClient.start_workflow`."""
+        return SyncWorkflowRun(self._thread, self._thread.run(lambda: self._asyncio.start_workflow(*args, **options)))
+
+    def workflow_run(self, run_id: str) -> SyncWorkflowRun:
+        """Return a handle for a workflow run. Sends no request."""
+        return SyncWorkflowRun(self._thread, self._asyncio.workflow_run(run_id))

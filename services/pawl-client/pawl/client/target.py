@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceAsyncStub
     from pawl.agent.v1.trigger_pb2_grpc import TriggerServiceAsyncStub
+    from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
     from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
@@ -124,6 +125,7 @@ class Target:
     jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
     scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")
     triggers: cached_property[TriggerServiceAsyncStub] = _stub("agent.v1.trigger.TriggerService", "agent")
+    workflows: cached_property[WorkflowServiceAsyncStub] = _stub("agent.v1.workflow.WorkflowService", "agent")
     operators: cached_property[OperatorServiceAsyncStub] = _stub("agent.v1.operator.OperatorService", "agent")
     tool_register: cached_property[ToolServiceAsyncStub] = _stub("tool.v1.tool.ToolService", "tools")
     rules: cached_property[RuleServiceAsyncStub] = _stub("tool.v1.rule.RuleService", "tools")

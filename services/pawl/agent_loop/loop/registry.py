@@ -33,6 +33,7 @@ from pawl.chassis.rpc.client import translated, translating
 from pawl.chassis.rpc.translate import Exceptions
 from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2
+from pawl.event.v1.workflow_pb2 import WorkflowVersion
 from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values import Disposition, Execution, ExecutionContext, Progress, ReadTimeouts, Series
@@ -138,6 +139,21 @@ class RegistryClient:
             )
             for tool in response.tools
         )
+
+    async def put_workflow_tool(self, store_id: StoreId, workflow: WorkflowVersion, *, validate_only: bool) -> None:
+        """Register a workflow as a tool of its store, or remove this tool unless the version has `as_tool`.
+
+        Raises:
+            ToolExists: the name belongs to another tool.
+            InvalidSchema, InvalidField
+        """
+        request = execution_pb2.PutWorkflowToolRequest(
+            store_id=store_id, name=workflow.name, validate_only=validate_only
+        )
+        if workflow.as_tool:
+            request.description = workflow.description
+            request.input_schema_json = workflow.input_schema_json
+        await translated(self._stub.PutWorkflowTool(request))
 
     async def check(
         self,

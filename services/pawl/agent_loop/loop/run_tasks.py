@@ -64,7 +64,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, IdSource, StoreId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
-from pawl.errors import AgentNotFound, ToolNotFound
+from pawl.errors import AgentNotFound, CallNotFound, ToolNotFound
 from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usage
 
 # Minimum time between two progress reports of a job. Only the latest report is kept in between.
@@ -419,7 +419,13 @@ class RunTasks(Tasks):
     async def _read(self, work: ReadCalls, run: Run) -> Fact:
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
         reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in work.call_ids)
-        calls = [await until_answered(read) for read in reads]
+        try:
+            calls = [await until_answered(read) for read in reads]
+        except CallNotFound as error:
+            message = "A run whose results it uses was deleted."
+            return RunRefused(
+                failure=RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
+            )
         if work.run_id:
             calls += await until_answered(partial(calls_of_run, ledger.channel, run.store_id, run.user_id, work.run_id))
         return CallsRead(calls=tuple(calls), run_id=work.run_id)

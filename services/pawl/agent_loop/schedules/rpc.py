@@ -164,10 +164,12 @@ class ScheduleServicer:
     async def _fire(
         self, due: DueSchedule, request_id: RequestId, backfill_time: Timestamp | None = None
     ) -> ScheduleFire | None:
-        message, refusal = await self._starting.message(caller_of(due.owner), due.definition, request_id)
-        if message is not None:
-            past_time = None if backfill_time is None else backfill_time.ToDatetime(tzinfo=UTC)
-            note = fire_note(due, datetime.fromtimestamp(self._clock.now(), UTC), past_time)
+        now = datetime.fromtimestamp(self._clock.now(), UTC)
+        past_time = None if backfill_time is None else backfill_time.ToDatetime(tzinfo=UTC)
+        scope = {"schedule": {"name": due.definition.name, "time": _time_text(due, past_time, now)}}
+        message, refusal = await self._starting.message(caller_of(due.owner), due.definition, scope, request_id)
+        if message is not None and not due.definition.workflow:
+            note = fire_note(due, now, past_time)
             instructions = "\n\n".join(filter(None, (message.options.instructions, note)))
             message.options.instructions = instructions
         request = schedules_pb2.FireScheduleRequest(
@@ -179,19 +181,26 @@ class ScheduleServicer:
 
 
 def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
-    expected_time = due.expected_time.ToDatetime(tzinfo=UTC) if due.HasField("expected_time") else None
-    time = backfill_time or expected_time or now
-    zone = due.definition.time_zone or "UTC"
-    when = f"{time.astimezone(ZoneInfo(zone)).isoformat(timespec='seconds')} ({zone})"
+    expected_time = _expected_time(due)
+    when = f"{_time_text(due, backfill_time, now)} ({due.definition.time_zone or 'UTC'})"
     if backfill_time is not None:
         how = f"It is for the scheduled time {when} in the past (a backfill)."
     elif expected_time is None:
         how = f"It was started by hand at {when}."
     else:
-        late_seconds = int((now - time).total_seconds())
+        late_seconds = int((now - expected_time).total_seconds())
         how = f"It was due at {when}"
         how += f" and is {late_seconds} seconds late." if late_seconds >= _LATE_SECONDS else "."
     return f"This run belongs to the schedule {due.definition.name}. {how}"
+
+
+def _time_text(due: DueSchedule, backfill_time: datetime | None, now: datetime) -> str:
+    time = backfill_time or _expected_time(due) or now
+    return time.astimezone(ZoneInfo(due.definition.time_zone or "UTC")).isoformat(timespec="seconds")
+
+
+def _expected_time(due: DueSchedule) -> datetime | None:
+    return due.expected_time.ToDatetime(tzinfo=UTC) if due.HasField("expected_time") else None
 
 
 def _part_id(request_id: RequestId, time: Timestamp) -> RequestId:

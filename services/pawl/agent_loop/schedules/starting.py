@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from pawl.agent.v1.agent_pb2 import StartRunRequest
+from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.schedules import inputs
+from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.chassis.process import logs
@@ -17,6 +20,8 @@ from pawl.chassis.process.tasks import within
 from pawl.errors import (
     DeadlineExceeded,
     Internal,
+    InvalidArguments,
+    InvalidField,
     Overloaded,
     PawlError,
     PermissionDenied,
@@ -90,23 +95,44 @@ class Starting:
     `credential_is_gone` returns whether a principal's API key is no longer valid.
     """
 
-    def __init__(self, messages: Messages, credential_is_gone: Callable[[Principal], bool]) -> None:
+    def __init__(
+        self, messages: Messages, workflows: WorkflowStarting, credential_is_gone: Callable[[Principal], bool]
+    ) -> None:
         self._messages = messages
+        self._workflows = workflows
         self._credential_is_gone = credential_is_gone
 
     async def check(self, caller: Principal, definition: Definition) -> None:
         """Check that a run can currently be started with this definition.
 
         Raises:
-            AgentNotFound, InvalidField, InvalidId, TooLarge: the run cannot be started.
+            AgentNotFound, WorkflowNotFound, InvalidField, InvalidId, TooLarge: the run cannot be started.
+            InvalidArguments: the workflow does not take this input.
         """
-        checks.text(definition.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
-        await self._message(caller, definition, NO_REQUEST)
+        if not definition.workflow:
+            if definition.input_json:
+                raise InvalidField("input requires `workflow`", field="definition.input_json")
+            checks.text(definition.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
+            await self._message(caller, definition, NO_REQUEST)
+            return
+        is_fixed = inputs.check(definition)
+        try:
+            given = inputs.rendered(definition, {}) if is_fixed else definition.input_json
+            await self._workflow(caller, definition, NO_REQUEST, given)
+        except InvalidArguments:
+            if is_fixed:
+                raise
 
     async def message(
-        self, caller: Principal, definition: Definition, request_id: RequestId = NO_REQUEST
+        self,
+        caller: Principal,
+        definition: Definition,
+        scope: Mapping[str, Any],
+        request_id: RequestId = NO_REQUEST,
     ) -> tuple[SubmitMessageRequest | None, str]:
         """Return a run's message, or the reason why the run cannot be started.
+
+        `scope` has the values that the templates in a workflow's input may use.
 
         Raises:
             PawlError: one of the transient errors in RETRYABLE.
@@ -114,6 +140,8 @@ class Starting:
         try:
             if self._credential_is_gone(caller):
                 raise PermissionDenied("the API key of the last save or resumption was revoked or has lost a role")
+            if definition.workflow:
+                return await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope)), ""
             return await self._message(caller, definition, request_id), ""
         except RETRYABLE:
             raise
@@ -131,3 +159,14 @@ class Starting:
         if refusal is not None:
             raise refusal
         return checked
+
+    async def _workflow(
+        self, caller: Principal, definition: Definition, request_id: RequestId, input_json: bytes
+    ) -> SubmitMessageRequest:
+        asked = StartWorkflowRequest(
+            request_id=request_id, name=definition.workflow, input_json=input_json, labels=definition.labels
+        )
+        message, refusal = await self._workflows.submission(caller, asked)
+        if refusal is not None:
+            raise refusal
+        return message

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from pawl.agent.v1 import trigger_pb2 as pb
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.schedules.starting import RETRYABLE, TEXT_BYTES_MAX, ClaimPause, Starting, caller_of, fire_safely
@@ -172,10 +174,12 @@ class TriggerServicer:
     ) -> FireTriggerResponse:
         asked = TriggerDefinition()
         asked.CopyFrom(due.definition)
-        asked.text = outside.put_into(asked.text, event.data)
+        if not asked.workflow:
+            asked.text = outside.put_into(asked.text, event.data)
         if asked.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
             asked.conversation_key = event.conversation_key
-        message, refusal = await self._starting.message(caller_of(due.owner), asked)
+        scope = msgspec.json.decode(event.data) if asked.workflow else {}
+        message, refusal = await self._starting.message(caller_of(due.owner), asked, scope)
         if message is not None:
             message.labels.update(outside.mail_labels(event.data))
         request = triggers_pb2.FireTriggerRequest(

@@ -31,15 +31,23 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    All rounds of a job that are no longer stored share one source, which has their count.
+    The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer
+    stored share one source, which has their count.
 
     Raises:
         RunNotFound: the user does not have this run.
     """
     stub = ledger_pb2_grpc.LedgerServiceStub(channel)
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
-    trimmed = (await translated(stub.GetRun(of_run))).run.trimmed_rounds
+    run = (await translated(stub.GetRun(of_run))).run
+    trimmed = run.trimmed_rounds
     calls = await calls_of_run(channel, store_id, user_id, run_id, keep=undo.slim)
+    has_program = run.HasField("workflow") or run.HasField("goal")
+    below = [call.child_run_id for call in calls if undo.is_carried_out_below(call)] if has_program else []
+    for child_run_id in below:
+        found_below = await calls_of_run(channel, store_id, user_id, child_run_id, keep=undo.slim)
+        below += [call.child_run_id for call in found_below if undo.is_carried_out_below(call)]
+        calls += found_below
     slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
 
     async def source(call: Call) -> UndoSource:
@@ -48,7 +56,9 @@ async def sources(
         async with slots:
             return UndoSource(call=call, attempts=await _attempts(stub, store_id, user_id, call.call_id))
 
-    found = tuple(await asyncio.gather(*map(source, calls)))
+    # The calls of a run below replace the call that it carried out.
+    own = (call for call in calls if call.child_run_id not in below)
+    found = tuple(await asyncio.gather(*map(source, own)))
     if not (trimmed and calls):
         return found
     # Put this source first, so that the undo reaches it last.

@@ -24,6 +24,9 @@ from pawl.values import ENDED, WITH_PEOPLE, CallState
 
 # A larger value is left out, unless the request names its node.
 SHOWN_BYTES_MAX: Final = 16 * 1024
+# Limit for all values of a tree, and for the output of a node that the request names.
+TREE_BYTES_MAX: Final = 1024 * 1024
+NODE_BYTES_MAX: Final = 1024 * 1024
 
 _STATES: Final = {
     NodeState.RUNNING: pb.NODE_STATE_RUNNING,
@@ -81,8 +84,12 @@ class Execution:
         return {call_id for step in self._graph.steps for call_id in self.calls_of(step)[-2:]}
 
     def tree(self) -> list[pb.NodeExecution]:
-        """Return all nodes, without attempts, and without values that are large or in calls that were not added."""
+        """Return all nodes, without attempts, and without values that are large or in calls that were not added.
+
+        If the values together are too large, those of the first nodes are left out.
+        """
         made: dict[int, pb.NodeExecution] = {}
+        bytes_left = TREE_BYTES_MAX
         for step in reversed(self._graph.steps):
             message = self._node(step)
             message.nodes.extend(made.pop(number) for number in step.branches)
@@ -90,10 +97,14 @@ class Execution:
                 output = self._output(step)
             except CallsNeeded:
                 output = b""
-            message.output_json = output if len(output) <= SHOWN_BYTES_MAX else b""
-            message.output_omitted_bytes = len(output) if output and not message.output_json else self._left_out(step)
-            if len(message.input_json) > SHOWN_BYTES_MAX:
+            omitted_bytes = len(output) or self._left_out(step)
+            if output and len(output) <= min(SHOWN_BYTES_MAX, bytes_left):
+                message.output_json, omitted_bytes = output, 0
+                bytes_left -= len(output)
+            message.output_omitted_bytes = omitted_bytes
+            if len(message.input_json) > min(SHOWN_BYTES_MAX, bytes_left):
                 message.ClearField("input_json")
+            bytes_left -= len(message.input_json)
             made[step.number] = message
         return [made[step.number] for step in self._graph.steps if step.number in made]
 
@@ -104,8 +115,15 @@ class Execution:
             CallsNeeded: calls must be added first.
         """
         message = self._node(step)
-        message.nodes.extend(self._node(self._graph.steps[number]) for number in step.branches)
-        message.output_json = self._output(step)
+        for number in step.branches:
+            branch = message.nodes.add()
+            branch.CopyFrom(self._node(self._graph.steps[number]))
+            branch.ClearField("input_json")
+        output = self._output(step)
+        if len(output) <= NODE_BYTES_MAX:
+            message.output_json = output
+        else:
+            message.output_omitted_bytes = len(output)
         calls = [self._calls[call_id] for call_id in self.calls_of(step) if call_id in self._calls]
         if isinstance(step.node, MapNode):
             message.map.chunks.extend(_chunk(call, number, message.map.items) for number, call in enumerate(calls))
@@ -135,7 +153,9 @@ class Execution:
 
     def _has_run(self, step: Step) -> bool:
         record = self._cursor.nodes.get(step.number)
-        return record is not None and (record.state not in _NEVER_RAN or record.start_ms != record.end_ms)
+        if record is None or record.origin:
+            return False
+        return record.state not in _NEVER_RAN or record.start_ms != record.end_ms
 
     def _state(self, step: Step) -> pb.NodeState.ValueType:
         record = self._cursor.nodes.get(step.number)
@@ -162,15 +182,14 @@ class Execution:
         if record.items is not None:
             shown["map"] = _map_fields(record)
         if call is not None:
-            shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id, "input_json": call.arguments_json}
+            shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id}
+            # The call of a map is the work of one child run.
+            shown["input_json"] = b"" if record.items is not None else call.arguments_json
         if record.reason and record.state in {NodeState.FAILED, NodeState.RETRYING}:
             shown["error"] = {"reason": record.reason, "message": record.message or _error_text(call)}
         return pb.NodeExecution(**shown, reused=bool(record.origin))
 
     def _times(self, record: NodeRecord) -> dict[str, Any]:
-        # The times of a reused node were counted from the start of another run.
-        if record.origin or not self._cursor.start_time:
-            return {}
         times = {"start_time": record.start_ms, "end_time": None if record.is_open else record.end_ms}
         return {name: timestamp(self._cursor.start_time + ms / 1000) for name, ms in times.items() if ms is not None}
 

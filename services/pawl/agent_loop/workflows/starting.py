@@ -111,7 +111,9 @@ class WorkflowStarting:
     async def _check_input(self, caller: Principal, schema_json: bytes, input_json: bytes) -> None:
         checked = await self._registry.check_output(caller.store_id, schema_json, input_json.decode())
         if checked.faults:
-            raise InvalidArguments(f"input: {'; '.join(checked.faults)}")
+            # Violations at the top are attributed to an answer.
+            faults = (fault.removeprefix("answer: ") for fault in checked.faults)
+            raise InvalidArguments(f"the input does not match the workflow's schema: {'; '.join(faults)}")
 
 
 def _digest(asked: PinnedWorkflow) -> bytes:

@@ -20,7 +20,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.client import translated
-from pawl.errors import AgentNotFound, InvalidSchema, InvalidWorkflow, WorkflowNotFound
+from pawl.errors import AgentNotFound, InvalidSchema, InvalidWorkflow, ToolExists, WorkflowNotFound
 from pawl.event.v1.workflow_pb2 import WorkflowVersion
 from pawl.job.v1 import workflows_pb2 as pb
 from pawl.job.v1 import workflows_pb2_grpc
@@ -91,12 +91,19 @@ class Workflows:
             definition = parsing.parse(definition_json)
             if faults := [fault async for fault in self._faults(caller, definition)]:
                 raise DefinitionError(faults)
+            version = _version(definition)
+            if version.as_tool:
+                await self._registry.put_workflow_tool(caller.store_id, version, validate_only=True)
             uses = sorted({node.workflow for _, node in definitions.walk(definition) if isinstance(node, WorkflowNode)})
-            saved = await self._ledger.put(caller, _version(definition), uses, validate_only=validate_only)
+            saved = await self._ledger.put(caller, version, uses, validate_only=validate_only)
+            if not validate_only:
+                await self._registry.put_workflow_tool(caller.store_id, version, validate_only=False)
         except DefinitionError as error:
             found = error.faults
         except (InvalidWorkflow, WorkflowNotFound) as error:
             found = (DefinitionFault("nodes", error.message),)
+        except ToolExists as error:
+            found = (DefinitionFault("name", error.message, "rename the workflow, or set as_tool to false"),)
         else:
             if saved.created and not validate_only:
                 _log.info("workflow.saved", store=caller.store_id, user=caller.user_id, workflow=definition.name)
@@ -111,6 +118,7 @@ class Workflows:
         Raises:
             WorkflowNotFound
         """
+        await self._registry.put_workflow_tool(caller.store_id, WorkflowVersion(name=name), validate_only=False)
         await self._ledger.delete(caller, name)
         _log.info("workflow.deleted", store=caller.store_id, user=caller.user_id, workflow=name)
 

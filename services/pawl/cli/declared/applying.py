@@ -16,7 +16,7 @@ from pawl.chassis.ids import DRAFT
 from pawl.cli.contract import ask, items
 from pawl.cli.declared import files, rules
 from pawl.cli.declared.files import Asked
-from pawl.cli.declared.kinds import DRAFTS, KINDS, Kind, Saved, State, references, without
+from pawl.cli.declared.kinds import DRAFTS, KINDS, Faulty, Kind, Saved, State, references, without
 from pawl.cli.declared.rules import Action, Key, Owner, Step
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
@@ -77,8 +77,8 @@ def read(
     try:
         order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
     except CycleError as error:
-        names = ", ".join(each.name for each in error.args[1])
-        raise CommandError(f"The agents {names} delegate to each other in a cycle. Remove one delegation.") from None
+        names = ", ".join(map(str, error.args[1]))
+        raise CommandError(f"These resources use each other in a cycle: {names}. Remove one of the uses.") from None
     return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
 
 
@@ -150,6 +150,11 @@ async def _validated(
             saved = await wanted.kinds[key.kind].save(target, definition, exists=exists, validate_only=True)
         except PawlError as error:
             problems[asked.problem(_text(error), error.metadata.get("field", ""))] = _may_pass(error)
+        except Faulty as error:
+            remaining = error.without(definition, needs)
+            problems |= dict.fromkeys((asked.fault(*fault) for fault in remaining), False)
+            if not remaining:
+                valid[key] = Saved(State(definition, is_partial=True))
         else:
             if needs:  # What they offer is unknown, so save it again after them.
                 comments = current[key].comments if exists else ()

@@ -33,7 +33,10 @@ _DEFAULTS: Final = (
     *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
 )
 _DEPTH_MAX: Final = 100
+_BOOLEAN: Final = "tag:yaml.org,2002:bool"
 _UNKNOWN_FIELD: Final = re.compile(r'Message type "\S+" has (no field named "[^"]*").*', re.DOTALL)
+# The names and indexes in a path.
+PARTS: Final = re.compile(r"[^.\[\]]+")
 _INTEGERS: Final = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64)
 # Maps of values by name, each next to a map of secrets' names.
 _VALUE_MAPS: Final = {"headers": "secret_headers", "environment": "secret_environment"}
@@ -58,6 +61,12 @@ class Asked:
     def problem(self, text: str, field: str = "") -> str:
         """Return an error with the file, and the line of the deepest field that the text or `field` names."""
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
+
+    def fault(self, path: str, text: str) -> str:
+        """Return an error with the file, the line of a path such as `nodes.fetch.after[0]`, and the path itself."""
+        known, place = {tuple(map(str, each)): line for each, line in self.lines.items()}, PARTS.findall(path)
+        line = next(known[tuple(place[:end])] for end in range(len(place), -1, -1) if tuple(place[:end]) in known)
+        return f"{self.file}:{line}: {path + ': ' if path else ''}{text}"
 
 
 def read_set(folder: Path) -> str:
@@ -100,10 +109,13 @@ def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[As
     return list(found.values()), problems
 
 
-def to_yaml(kind: str, definition: Message, comments: Sequence[str] = ()) -> str:
+def to_yaml(kind: str, definition: Message | Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """Return a resource as its file, with comments after it."""
     fields: dict[str, Any] = {} if kind == "agent" else {"kind": kind}
-    fields |= _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
+    if isinstance(definition, Message):
+        fields |= _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
+    else:
+        fields |= definition
     if "labels" in fields:
         fields["labels"] = dict(sorted(fields["labels"].items()))
     text: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
@@ -113,6 +125,8 @@ def to_yaml(kind: str, definition: Message, comments: Sequence[str] = ()) -> str
 def without_secrets(name: str, definition: Any) -> list[str]:
     """Replace values that look like secrets by the names of secrets. Return these names."""
     made: list[str] = []
+    if not isinstance(definition, Message):
+        return made
     for part in [definition, *(value for field, value in definition.ListFields() if field.message_type)]:
         for values, secrets in _VALUE_MAPS.items():
             held = getattr(part, values, {})
@@ -167,7 +181,8 @@ def _refusal(error: Exception) -> str:
 
 def _asked(file: Path, document: Any, lines: Mapping[_Path, int], types: Mapping[str, type[Any]]) -> Asked:
     folder = file.absolute().parent.name.removesuffix("s")
-    kind = document.get("kind", folder if folder in types else "agent") if isinstance(document, dict) else "agent"
+    usual = folder if folder in types else "agent" if "agent" in types else next(iter(types))
+    kind = document.get("kind", usual) if isinstance(document, dict) else usual
     if kind not in tuple(types):
         raise ParseError(f"kind must be one of {', '.join(types)}, not {kind!r}")
     if not isinstance(document, dict) or not isinstance(document.get("name"), str) or not document["name"]:
@@ -175,6 +190,8 @@ def _asked(file: Path, document: Any, lines: Mapping[_Path, int], types: Mapping
             f"an {kind} must be a mapping with a `name`" if kind == "agent" else f"a {kind} needs a `name`"
         )
     fields = {name: value for name, value in document.items() if name != "kind"}
+    if types[kind] is dict:  # A workflow, which is JSON. YAML reads times as dates.
+        return Asked(Key(kind, document["name"]), json.loads(json.dumps(fields, default=str)), file, lines)
     definition = ParseDict(_natural(types[kind].DESCRIPTOR, fields), types[kind]())
     return Asked(Key(kind, document["name"]), definition, file, lines)
 
@@ -307,6 +324,14 @@ class _Loader(yaml.SafeLoader):
 
     def _error(self, problem: str, at: Any) -> yaml.YAMLError:
         return yaml.composer.ComposerError(None, None, problem, at.start_mark)
+
+
+# Only `true` and `false` are booleans, as in YAML 1.2: `yes` and `no` are answers to questions.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 class _Dumper(yaml.SafeDumper):

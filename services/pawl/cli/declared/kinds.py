@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from pawl.agent.v1 import agents_pb2, schedule_pb2, trigger_pb2
+from pawl.agent.v1 import agents_pb2, schedule_pb2, trigger_pb2, workflow_pb2
 from pawl.cli.contract import ask, items
+from pawl.cli.declared import files
 from pawl.cli.declared.rules import Key
 from pawl.client import AsyncClient
 from pawl.event.v1 import agent_pb2
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition
+from pawl.event.v1.workflow_pb2 import WorkflowFault, WorkflowVersion
 from pawl.notify.v1 import channel_pb2, notify_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2
 
@@ -74,6 +77,46 @@ class _Agents:
 
     async def delete(self, target: AsyncClient, name: str) -> None:
         await ask(target, agents_pb2.DeleteAgentRequest(name=name))
+
+
+class Faulty(Exception):  # it carries faults, each an error of its own
+    """A definition has faults: paths and messages."""
+
+    def __init__(self, faults: Iterable[WorkflowFault]) -> None:
+        self.faults = [(each.path, each.message + (f" ({each.hint})" if each.hint else "")) for each in faults]
+        super().__init__("; ".join(f"{path}: {text}" for path, text in self.faults))
+
+    def without(self, definition: Any, later: Collection[Key]) -> list[tuple[str, str]]:
+        """Return the faults that remain once the resources in `later` exist."""
+        return [fault for fault in self.faults if not {*_named_by_nodes(_at(definition, fault[0]))} & {*later}]
+
+
+class Workflows:
+    """Workflows, whose definitions are JSON documents."""
+
+    definition: type[Any] = dict
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]:
+        names = [each.name for each in await items(target, workflow_pb2.ListWorkflowsRequest())]
+        found = [await ask(target, workflow_pb2.GetWorkflowRequest(name=name)) for name in names]
+        return {each.workflow.name: _of_workflow(each.workflow) for each in found}
+
+    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+        """Save a workflow.
+
+        Raises:
+            Faulty: The definition has faults; only with `validate_only`.
+        """
+        request = workflow_pb2.SaveWorkflowRequest(
+            definition_json=json.dumps(asked).encode(), validate_only=validate_only
+        )
+        saved = await ask(target, request)
+        if saved.faults:
+            raise Faulty(saved.faults)
+        return Saved(_of_workflow(saved.workflow), f"version {saved.workflow.version}")
+
+    async def delete(self, target: AsyncClient, name: str) -> None:
+        await ask(target, workflow_pb2.DeleteWorkflowRequest(name=name))
 
 
 class _Starters:
@@ -192,6 +235,19 @@ def _of_agent(agent: agent_pb2.AgentVersion) -> State:
     return State(agent.definition, tuple(f"tool: {name}" for name in agent.tool_names))
 
 
+def _at(definition: Any, path: str) -> Any:
+    """Return the field at a path such as `nodes.fetch.tool`, as an object with this field only."""
+    names = files.PARTS.findall(path)
+    found = definition
+    for name in names[:-1]:
+        found = found.get(name) if isinstance(found, dict) else None
+    return {names[-1]: found.get(names[-1])} if names and isinstance(found, dict) else None
+
+
+def _of_workflow(workflow: WorkflowVersion) -> State:
+    return State(json.loads(workflow.definition_json))
+
+
 def _terms(rule: rule_pb2.Rule) -> rule_pb2.Rule:
     kept = rule_pb2.Rule()
     kept.CopyFrom(rule)
@@ -209,6 +265,7 @@ def _settings(channel: channel_pb2.Channel) -> channel_pb2.Channel:
 KINDS: Final[Mapping[str, Kind]] = {
     "source": _Sources(),
     "agent": _Agents(),
+    "workflow": Workflows(),
     "rule": _Rules(),
     "schedule": _Starters(ScheduleDefinition, schedule_pb2, "Schedule"),
     "trigger": _Starters(TriggerDefinition, trigger_pb2, "Trigger"),
@@ -218,25 +275,46 @@ DRAFTS: Final[Mapping[str, Kind]] = {"agent": _Agents(drafts=True)}
 
 
 def references(key: Key, definition: Any) -> set[Key]:
-    """Return the agents and sources that a definition names."""
+    """Return the agents, sources and workflows that a definition names."""
+    sources, agents, workflows = set[str](), set[str](), set[str]()
     match key.kind:
         case "agent":
             named = {name.partition(".")[0] for name in (*definition.tools.names, *definition.tools.patterns)}
             sources = named | {name.partition(":")[2] for name in definition.tools.sources}
-            agents = set(definition.delegates_to)
+            agents, workflows = set(definition.delegates_to), set(definition.tools.names)
+        case "workflow":
+            return set(_named_by_nodes(definition))
         case "rule":
             sources = {definition.tool_name.partition(".")[0]}
             agents = {definition.scope_id} if definition.scope == rule_pb2.RULE_SCOPE_AGENT else set()
         case "schedule" | "trigger":
-            sources, agents = set(), {definition.agent}
-        case _:
-            return set()
-    return {*(Key("source", name) for name in sources), *(Key("agent", name) for name in agents)}
+            agents, workflows = {definition.agent}, {definition.workflow}
+    named_by_kind = {"source": sources, "agent": agents, "workflow": workflows}
+    return {Key(kind, name) for kind, names in named_by_kind.items() for name in names}
+
+
+def _named_by_nodes(value: Any) -> Iterator[Key]:
+    """Yield what the nodes of a workflow name. A tool's name may be that of a workflow."""
+    if isinstance(value, dict):
+        for field, each in value.items():
+            if isinstance(each, str) and field in {"agent", "workflow"}:
+                yield Key(field, each)
+            elif isinstance(each, str) and field == "tool":
+                yield Key("source", each.partition(".")[0])
+                yield Key("workflow", each)
+            else:
+                yield from _named_by_nodes(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _named_by_nodes(each)
 
 
 def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
-    """Return a definition that servers can validate before the resources in `later` exist. It does not name them."""
-    if not later:
+    """Return a definition that servers can validate before the resources in `later` exist. It does not name them.
+
+    A workflow is unchanged: each of its faults names a resource.
+    """
+    if not later or key.kind == "workflow":
         return definition
     made = type(definition)()
     made.CopyFrom(definition)
@@ -249,7 +327,7 @@ def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
             made.delegates_to[:] = [name for name in made.delegates_to if not is_later("agent", name)]
             for field in ("names", "patterns"):
                 kept = [name for name in getattr(made.tools, field) if not is_later("source", name.partition(".")[0])]
-                getattr(made.tools, field)[:] = kept
+                getattr(made.tools, field)[:] = [name for name in kept if not is_later("workflow", name)]
         case "rule":
             if made.scope == rule_pb2.RULE_SCOPE_AGENT and is_later("agent", made.scope_id):
                 made.scope, made.scope_id = rule_pb2.RULE_SCOPE_STORE, ""
@@ -261,6 +339,8 @@ def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
         case "schedule" | "trigger":
             if is_later("agent", made.agent):
                 made.agent = ""
+            if is_later("workflow", made.workflow):
+                made.workflow, made.input_json, made.text = "", b"", "-"
         case _:
             pass
     return made

@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from typing import Final, NamedTuple
 
 # In dependency order: an agent may use a source's tools, a rule may name an agent, and so on.
-KINDS: Final = ("source", "agent", "rule", "schedule", "trigger", "channel")
+KINDS: Final = ("source", "agent", "workflow", "rule", "schedule", "trigger", "channel")
 
 
 class Key(NamedTuple):
@@ -51,7 +51,7 @@ def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
     """Sort resources so that each follows those that it refers to.
 
     Raises:
-        graphlib.CycleError: Agents delegate to each other in a cycle, which is the second argument.
+        graphlib.CycleError: Resources refer to each other in a cycle, which is the second argument.
     """
     keys = sorted(references, key=lambda key: KINDS.index(key.kind))
     graph = {key: [each for each in keys if each in references[key]] for key in keys}

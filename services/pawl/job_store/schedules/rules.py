@@ -56,6 +56,8 @@ class Definition(Timing, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     conversation_key: str = ""
     overlap: Overlap = Overlap.SKIP
+    workflow: str = ""
+    input_json: bytes = b""
 
 
 class Owner(Actor, frozen=True, kw_only=True):

@@ -112,6 +112,8 @@ class TriggerDefinition(msgspec.Struct, frozen=True, kw_only=True):
     concurrency_pointer: str = ""
     debounce_seconds: int = 0
     overlap: Overlap = Overlap.ALLOW
+    workflow: str = ""
+    input_json: bytes = b""
     webhook: WebhookSource | None = None
     mailbox: MailboxSource | None = None
 

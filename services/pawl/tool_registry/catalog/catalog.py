@@ -31,10 +31,13 @@ from pawl.tool_registry.rules.check import (
 )
 from pawl.tool_registry.rules.registering import (
     FRONT_END,
+    SOURCE,
     WORKER,
+    WORKFLOW,
     check_not_shadowing,
     check_own,
     check_owner,
+    check_source,
     own_version,
 )
 from pawl.tools.rules.definition import (
@@ -107,6 +110,13 @@ class CatalogTool:
         if self.in_force is None or self.in_force is self.entry:
             return [self.definition]
         return [self.definition, self.in_force.definition]
+
+    @property
+    def is_available(self) -> bool:
+        """Whether calls can be carried out. Front ends, users and runs of workflows need no runner in this process."""
+        if self.loaded is not None or self.definition.context in {ExecutionContext.FRONTEND, ExecutionContext.HUMAN}:
+            return True
+        return self.in_force is not None and self.in_force.source == WORKFLOW
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
@@ -349,6 +359,27 @@ class Catalog:
             await self._check_front_end(caller.store_id, definition)
         check_not_shadowing(definitions, await self.visible(caller))
         return [definition_hash(definition) for definition in definitions]
+
+    async def put_workflow(
+        self, store_id: StoreId, name: str, definition: ToolDefinition | None, *, validate_only: bool
+    ) -> None:
+        """Register a workflow as a tool of its store; if `definition` is None, remove this tool.
+
+        Raises:
+            InvalidField, InvalidSchema: The definition is invalid.
+            ToolExists: The name belongs to another tool.
+        """
+        current = await self._current(store_id, name)
+        if definition is None:
+            if current is not None and current.source == WORKFLOW and not validate_only:
+                await self._repository.unregister(store_id, name)
+            return
+        check_definition(definition)
+        await self.check_schema(store_id, definition.arguments_schema)
+        if current is not None:
+            check_source(current, WORKFLOW, SOURCE)
+        if not validate_only:
+            await self._repository.register(store_id, definition, replace=True, source=WORKFLOW)
 
     def own(self, store_id: StoreId, definition: ToolDefinition) -> CatalogTool:
         """Return a tool that came with a run. Its definition was checked when the run started."""

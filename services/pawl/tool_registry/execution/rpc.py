@@ -63,6 +63,12 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         ]
         return pb.CheckOwnToolsResponse(tools=tools)
 
+    async def PutWorkflowTool(self, request: pb.PutWorkflowToolRequest, context: Context) -> pb.PutWorkflowToolResponse:
+        store_id = check_id(request.store_id, "store_id")
+        definition = convert.workflow_tool_from(request) if request.input_schema_json else None
+        await self.catalog.put_workflow(store_id, request.name, definition, validate_only=request.validate_only)
+        return pb.PutWorkflowToolResponse()
+
     async def CheckCalls(self, request: pb.CheckCallsRequest, context: Context) -> pb.CheckCallsResponse:
         if len(request.calls) > CALLS_MAX:
             raise InvalidField(f"calls must have at most {CALLS_MAX} items, got {len(request.calls)}", field="calls")

@@ -39,7 +39,6 @@ _PREVIEW_BYTES_MAX: Final = 4096
 _FIRST_ATTEMPT: Final = 1
 # Maximum delay of an iteration that was due before its series ended.
 _LATE_SECONDS: Final = 60.0
-_LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _UNEXECUTED_MAX: Final = 10_000
 _UNGATED: Final = {
     ExecutionContext.BACKEND: Disposition.RUN,
@@ -164,7 +163,7 @@ class Admission:
         accepted = await self.catalog.check(context.store_id, tool, call.arguments)
         if isinstance(accepted, Refused):
             return _refused(context, accepted.reason, accepted.message, tool)
-        if tool.definition.context in _LOADED and tool.loaded is None:
+        if not tool.is_available:
             gone = f"the tool {tool.definition.name} is no longer available"
             return _refused(context, "TOOL_NOT_FOUND", gone, tool)
         try:

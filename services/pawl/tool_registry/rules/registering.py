@@ -22,6 +22,8 @@ from pawl.tools.rules.definition import (
 FRONT_END: Final = "store"
 # Source kind of worker tools.
 WORKER: Final = "worker"
+# Source name of workflows that agents may call.
+WORKFLOW: Final = "workflow"
 # Source name of tools sent with a run.
 OWN: Final = "run"
 OWN_TOOLS_MAX: Final = 64

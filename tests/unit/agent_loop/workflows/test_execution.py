@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.run import MapChunk, PinnedWorkflow, Run
@@ -13,7 +14,7 @@ from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import graph as graphs
 from pawl.agent_loop.workflows import parsing
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
-from pawl.agent_loop.workflows.execution import SHOWN_BYTES_MAX, Execution
+from pawl.agent_loop.workflows.execution import SHOWN_BYTES_MAX, TREE_BYTES_MAX, Execution
 from pawl.agent_loop.workflows.values import CallsNeeded
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.event.v1 import workflow_pb2 as pb
@@ -226,3 +227,22 @@ def test_reused_node_names_the_call_of_the_earlier_run() -> None:
     assert fetch.reused
     assert not fetch.HasField("start_time")
     assert CallId(fetch.call_id) == ""
+
+
+def test_values_of_a_tree_are_limited_together() -> None:
+    names = [f"n{number}" for number in range(150)]
+    graph = graphs.of_definition(parsing.read({"name": "w", "nodes": dict.fromkeys(names, LOOK)}))
+    run = Run(
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        conversation_id=ConversationId("c"),
+        run_id=OWN,
+        workflow=PinnedWorkflow(name="w", version=1),
+    )
+    cursor = WorkflowCursor(nodes={step.number: record(NodeState.SUCCEEDED) for step in graph.steps})
+    found = Execution(run, graph, cursor)
+    done = call("fetch", CallState.SUCCEEDED, "x" * 10_000)
+    found.add_calls(replace(done, call_id=cursors.call_id(OWN, step.number, NodeKey(1, 1, 0))) for step in graph.steps)
+    tree = found.tree()
+    assert TREE_BYTES_MAX * 0.9 < sum(node.ByteSize() for node in tree) < TREE_BYTES_MAX * 1.1
+    assert all(bool(node.output_json) != bool(node.output_omitted_bytes) for node in tree)

@@ -14,11 +14,12 @@ from pawl.agent_loop.loop.rules.run import PinnedWorkflow
 from pawl.agent_loop.workflows.executions import Executions
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, RunKey, StoreId, UserId
 from pawl.event.v1 import workflow_pb2 as pb
 from pawl.values import EffectClass, RunState
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
 
 CALLER = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
@@ -113,3 +114,15 @@ async def test_effects_of_nodes_that_run_again_are_listed() -> None:
     old, rerun = await executions(made).rerun(CALLER, key.run_id, "fetch")
     effects = await executions(made).effects(CALLER, old, rerun.again)
     assert [call.tool_name for call in effects] == ["work", "work"], "reads have no effects"
+
+
+async def test_rerun_fails_once_the_run_that_it_reuses_was_deleted() -> None:
+    made = world()
+    key = await played(made)
+    _, rerun = await executions(made).rerun(CALLER, key.run_id, "write")
+    for call in made.ledger.calls(key):
+        del made.ledger.tables.calls[CallKey(key.store_id, call.call_id)]
+    pinned = PinnedWorkflow(name="flow", version=1, rerun_of_run_id=key.run_id, rerun_node="write")
+    again = await played(made, replace(pinned, start_state=msgspec.json.encode(rerun.start)))
+    run = made.ledger.run(again)
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, "CALL_NOT_FOUND")

@@ -142,8 +142,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.tool.v1.ExecutionService": {
         (
             AGENT_LOOP,
-        ): "ResolveTools CheckOwnTools CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions RecordResults"
-        " ExecuteTool CancelExecution",
+        ): "ResolveTools CheckOwnTools PutWorkflowTool CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions"
+        " RecordResults ExecuteTool CancelExecution",
     },
     "pawl.tool.v1.FileService": {READERS: "GetFile ListFiles", _MEMBERS: "PutFile"},
     "pawl.tool.v1.MemoryService": {

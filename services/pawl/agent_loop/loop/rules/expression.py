@@ -83,7 +83,7 @@ class Environment:
         """
         expression = self.compile(source)
         values = [data[name] for name in self._json]
-        size_bytes = max(len(msgspec.json.encode(each)) for each in values)
+        size_bytes = max((len(msgspec.json.encode(each)) for each in values), default=0)
         if size_bytes > self._bytes_max:
             raise ExpressionError(f"the value is {size_bytes} bytes, over the limit of {self._bytes_max}{self._hint}")
         if not meter.spend(self._steps(source, values)):

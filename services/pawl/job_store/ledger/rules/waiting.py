@@ -67,7 +67,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or pawl workflows resume RUN.",
         _W.COMPLETION: "The holder of the call's token must complete it (CompletionService.CompleteCall).",
         _W.PROVIDER: "It retries the model server automatically; if that keeps failing, see `pawl model check`.",
-        _W.EVENT: "The event must be sent to it: pawl workflows send RUN EVENT, or WorkflowService.SendEvent.",
+        _W.EVENT: "The event must be sent to it: pawl workflows event RUN NAME, or WorkflowService.SendEvent.",
         _W.JOB: "They must end or be stopped: pawl jobs list.",
         _W.STOPPING: "Its worker settles the open calls automatically.",
     }

@@ -1,0 +1,82 @@
+"""The workflows of docs/examples, as users run them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.system.cli.conftest import CommandLine
+from tests.tidy.tree import ROOT
+
+EXAMPLES = ROOT / "docs/examples/workflows"
+FILES = 200
+
+
+@pytest.fixture(scope="module")
+def examples(pawl: CommandLine) -> CommandLine:
+    pawl.succeed("apply", "-f", str(EXAMPLES))
+    return pawl
+
+
+def folder(pawl: CommandLine) -> Path:
+    return pawl.data / "files/local"
+
+
+def started(pawl: CommandLine, name: str, **given: str) -> str:
+    return pawl.succeed("workflows", "run", name, "--input", json.dumps(given), "--detach").strip()
+
+
+def names(path: Path) -> set[str]:
+    return {each.name for each in path.iterdir()} if path.exists() else set()
+
+
+def test_research_by_parallel_agents_is_checked_by_a_person_and_becomes_a_report(examples: CommandLine) -> None:
+    run_id = started(examples, "research", topic="tide mills")
+    shown = examples.until(lambda tree: "pawl approve" in tree, "workflows", "show", run_id)
+    assert len(re.findall(r"[├└] ✓ (?:history|costs|risks) +agent +succeeded", shown)) == 3, shown
+    found = re.search(rf"pawl approve {run_id} (call_\w+)", shown)
+    assert found is not None, shown
+    examples.succeed("approve", run_id, found[1], "--answer", "write it")
+    examples.succeed("watch", run_id)
+    shown = examples.succeed("workflows", "show", run_id)
+    assert shown.rstrip().endswith("reports/tide mills.md"), shown
+    assert "## Risks" in (folder(examples) / "reports/tide mills.md").read_text()
+
+
+def test_a_nightly_digest_is_mailed_by_a_schedule(examples: CommandLine) -> None:
+    examples.succeed("run", "add task Write the workflow page")
+    fired = examples.succeed("schedules", "trigger", "nightly")
+    found = re.search(r"run_\w+", fired)
+    assert found is not None, fired
+    examples.succeed("watch", found[0])
+    mails = [each.read_text() for each in (examples.data / "outbox").rglob("*") if each.is_file()]
+    digests = [mail for mail in mails if "team@example.com" in mail and "Subject: Open tasks on 20" in mail]
+    assert len(digests) == 1, mails
+    assert "Write the workflow page" in digests[0]
+
+
+def test_a_batch_moves_all_files_or_none(examples: CommandLine) -> None:
+    inbox = folder(examples) / "inbox"
+    inbox.mkdir(parents=True, exist_ok=True)
+    wanted = {f"{number}.txt" for number in range(FILES)}
+    for name in wanted:
+        (inbox / name).write_text(name)
+    kept = folder(examples) / "archive/150.txt"
+    kept.parent.mkdir()
+    kept.write_text("an older file with this name")
+    run_id = started(examples, "batch", source="inbox", target="archive")
+    code, _, _ = examples.run("watch", run_id)
+    assert code == 1
+    assert names(inbox) == wanted
+    assert names(kept.parent) == {"150.txt"}
+    kept.unlink()
+    run_id = started(examples, "batch", source="inbox", target="archive")
+    examples.succeed("watch", run_id)
+    shown = examples.succeed("workflows", "show", run_id)
+    assert f"━ {FILES} of {FILES}" in shown, shown
+    assert f"{FILES} files moved" in shown, shown
+    assert names(kept.parent) == wanted
+    assert names(inbox) == set()
