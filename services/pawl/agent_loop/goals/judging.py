@@ -201,8 +201,9 @@ def error_of(call: Call) -> str:
 def line(written: str, bytes_max: int) -> str:
     """Return text on one line, with at most `bytes_max` bytes in JSON."""
     shown = text.cut_bytes(" ".join(strict_json.storable(written).split()).encode(), bytes_max)
-    while len(_encode(shown)) > bytes_max + 2:
-        shown = shown[: len(shown) // 2]
+    # A character has at most six bytes in JSON.
+    while (excess := len(_encode(shown)) - 2 - bytes_max) > 0:
+        shown = shown[: -max(1, excess // 6)]
     return shown
 
 
