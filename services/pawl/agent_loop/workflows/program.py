@@ -26,7 +26,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Wait,
 )
 from pawl.agent_loop.loop.rules.expression import ExpressionError
-from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause
+from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause, Warned
 from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RunFailure
 from pawl.agent_loop.loop.rules.state import READ, State, checked_calls, stop_of
 from pawl.agent_loop.workflows import children, drafting, graph
@@ -70,8 +70,12 @@ def reported(base: State, after: State) -> State:
     return after if recorded is cursor else _with_cursor(after, recorded)
 
 
-def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
-    return ()
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:
+    """Warn of events that were dropped. The events of calls report everything else."""
+    if _cursor(after).events_dropped == _cursor(base).events_dropped:
+        return ()
+    message = f"The oldest event was dropped: {EVENTS_MAX} events are waiting for a node."
+    return (Warned(reason="EVENT_DROPPED", message=message),)
 
 
 def child(state: State, call: Call, delegation: Delegation) -> Delegation:
@@ -88,9 +92,12 @@ def commanded(state: State, command: Command, now: float) -> State:
     match command.kind:
         case Pause() as pause:
             return _with_cursor(state, replace(cursor, is_paused=not pause.resumes))
-        case Event() as event if len(cursor.events) < EVENTS_MAX:
+        case Event() as event:
             number = cursor.events_received + 1
-            cursor = replace(cursor, events=(*cursor.events, (event.name, number)), events_received=number)
+            kept = (*cursor.events, (event.name, number))
+            # The newest events are kept: a node may be waiting for them.
+            dropped = cursor.events_dropped + max(0, len(kept) - EVENTS_MAX)
+            cursor = replace(cursor, events=kept[-EVENTS_MAX:], events_received=number, events_dropped=dropped)
             call = drafting.of_event(state.run, number, event.name, event.payload_json, now)
             return _with_cursor(state.with_calls([call]), cursor)
         case _:
