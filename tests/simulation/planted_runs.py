@@ -112,7 +112,7 @@ OF_RUNS = (
     Mutant(
         name="parked_runs_are_not_woken",
         module=_COMMIT,
-        text="claim_at = unit.now if unread else self.wake_time",
+        text="claim_at = unit.now if is_due else self.wake_time",
         instead="claim_at = None",
         checker="runs_end",
         seed=9,

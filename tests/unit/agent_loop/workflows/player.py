@@ -148,6 +148,11 @@ class Player:
                 self._facts += self._done(work)
             is_due = isinstance(plan.rest, Wait) and plan.rest.until is not None and plan.rest.until <= self._now
             has_news = bool(self._facts or self.state.commands or plan.work)
+            undo_call = self.state.calls.get(cursors.undo_call_id(self.state.run.run_id))
+            if not has_news and undo_call is not None and not undo_call.settled:
+                child = replace(self.state.run, state=RunState.COMPLETED)
+                self._send(AgentEnded(call_id=undo_call.call_id, run=child))
+                continue
             if isinstance(plan.rest, Finish) or not (is_due or has_news):
                 return
         raise AssertionError("the run does not settle")
