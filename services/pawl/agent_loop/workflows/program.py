@@ -34,8 +34,10 @@ from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows.cursor import EVENTS_MAX, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import (
     ITEMS_MAX,
+    AgentNode,
     CallNode,
     ConditionNode,
+    HumanNode,
     MapNode,
     OutputNode,
     ParallelNode,
@@ -46,6 +48,7 @@ from pawl.agent_loop.workflows.graph import Graph, Step
 from pawl.agent_loop.workflows.values import CallsNeeded, Values, is_too_large, time_of, value_of
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
+from pawl.errors import InvalidJson
 from pawl.values import CallState, RunState, WaitKind
 
 _STOPPED: Final = "The node was stopped before this call ended."
@@ -213,7 +216,7 @@ class _Moment:
             return record
         repeat = node.repeat if isinstance(node, CallNode) else None
         if record.reason or record.stop or repeat is None:
-            return graph.after_call(step, record, until=None)
+            return self._with_output(step, record, graph.after_call(step, record, until=None))
         try:
             content = self._values().content(step, record)
             extra = {"output": value_of(node, content), "iteration": record.iteration}
@@ -226,6 +229,23 @@ class _Moment:
         if not isinstance(until, bool):
             return graph.failed(record, record.end_ms, "EXPRESSION_FAILED", "repeat.until must be true or false.")
         return graph.after_call(step, record, until=until)
+
+    def _with_output(self, step: Step, record: NodeRecord, after: NodeRecord) -> NodeRecord:
+        """Return `after`, or a failure if the node has ended with a value that cannot be evaluated."""
+        is_default = isinstance(step.node, HumanNode) and after.value is True
+        is_json = isinstance(step.node, AgentNode) and step.node.output_schema is not None
+        if after.state is not NodeState.SUCCEEDED or not (is_default or is_json):
+            return after
+        cursor = self._cursor.with_nodes({step.number: after})
+        values = Values(self._state.run, self._pinned, self._graph, cursor)
+        try:
+            values.with_calls(self._state.calls, self._state.named).output(step)
+        except CallsNeeded as needed:
+            self._needed |= needed.call_ids
+            return record
+        except ExpressionError as error:
+            return graph.failed(after, after.end_ms or self._now_ms, "EXPRESSION_FAILED", str(error))
+        return after
 
     def _with_event(self, step: Step, record: NodeRecord) -> NodeRecord:
         wanted = step.node.event if isinstance(step.node, WaitNode) else None
@@ -303,7 +323,7 @@ class _Moment:
             return
         records = (self._cursor.nodes[step.number] for step in self._graph.steps)
         failures = sum(record.state is NodeState.FAILED for record in records)
-        self._output = strict_json.dumps_canonical({"failed": failures, "outputs": outputs})
+        self._output = msgspec.json.encode({"failed": failures, "outputs": outputs})
 
     def _due_ms(self, step: Step, node: WaitNode) -> int | None:
         if node.event is not None:
@@ -313,7 +333,10 @@ class _Moment:
         return self._cursor.milliseconds(time_of(self._values().rendered(node.until, step)))
 
     def _set_output(self, step: Step, started: NodeRecord, value: Any) -> None:
-        output_json = strict_json.dumps_canonical(value)
+        try:
+            output_json = strict_json.dumps_canonical(value)
+        except InvalidJson as error:
+            raise ExpressionError(f"the output is not allowed: {error.message}") from None
         if is_too_large(output_json):
             message = f"The output is {len(output_json)} bytes."
             return self._put(step, graph.failed(started, self._now_ms, "OUTPUT_TOO_LARGE", message))

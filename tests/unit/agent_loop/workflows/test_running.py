@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Decide
+from pawl.agent_loop.loop.rules.fact import Decide, Event, Pause
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.chassis.ids import RunKey
 from pawl.values import ENDED, CommandOutcome, DecisionKind, EffectClass, RunState
@@ -282,3 +282,41 @@ async def test_human_approval_is_decided_like_a_gated_call(kind: DecisionKind) -
     found = json.loads(world.ledger.run(key).output_json)
     assert found["out"] == {DecisionKind.APPROVE: True, DecisionKind.ANSWER: "later"}.get(kind)
     assert (found["error"] or {}).get("reason") == ("REJECTED" if kind is DecisionKind.REJECT else None)
+
+
+async def test_output_that_is_not_strict_json_is_a_typed_error() -> None:
+    nodes = {
+        "a": {"kind": "output", "value": "${input.text}", "on_error": {"go_to": "caught"}},
+        "caught": {"kind": "tool", "tool": "work", "arguments": {"why": "${nodes.a.error.reason}"}},
+    }
+    world = world_of()
+    run = await finished(nodes, {"text": "a\0b"}, world)
+    assert run.state is RunState.COMPLETED
+    assert json.loads(world.registry.checked[0].arguments_json) == {"why": "EXPRESSION_FAILED"}
+
+
+@pytest.mark.parametrize("in_map", [False, True])
+async def test_default_that_cannot_be_evaluated_fails_the_node(in_map: bool) -> None:
+    ask: dict[str, Any] = {"kind": "human", "question": "Well?", "deadline_seconds": 1, "default": "${input.absent}"}
+    nodes = {
+        "a": {"kind": "map", "items": [1], "do": ask} if in_map else ask,
+        "answer": {"kind": "output", "value": "${nodes.a.error.reason}"},
+    }
+    nodes["a"]["on_error"] = "continue"
+    world = world_of()
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert world.ledger.run(key).output_text == "EXPRESSION_FAILED"
+
+
+@pytest.mark.parametrize("kind", [Event(name="paid"), Pause()])
+async def test_command_before_the_first_claim_leaves_the_tools(kind: Any) -> None:
+    world = world_of(look=1)
+    key = start(world, {"a": {"kind": "tool", "tool": "look"}})
+    await world.ledger.send(key, kind)
+    await world.drive()
+    if isinstance(kind, Pause):
+        await world.ledger.send(key, Pause(resumes=True))
+        await world.drive()
+    assert world.ledger.run(key).state is RunState.COMPLETED
