@@ -23,6 +23,8 @@ EXPRESSION_CHARACTERS_MAX: Final = 1000
 _ARGUMENTS_BYTES_MAX: Final = 300
 _RESULT_BYTES_MAX: Final = 900
 _ANSWER_BYTES_MAX: Final = 4096
+# With an aim and a rubric, the task of a judge then fits the arguments of RUN_AGENT.
+_EVIDENCE_CHARACTERS_MAX: Final = 48 * 1024
 _CITED_BYTES_MAX: Final = 200
 _CITED_MAX: Final = 8
 _VALUE_BYTES_MAX: Final = 256 * 1024
@@ -160,7 +162,7 @@ def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
 
 def question(goal: Goal, judge: GoalJudge, attempt: Call, evidence: Evidence, problem: str) -> str:
     """Return the judge's task. `problem` is why its previous answer could not be used; empty if there was none."""
-    shown = "\n".join(
+    lines = [
         _encode(
             {
                 "call_id": call.call_id,
@@ -172,7 +174,10 @@ def question(goal: Goal, judge: GoalJudge, attempt: Call, evidence: Evidence, pr
         ).decode()
         for call in evidence.values()
         if call is not attempt
-    )
+    ]
+    while sum(map(len, lines)) > _EVIDENCE_CHARACTERS_MAX:
+        del lines[0]
+    shown = "\n".join(lines)
     again = f"Your previous answer could not be used: {problem}. Answer again.\n\n" if problem else ""
     return (
         f"{again}Judge whether this aim is met.\n\nAim:\n{goal.aim}\n\nRubric:\n{judge.rubric}\n\n"
