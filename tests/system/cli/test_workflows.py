@@ -37,7 +37,7 @@ def test_research_by_parallel_agents_is_checked_by_a_person_and_becomes_a_report
     run_id = started(examples, "research", topic="tide mills")
     shown = examples.until(lambda tree: "pawl approve" in tree, "workflows", "show", run_id)
     assert len(re.findall(r"[├└] ✓ (?:history|costs|risks) +agent +succeeded", shown)) == 3, shown
-    found = re.search(rf"pawl approve {run_id} (call_\w+)", shown)
+    found = re.search(rf"pawl approve {run_id} (node_\w+)", shown)
     assert found is not None, shown
     examples.succeed("approve", run_id, found[1], "--answer", "write it")
     examples.succeed("watch", run_id)
