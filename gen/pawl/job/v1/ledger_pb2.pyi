@@ -1193,6 +1193,7 @@ class Delegation(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     run_id: _builtins.str
@@ -1233,6 +1234,10 @@ class Delegation(_message.Message):
     def goal(self) -> _goal_pb2.Goal:
         """The goal, if the child run is a goal run."""
 
+    @_builtins.property
+    def undo(self) -> _run_pb2.Undo:
+        """Target of the undo, if the child run undoes the effects of its parent."""
+
     def __init__(
         self,
         *,
@@ -1248,10 +1253,11 @@ class Delegation(_message.Message):
         workflow: _workflow_pb2.PinnedWorkflow | None = ...,
         goal: _goal_pb2.Goal | None = ...,
         waits_for_jobs: _builtins.bool = ...,
+        undo: _run_pb2.Undo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "workflow", b"workflow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "undo", b"undo", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

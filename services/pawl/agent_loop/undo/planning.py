@@ -34,22 +34,22 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    All rounds of a job that are no longer stored share one source, which has their count.
+    The calls of a workflow run include those of the runs below it. All rounds of a job that are no longer stored share
+    one source, which has their count.
 
     Raises:
         RunNotFound: the user does not have this run.
     """
-    stub, calls = ledger_pb2_grpc.LedgerServiceStub(channel), list[Call]()
+    stub = ledger_pb2_grpc.LedgerServiceStub(channel)
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
-    trimmed = (await translated(stub.GetRun(of_run))).run.trimmed_rounds
-    request = ListCallsRequest(run_id=run_id, page_size=_CALLS_PER_PAGE)
-    named = for_user(Principal(store_id=store_id, user_id=user_id))
-    while True:
-        page = await translated(AgentServiceStub(channel).ListCalls(request, metadata=named))
-        calls += (undo.slim(wire.CALL.read(call)) for call in page.calls)
-        request.page_token = page.next_page_token
-        if not page.next_page_token:
-            break
+    run = (await translated(stub.GetRun(of_run))).run
+    trimmed = run.trimmed_rounds
+    calls = await _calls(channel, store_id, user_id, run_id)
+    below = [call.child_run_id for call in calls if undo.is_carried_out_below(call)] if run.HasField("workflow") else []
+    for child_run_id in below:
+        found_below = await _calls(channel, store_id, user_id, child_run_id)
+        below += [call.child_run_id for call in found_below if undo.is_carried_out_below(call)]
+        calls += found_below
     slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
 
     async def source(call: Call) -> UndoSource:
@@ -58,12 +58,26 @@ async def sources(
         async with slots:
             return UndoSource(call=call, attempts=await _attempts(stub, store_id, user_id, call.call_id))
 
-    found = tuple(await asyncio.gather(*map(source, calls)))
+    # The calls of a run below replace the call that it carried out.
+    own = (call for call in calls if call.child_run_id not in below)
+    found = tuple(await asyncio.gather(*map(source, own)))
     if not (trimmed and calls):
         return found
     # Put this source first, so that the undo reaches it last.
     like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
     return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
+
+
+async def _calls(channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId) -> list[Call]:
+    calls = list[Call]()
+    request = ListCallsRequest(run_id=run_id, page_size=_CALLS_PER_PAGE)
+    named = for_user(Principal(store_id=store_id, user_id=user_id))
+    while True:
+        page = await translated(AgentServiceStub(channel).ListCalls(request, metadata=named))
+        calls += (undo.slim(wire.CALL.read(call)) for call in page.calls)
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return calls
 
 
 async def _attempts(

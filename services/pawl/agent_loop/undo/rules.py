@@ -22,6 +22,8 @@ from pawl.chassis.ids import CallId, RunId
 from pawl.values import WITH_PEOPLE, CallState, DecisionKind, EffectClass, ExecutionContext
 
 REASON_CHARACTERS_MAX: Final = 300
+# The tool name of a workflow's call that undoes its effects.
+UNDO_RUN: Final = "undo_run"
 _REPORT_LINES_MAX: Final = 50
 
 # Result reasons of calls that may have taken effect, or may still take effect.
@@ -84,6 +86,11 @@ def undo_call_id(call_id: CallId, attempt: int) -> CallId:
 def inverse_of(call: Call) -> Inverse | None:
     """Return the call's inverse; None if the call did not succeed or cannot be reversed."""
     return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
+
+
+def is_carried_out_below(call: Call) -> bool:
+    """Return whether a run below carried out a call and its effects can be undone, unless it was itself an undo."""
+    return call.child_run_id != "" and call.state is not CallState.DETACHED and call.tool_name != UNDO_RUN
 
 
 def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:

@@ -17,8 +17,11 @@ from pawl.agent_loop.loop.rules.run import (
     RunOptions,
     TokenBudgetPolicy,
     ToolChoice,
+    Undo,
 )
 from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.rules import UNDO_RUN
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows.definition import AgentNode
 from pawl.agent_loop.workflows.drafting import RUN_ITEMS, RUN_WORKFLOW, RunItems, RunWorkflow
@@ -37,8 +40,8 @@ class NotStarted(Exception):
 
 
 def named(call: Call) -> RunWorkflow | None:
-    """Return the workflow that carries out a delegated call, with its input; None for items of a map."""
-    if call.tool_name == RUN_ITEMS:
+    """Return the workflow that carries out a delegated call, with its input; None for items of a map and undos."""
+    if call.tool_name in {RUN_ITEMS, UNDO_RUN}:
         return None
     if call.tool_name == RUN_WORKFLOW:
         return msgspec.json.decode(call.arguments_json, type=RunWorkflow)
@@ -52,6 +55,8 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
         NotStarted
     """
     run = state.run
+    if call.tool_name == UNDO_RUN:
+        return _undo(state, call, run_id)
     if call.tool_name == RUN_ITEMS:
         pinned, depth = _items(run.workflow, call), run.depth
         text = f"[Workflow {pinned.name}: items of {pinned.chunk.node if pinned.chunk else ''}]"
@@ -86,6 +91,22 @@ def of_agent(state: State, call: Call, child: Delegation) -> Delegation:
     if node.tools == ():
         options = replace(options, tool_names=(), without_tools=True, tool_choice=ToolChoice())
     return replace(child, options=options, waits_for_jobs=node.jobs == "wait")
+
+
+def _undo(state: State, call: Call, run_id: RunId) -> Delegation:
+    run = state.run
+    if run.workflow is None:
+        raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can undo its effects.")
+    return Delegation(
+        call_id=call.call_id,
+        run_id=run_id,
+        text=undo.request_text(run.run_id),
+        options=_options(state),
+        above=run.chain,
+        depth=run.depth,
+        user_roles=run.user_roles,
+        undo=Undo(run_id=run.run_id, user_id=run.user_id),
+    )
 
 
 def _items(pinned: PinnedWorkflow | None, call: Call) -> PinnedWorkflow:

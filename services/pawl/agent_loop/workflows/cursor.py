@@ -113,8 +113,8 @@ class WorkflowCursor(
 ):
     """The started nodes by their number in the graph.
 
-    `events` are the events that no node has taken: their names and numbers, oldest first. `failure` is why the run ends
-    once its effects are undone.
+    `events` are the events that no node has taken: their names and numbers, oldest first. `failure` is the reason and
+    message with which the run ends once its effects are undone, which has happened if `is_undone`.
     """
 
     start_time: float = 0.0
@@ -124,6 +124,8 @@ class WorkflowCursor(
     is_paused: bool = False
     # The runs whose finished nodes this run reuses.
     origins: tuple[RunId, ...] = ()
+    failure: tuple[str, str] | None = None
+    is_undone: bool = False
 
     def with_nodes(self, changed: Mapping[int, NodeRecord]) -> WorkflowCursor:
         return replace(self, nodes={**self.nodes, **changed}) if changed else self
@@ -145,6 +147,11 @@ def event_call_id(run_id: RunId, number: int) -> CallId:
     return CallId(f"event_{_digest(run_id)}_{number}")
 
 
+def undo_call_id(run_id: RunId) -> CallId:
+    """Return the id of the call whose child run undoes the effects of a run that fails."""
+    return CallId(f"undo_{_digest(run_id)}")
+
+
 @lru_cache(maxsize=4096)
 def parsed(call: CallId) -> tuple[int, NodeKey] | None:
     """Return the number and key of the node that made a call; None for another call."""
@@ -156,6 +163,8 @@ def recorded(cursor: WorkflowCursor, run_id: RunId, calls: Iterable[Call]) -> Wo
     """Return the cursor with the states of these calls of the run. Idempotent."""
     changed: dict[int, NodeRecord] = {}
     for call in calls:
+        if call.settled and call.call_id == undo_call_id(run_id) and not cursor.is_undone:
+            cursor = replace(cursor, is_undone=True)
         found = parsed(call.call_id) if call.run_id == run_id else None
         if found is None:
             continue

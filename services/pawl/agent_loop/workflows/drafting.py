@@ -13,6 +13,7 @@ from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.undo.rules import UNDO_RUN
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord
 from pawl.agent_loop.workflows.definition import (
@@ -110,6 +111,12 @@ def of_event(run: Run, number: int, name: str, payload_json: bytes, now: float) 
         end_time=now,
         result=CallResult(content_json=payload_json or b"null"),
     )
+
+
+def of_undo(run: Run, now: float) -> Call:
+    """Return the call whose child run undoes the effects of this run."""
+    fields = _delegated(UNDO_RUN, {"run_id": run.run_id})
+    return _call(run, now, call_id=cursors.undo_call_id(run.run_id), **fields)
 
 
 def tolerated(node: MapNode, items: int) -> int:

@@ -83,7 +83,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 def of_definition(definition: WorkflowDefinition) -> Graph:
     steps: list[Step] = []
     for name in order(definition):
-        _add(steps, name, definition.nodes[name], None)
+        _add_branches(steps, _add(steps, name, definition.nodes[name], None))
     numbers = {step.path: step.number for step in steps}
     for name, edges in incoming(definition).items():
         number = numbers[name]
@@ -106,12 +106,19 @@ def of_items(graph: Graph, path: str, first_index: int, count: int) -> Graph:
 
 
 def _add(steps: list[Step], path: str, node: AnyNode, parent: int | None) -> int:
-    number = len(steps)
-    steps.append(Step(number=number, path=path, node=node, parent=parent))
-    if isinstance(node, ParallelNode):
-        branches = tuple(_add(steps, f"{path}.{name}", branch, number) for name, branch in node.branches.items())
-        steps[number] = replace(steps[number], branches=branches)
-    return number
+    steps.append(Step(number=len(steps), path=path, node=node, parent=parent))
+    return len(steps) - 1
+
+
+def _add_branches(steps: list[Step], number: int) -> None:
+    """Add the branches of a node, and then the branches of each of them."""
+    path, node = steps[number].path, steps[number].node
+    if not isinstance(node, ParallelNode):
+        return
+    branches = tuple(_add(steps, f"{path}.{name}", node.branches[name], number) for name in sorted(node.branches))
+    steps[number] = replace(steps[number], branches=branches)
+    for branch in branches:
+        _add_branches(steps, branch)
 
 
 def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_ms: int) -> tuple[Step, ...]:

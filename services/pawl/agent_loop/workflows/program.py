@@ -28,7 +28,7 @@ from pawl.agent_loop.loop.rules.decision import (
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.fact import Command, Event, Pause
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
-from pawl.agent_loop.loop.rules.state import READ, State, stop_of
+from pawl.agent_loop.loop.rules.state import READ, State, checked_calls, stop_of
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import drafting, graph
 from pawl.agent_loop.workflows.cursor import EVENTS_MAX, NodeRecord, NodeState, WorkflowCursor
@@ -116,6 +116,9 @@ class _Moment:
         # The nodes that have an open call.
         parsed = (cursors.parsed(call.call_id) for call in state.open_calls)
         self._with_calls = {found[0] for found in parsed if found is not None}
+        # The nodes whose call the registry is checking.
+        checks = (cursors.parsed(call_id) for call_id in checked_calls(state.under_way))
+        self._checking = {found[0] for found in checks if found is not None}
         self._needed: set[CallId] = set()
         self._output: bytes | None = None
         self._output_text = ""
@@ -124,14 +127,19 @@ class _Moment:
 
     def decision(self) -> Decision:
         state, before = self._state, _cursor(self._state)
-        self._settle()
-        try:
-            failure = self._failure()
-        except CallsNeeded as needed:
-            return Wait(until=None) if READ in state.under_way else ReadCalls(call_ids=tuple(sorted(needed.call_ids)))
+        while True:
+            self._settle()
+            try:
+                failure = self._failure()
+            except CallsNeeded as needed:
+                is_read = READ in state.under_way
+                return Wait(until=None) if is_read else ReadCalls(call_ids=tuple(sorted(needed.call_ids)))
+            if failure is not None or not self._start():
+                break
         if failure is None:
-            self._start()
             self._conclude()
+        elif self._undoes():
+            failure = self._undo()
         if self._cursor != before or self._added or self._output is not None:
             return Advance(
                 cursor=self._cursor,
@@ -156,7 +164,7 @@ class _Moment:
         """Return whether a node still needs this call."""
         self._settle()
         found = cursors.parsed(call_id)
-        if found is None or self._cursor.is_paused or self._first_failure() is not None:
+        if found is None or self._cursor.is_paused or self._cursor.failure or self._first_failure() is not None:
             return False
         number, key = found
         step = self._graph.steps[number]
@@ -214,13 +222,14 @@ class _Moment:
 
     # Nodes that start.
 
-    def _start(self) -> None:
-        if self._cursor.is_paused:
-            return
-        checked = (cursors.parsed(CallId(name.removeprefix("check:"))) for name in self._state.under_way)
-        checking = {found[0] for found in checked if found is not None}
-        starting = graph.ready(self._graph, self._cursor, checking, self._now_ms)
-        for step in (*graph.next_chunks(self._graph, self._cursor, self._with_calls), *starting):
+    def _start(self) -> bool:
+        """Start nodes. Return whether the cursor has changed, so that other nodes may come first now."""
+        if self._cursor.is_paused or self._cursor.failure is not None:
+            return False
+        # After a change, nodes that were about to start may no longer do so.
+        before, self._drafts, self._added = self._cursor, [], []
+        chunks = graph.next_chunks(self._graph, self._cursor, self._with_calls)
+        for step in (*chunks, *graph.ready(self._graph, self._cursor, self._checking, self._now_ms)):
             record = self._cursor.nodes.get(step.number)
             try:
                 self._start_node(step, record)
@@ -228,6 +237,9 @@ class _Moment:
                 self._needed |= needed.call_ids
             except ExpressionError as error:
                 self._put(step, graph.failed(self._new(record), self._now_ms, "EXPRESSION_FAILED", str(error)))
+            if self._cursor is not before:
+                return True
+        return False
 
     def _start_node(self, step: Step, record: NodeRecord | None) -> None:
         node, values = step.node, self._values()
@@ -316,7 +328,33 @@ class _Moment:
                 to_stop.append(call.call_id)
         return StopCalls(call_ids=tuple(to_stop)) if to_stop else None
 
+    def _undoes(self) -> bool:
+        """Return whether the run fails at a node whose effects, like those of all others, are to be undone first."""
+        step = self._first_failure()
+        is_failing = step is not None and self._pinned.chunk is None and step.node.on_error == "undo"
+        return self._cursor.failure is not None or is_failing
+
+    def _undo(self) -> RunFailure | None:
+        """Stop open work, then undo all effects in a child run. Return the failure once that has ended."""
+        failure = self._failure()
+        if failure is None:
+            return None
+        if self._cursor.failure is None:
+            self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))
+        opened = {n: record for n, record in self._cursor.nodes.items() if record.is_open and not record.stop}
+        if opened:
+            stopped = {n: replace(record, stop=cursors.CANCELLED) for n, record in opened.items()}
+            self._cursor = self._cursor.with_nodes(stopped)
+            self._settle()
+        self._added, self._drafts = [], []
+        if not self._state.open_calls and not self._cursor.is_undone:
+            self._added = [drafting.of_undo(self._state.run, self._now)]
+        return failure if self._cursor.is_undone else None
+
     def _failure(self) -> RunFailure | None:
+        if self._cursor.failure is not None:
+            reason, message = self._cursor.failure
+            return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message)
         limit = self._graph.definition.timeout_seconds
         if limit is not None and self._pinned.chunk is None and self._now_ms >= limit * 1000:
             message = f"The workflow took more than {limit:g} seconds."

@@ -275,6 +275,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     workflow: PinnedWorkflow | None = None
     # Whether the run ends only after the jobs that it and the runs below it have started.
     waits_for_jobs: bool = False
+    # The undo of its parent's calls, if the run is an undo.
+    undo: Undo | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Self
 
 import msgspec
@@ -20,6 +20,7 @@ from pawl.values import SETTLED
 
 START: Final = "start"
 READ: Final = "read"
+_CHECK: Final = "check:"
 MODEL: Final = "model"
 
 
@@ -28,7 +29,12 @@ def stop_of(call_id: CallId) -> str:
 
 
 def check_of(call_id: CallId) -> str:
-    return f"check:{call_id}"
+    return f"{_CHECK}{call_id}"
+
+
+def checked_calls(under_way: Iterable[str]) -> Iterator[CallId]:
+    """Yield the calls that the registry is checking."""
+    return (CallId(name.removeprefix(_CHECK)) for name in under_way if name.startswith(_CHECK))
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

@@ -315,7 +315,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         depth=int32(entry.depth, "delegations.depth"),
         above=entry.above,
         waits_for_jobs=entry.waits_for_jobs,
-        **_present(entry, "agent", "job", "workflow", "goal"),
+        **_present(entry, "agent", "job", "workflow", "goal", "undo"),
     )
     limits = entry.options.limits
     return Delegation(
